@@ -33,7 +33,7 @@ python3                  the test runners, deploy/try.sh, manual pages and compl
 python3-pytest           integration tests
 python3-grpcio           tests of the Python package
 python3-cryptography     certificates that amem.ray makes, in its tests
-mypy                     checks the Python package's types
+mypy                     checks the types of the Python package and of its tests
 pydocstyle               checks the form of its docstrings
 python3-pip              builds the Python package; fetches the CUDA and NCCL headers where there is no CUDA toolkit
 python3-venv             where Python programs get the package amem, and deploy/wheel.sh and the checks their tools

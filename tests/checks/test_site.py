@@ -98,6 +98,26 @@ def test_versions_beside_each_other(site, tmp_path):
     assert (tmp_path / version / "search" / "search_index.json").exists()
 
 
+def public_modules():
+    """The names of the package's modules that programs and frameworks import."""
+    package = ROOT / "client" / "python" / "amem"
+    for path in sorted(package.rglob("*.py")):
+        parts = ("amem", *path.relative_to(package).with_suffix("").parts)
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if not any(part.startswith("_") for part in parts):
+            yield ".".join(parts)
+
+
+def test_the_python_api_has_every_public_module(site):
+    modules = set(public_modules())
+    assert {"amem", "amem.aio", "amem.daemon", "amem.frameworks.phases", "amem.ray", "amem.sglang", "amem.verl"} <= modules
+    text = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    documented = set(re.findall(r'<h2 id="(amem[\w.]*)"', text))
+    assert modules - documented == set(), "deploy/site/python.md lacks them"
+    for name in ("amem.sglang.register", "amem.verl.Verl", "amem.vllm._worker.Worker.sleep", "amem._saver.TorchMemorySaver.region"):
+        assert f'id="{name}"' in text
+
+
 @pytest.mark.parametrize("link, why", [("nowhere.html", "no such file"), ("index.html#nothing-of-that-name", "no such anchor")])
 def test_a_broken_link_is_found(site, tmp_path, link, why):
     copy = shutil.copytree(site, tmp_path / "site")

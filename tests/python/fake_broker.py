@@ -1,5 +1,8 @@
 """A broker in this process that answers as it is told."""
 import concurrent.futures
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 
@@ -10,8 +13,10 @@ class FakeBroker:
     """`asked`: (method, request), without ListGroups, by which an operation finds out whether somebody is there. `answers`: messages by
     method. `end`: a status for every call."""
 
-    def __init__(self, socket):
-        self.asked, self.answers, self.end = [], {}, None
+    def __init__(self, socket: str | os.PathLike[str]) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.answers: dict[str, Any] = {}
+        self.end: tuple[grpc.StatusCode, str] | None = None
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
         handlers = {}
         for method in _wire._service.methods:
@@ -24,21 +29,21 @@ class FakeBroker:
         self.server.add_insecure_port(_endpoint.grpc_target(str(socket)))
         self.server.start()
 
-    def _answer(self, method):
+    def _answer(self, method: Any) -> Callable[[Any, Any], Any]:
         kind = _wire.message_class(method.output_type)
 
-        def unary(request, context):
+        def unary(request: Any, context: Any) -> Any:
             self._note(method.name, request, context)
             return kind(**self.answers.get(method.name, {}))
 
-        def stream(request, context):
+        def stream(request: Any, context: Any) -> Iterator[Any]:
             self._note(method.name, request, context)
             for fields in self.answers.get(method.name, []):
                 yield kind(**fields)
 
         return stream if method.name in _wire.STREAMS else unary
 
-    def _note(self, name, request, context):
+    def _note(self, name: str, request: Any, context: Any) -> None:
         if name != "ListGroups":
             self.asked.append((name, request))
         if self.end is not None:

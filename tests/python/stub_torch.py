@@ -1,10 +1,26 @@
 """As much of torch as the package touches, with notes of what happens, in order with the shim's."""
+from __future__ import annotations
+
 import contextlib
+import dataclasses
 import types
+from collections.abc import Callable, Iterator
+from typing import Any
 
 
 class OutOfMemoryError(RuntimeError):
     pass
+
+
+PoolId = tuple[int, int]
+ORDINARY: PoolId = (0, 0)
+
+
+@dataclasses.dataclass
+class Segment:
+    pool: PoolId
+    size: int
+    used: bool = False
 
 
 class Cache:
@@ -12,62 +28,83 @@ class Cache:
     back while a pool is in use, and pools keep what they have."""
     TOTAL = 1000
 
-    def __init__(self, pool_in_use, note):
+    def __init__(self, pool_in_use: Callable[[], PoolId], note: Callable[[str], None]) -> None:
         self.pool_in_use, self.note = pool_in_use, note
-        self.segments = []  # [pool, bytes, in use]
-        self.observers = []
+        self.segments: list[Segment] = []
+        self.observers: list[Callable[[int, int, int, int], None]] = []
         self.raises = False
 
-    def device_free(self):
-        return self.TOTAL - sum(size for _, size, _ in self.segments)
+    def device_free(self) -> int:
+        return self.TOTAL - sum(each.size for each in self.segments)
 
-    def allocate(self, size):
+    def allocate(self, size: int) -> Segment:
         pool = self.pool_in_use()
-        found = next((each for each in self.segments if each[0] == pool and not each[2] and each[1] >= size), None)
+        found = next((each for each in self.segments if each.pool == pool and not each.used and each.size >= size), None)
         if found is None and self.device_free() < size:
             self._release()
         if found is None and self.device_free() >= size:
-            found = [pool, size, False]
+            found = Segment(pool, size)
             self.segments.append(found)
         if found is None:
             for observer in self.observers:
                 observer(0, size, self.TOTAL, self.device_free())
             raise OutOfMemoryError(f"no {size} bytes")
-        found[2] = True
+        found.used = True
         return found
 
     @staticmethod
-    def free(segment):
-        segment[2] = False
+    def free(segment: Segment) -> None:
+        segment.used = False
 
-    def _release(self):
-        if self.pool_in_use() == (0, 0):
-            self.segments = [each for each in self.segments if each[0] != (0, 0) or each[2]]
+    def _release(self) -> None:
+        if self.pool_in_use() == ORDINARY:
+            self.segments = [each for each in self.segments if each.pool != ORDINARY or each.used]
 
-    def empty(self):
+    def empty(self) -> None:
         self.note("empty_cache")
         if self.raises:
             raise RuntimeError("captures_underway")
         self._release()
 
-    def stats(self):
+    def stats(self) -> dict[str, int]:
         if not self.segments:
             return {}
-        return {"reserved_bytes.all.current": sum(size for _, size, _ in self.segments),
-                "active_bytes.all.current": sum(size for _, size, used in self.segments if used)}
+        return {"reserved_bytes.all.current": sum(each.size for each in self.segments),
+                "active_bytes.all.current": sum(each.size for each in self.segments if each.used)}
 
-    def snapshot(self):
-        return [{"device": 0, "total_size": size, "active_size": size if used else 0, "segment_pool_id": pool,
+    def snapshot(self) -> list[dict[str, object]]:
+        return [{"device": 0, "total_size": each.size, "active_size": each.size if each.used else 0, "segment_pool_id": each.pool,
                  "is_expandable": False}
-                for pool, size, used in self.segments]
+                for each in self.segments]
 
 
-def make(note, available=True):
-    """A module to be put in sys.modules. `device`, an attribute of its `cuda`, is the current one."""
-    made = []
+class Cuda(types.SimpleNamespace):
+    """torch.cuda. `device` is the current one; tests put other functions in the places of these."""
+    device: int
+    cache: Cache
+    capturing: bool
+    is_available: Callable[[], bool]
+    use_mem_pool: Callable[..., contextlib.AbstractContextManager[None]]
+    memory_snapshot: Callable[[], list[dict[str, object]]] | None
+
+
+class Torch(types.ModuleType):
+    cuda: Cuda
+    version: types.SimpleNamespace
+    __version__: str
+    _C: types.SimpleNamespace
+    # Of tensors; a test that needs them sets them.
+    uint8: str
+    empty: Callable[..., Any]
+    frombuffer: Callable[..., Any]
+
+
+def make(note: Callable[[str], None], available: bool = True) -> Torch:
+    """A module to be put in sys.modules."""
+    made: list[MemPool] = []
 
     class MemPool:
-        def __init__(self):
+        def __init__(self) -> None:
             made.append(self)
             self.name = f"pool{len(made)}"
             self.id = (0, len(made))
@@ -75,7 +112,7 @@ def make(note, available=True):
             note(f"make {self.name}")
 
     @contextlib.contextmanager
-    def use_mem_pool(pool):
+    def use_mem_pool(pool: MemPool) -> Iterator[None]:
         assert not pool.entered, "two regions allocate into one pool"
         pool.entered = True
         note(f"use {pool.name}")
@@ -86,18 +123,18 @@ def make(note, available=True):
             pool.entered = False
 
     @contextlib.contextmanager
-    def graph(cuda_graph, pool=None, stream=None, capture_error_mode="global"):
+    def graph(cuda_graph: object, pool: object = None, stream: object = None, capture_error_mode: str = "global") -> Iterator[None]:
         note(f"graph {cuda_graph} {pool} {stream} {capture_error_mode}")
         yield
         note("graph ends")
 
-    cache = Cache(lambda: next((pool.id for pool in made if pool.entered), (0, 0)), note)
-    cuda = types.SimpleNamespace(is_available=lambda: available, current_device=lambda: cuda.device, device=0,
-                                 MemPool=MemPool, use_mem_pool=use_mem_pool, graph=graph, cache=cache, capturing=False,
-                                 is_current_stream_capturing=lambda: cuda.capturing, memory_stats=lambda _: cache.stats(),
-                                 mem_get_info=lambda _: (cache.device_free(), cache.TOTAL),
-                                 memory_snapshot=cache.snapshot, empty_cache=cache.empty)
-    torch = types.ModuleType("torch")
+    cache = Cache(lambda: next((pool.id for pool in made if pool.entered), ORDINARY), note)
+    cuda = Cuda(is_available=lambda: available, device=0, MemPool=MemPool, use_mem_pool=use_mem_pool, graph=graph, cache=cache,
+                capturing=False, memory_stats=lambda _: cache.stats(), mem_get_info=lambda _: (cache.device_free(), cache.TOTAL),
+                memory_snapshot=cache.snapshot, empty_cache=cache.empty)
+    cuda.current_device = lambda: cuda.device
+    cuda.is_current_stream_capturing = lambda: cuda.capturing
+    torch = Torch("torch")
     torch.cuda = cuda
     torch._C = types.SimpleNamespace(_cuda_attach_out_of_memory_observer=cache.observers.append)
     torch.__version__ = "stub"

@@ -1,7 +1,10 @@
 """amem.aio: the same calls as coroutines, against a broker that only takes notes, and against real amemds."""
 import asyncio
 import inspect
+import pathlib
 import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -9,20 +12,21 @@ import pytest
 import amem
 import amem.aio
 from amem.broker import GroupState
-from conftest import fake_shim_path
+from conftest import Python, Shim, fake_shim_path
 from fake_broker import FakeBroker
-from sim_node.node import Node
+from sim_node.node import Build, Node
 
 SECONDS = 60
+T = TypeVar("T")
 
 
-def run(coroutine):
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Its result; a hang is a failure."""
     return asyncio.run(asyncio.wait_for(coroutine, SECONDS))
 
 
 @pytest.fixture
-def fake(tmp_path):
+def fake(tmp_path: pathlib.Path) -> Iterator[FakeBroker]:
     fake = FakeBroker(tmp_path / "control.sock")
     yield fake
     fake.server.stop(0).wait()
@@ -31,7 +35,7 @@ def fake(tmp_path):
 # ---- the same as amem.Broker ----
 
 DONE = [{"group": "b", "done": True}, {"group": "a", "done": True}]
-CALLS = {
+CALLS: dict[str, Callable[[Any], Any]] = {
     "status": lambda broker: broker.status(),
     "groups": lambda broker: broker.groups(),
     "quotas": lambda broker: broker.quotas(),
@@ -53,12 +57,12 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_same_requests_and_answers(fake, tmp_path, name):
+def test_the_same_requests_and_answers(fake: FakeBroker, tmp_path: pathlib.Path, name: str) -> None:
     fake.answers = ANSWERS
     with amem.Broker(str(tmp_path)) as broker:
         theirs = CALLS[name](broker)
 
-    async def ask():
+    async def ask() -> object:
         async with amem.aio.Broker(str(tmp_path)) as broker:
             return await CALLS[name](broker)
 
@@ -67,7 +71,7 @@ def test_the_same_requests_and_answers(fake, tmp_path, name):
 
 
 @pytest.mark.parametrize("kind", ["Broker", "Cluster"])
-def test_every_method_with_the_same_parameters(kind):
+def test_every_method_with_the_same_parameters(kind: str) -> None:
     ours, theirs = getattr(amem.aio, kind), getattr(amem, kind)
     names = [name for name in vars(theirs) if not name.startswith("_")]
     assert {"close", "status", "pause", "resume", "swap", "pausing"} <= set(names)
@@ -76,9 +80,11 @@ def test_every_method_with_the_same_parameters(kind):
     assert all(inspect.iscoroutinefunction(getattr(ours, name)) for name in set(names) - {"pausing", "resuming", "swapping", "watch"})
 
 
-def test_arguments_are_checked(tmp_path):
+def test_arguments_are_checked(tmp_path: pathlib.Path) -> None:
     broker = amem.aio.Broker(str(tmp_path))
-    for call in (lambda: broker.pausing("a", []), lambda: broker.swapping("a", "a"), lambda: broker.watch("a b")):
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: broker.pausing("a", []), lambda: broker.swapping("a", "a"), lambda: broker.watch("a b"))
+    for call in calls:
         with pytest.raises(ValueError):
             call()
     with pytest.raises(amem.InvalidArgumentError):
@@ -91,26 +97,27 @@ def test_arguments_are_checked(tmp_path):
     (grpc.StatusCode.CANCELLED, amem.UnavailableError),
     (grpc.StatusCode.UNAUTHENTICATED, PermissionError),
 ])
-def test_errors_come_through(fake, tmp_path, status, error):
+def test_errors_come_through(fake: FakeBroker, tmp_path: pathlib.Path, status: grpc.StatusCode, error: type[Exception]) -> None:
     fake.end = (status, "need 3 GiB, pool has 1 GiB")
 
-    async def ask(call):
+    async def ask(call: Callable[[amem.aio.Broker], Awaitable[object]]) -> None:
         async with amem.aio.Broker(str(tmp_path)) as broker:
             await call(broker)
 
-    async def first_event(broker):
+    async def first_event(broker: amem.aio.Broker) -> object:
         async for event in broker.watch():
             return event
+        return None
 
     for call in (lambda broker: broker.pause("a"), lambda broker: broker.status(), lambda broker: broker.allocations(), first_event):
         with pytest.raises(error, match="need 3 GiB, pool has 1 GiB"):
             run(ask(call))
 
 
-def test_an_operation_without_a_result(fake, tmp_path):
+def test_an_operation_without_a_result(fake: FakeBroker, tmp_path: pathlib.Path) -> None:
     fake.answers = {"Swap": DONE[:1]}
 
-    async def swap():
+    async def swap() -> None:
         async with amem.aio.Broker(str(tmp_path)) as broker:
             await broker.swap("a", "b")
 
@@ -118,10 +125,10 @@ def test_an_operation_without_a_result(fake, tmp_path):
         run(swap())
 
 
-def test_an_operation_begins_with_its_first_step(fake, tmp_path):
+def test_an_operation_begins_with_its_first_step(fake: FakeBroker, tmp_path: pathlib.Path) -> None:
     fake.answers = {"Pause": DONE}
 
-    async def pause():
+    async def pause() -> None:
         async with amem.aio.Broker(str(tmp_path)) as broker:
             dropped, operation = broker.pausing(["a", "b"]), broker.pausing(["a", "b"])
             dropped.cancel()
@@ -135,11 +142,11 @@ def test_an_operation_begins_with_its_first_step(fake, tmp_path):
     assert len(fake.asked) == 1
 
 
-def test_a_broker_that_hangs(tmp_path):
+def test_a_broker_that_hangs(tmp_path: pathlib.Path) -> None:
     """Somebody listens, and nobody answers."""
     path = str(tmp_path / "control.sock")
 
-    async def ask():
+    async def ask() -> None:
         async with amem.aio.Broker(socket=path, query_timeout=0.5) as broker:
             with pytest.raises(amem.DeadlineExceededError, match="within 0.5 s"):
                 await broker.status()
@@ -155,8 +162,8 @@ def test_a_broker_that_hangs(tmp_path):
         run(ask())
 
 
-def test_no_broker(tmp_path):
-    async def ask():
+def test_no_broker(tmp_path: pathlib.Path) -> None:
+    async def ask() -> None:
         async with amem.aio.Broker(str(tmp_path)) as broker:
             for call in (broker.status(), broker.pause("train"), broker.watch().__aenter__()):
                 with pytest.raises(amem.UnavailableError, match="control.sock"):
@@ -170,12 +177,12 @@ def test_no_broker(tmp_path):
 # ---- with a real broker ----
 
 
-def test_pause_resume_and_swap(node):
+def test_pause_resume_and_swap(node: Node) -> None:
     _, rollout = node.job("train"), node.job("rollout")
 
-    async def steer():
+    async def steer() -> None:
         async with amem.aio.Broker(node.runtime_dir) as broker:
-            seen = []
+            seen: list[amem.messages.Progress] = []
             last = await broker.pause("train", timeout=20, on_progress=seen.append)
             assert last.done and seen[-1] == last and {each.phase for each in seen} > {"save"}
             with pytest.raises(amem.FailedPreconditionError, match="train"):
@@ -195,10 +202,10 @@ def test_pause_resume_and_swap(node):
     assert (node.ctl.state("train"), node.ctl.state("rollout")) == ("paused", "running")
 
 
-def test_a_watch(node):
+def test_a_watch(node: Node) -> None:
     job = node.job()
 
-    async def watch():
+    async def watch() -> None:
         async with amem.aio.Broker(node.runtime_dir) as broker:
             states = []
             async with broker.watch("train") as events:
@@ -219,16 +226,16 @@ def test_a_watch(node):
     job.check()
 
 
-def test_waiting_can_be_stopped(node):
+def test_waiting_can_be_stopped(node: Node) -> None:
     job = node.job()
 
-    async def quiesce(broker):
+    async def quiesce(broker: amem.aio.Broker) -> amem.aio.Operation:
         """An operation that waits for a rank."""
         operation = broker.pausing("train", timeout=20)
         assert (await operation.__anext__()).phase == "quiesce"
         return operation
 
-    async def stop():
+    async def stop() -> None:
         async with amem.aio.Broker(node.runtime_dir) as broker:
             operation = await quiesce(broker)
             waiting = asyncio.ensure_future(operation.result())
@@ -244,10 +251,10 @@ def test_waiting_can_be_stopped(node):
     job.ranks[0].ask("capture end")
 
 
-def test_a_task_that_is_cancelled_gets_asyncios_error(node):
+def test_a_task_that_is_cancelled_gets_asyncios_error(node: Node) -> None:
     job = node.job()
 
-    async def stop():
+    async def stop() -> None:
         async with amem.aio.Broker(node.runtime_dir) as broker:
             begun = asyncio.Event()
             waiting = asyncio.ensure_future(broker.pause("train", timeout=20, on_progress=lambda progress: begun.set()))
@@ -262,10 +269,10 @@ def test_a_task_that_is_cancelled_gets_asyncios_error(node):
     job.ranks[0].ask("capture end")
 
 
-def test_closing_ends_what_is_under_way(node):
+def test_closing_ends_what_is_under_way(node: Node) -> None:
     job = node.job()
 
-    async def close():
+    async def close() -> None:
         broker = amem.aio.Broker(node.runtime_dir)
         begun = asyncio.Event()
         operation = asyncio.ensure_future(broker.pause("train", timeout=20, on_progress=lambda progress: begun.set()))
@@ -287,8 +294,8 @@ def test_closing_ends_what_is_under_way(node):
     job.ranks[0].ask("capture end")
 
 
-def test_a_broker_that_goes_and_comes_back(node):
-    async def ask():
+def test_a_broker_that_goes_and_comes_back(node: Node) -> None:
+    async def ask() -> None:
         async with amem.aio.Broker(node.runtime_dir) as broker:
             async with broker.watch() as events:
                 assert node.broker.terminate() == 0
@@ -302,7 +309,7 @@ def test_a_broker_that_goes_and_comes_back(node):
     run(ask())
 
 
-def test_a_cluster(build, tmp_path):
+def test_a_cluster(build: Build, tmp_path: pathlib.Path) -> None:
     nodes = []
     for number in range(2):
         (tmp_path / f"node{number}").mkdir()
@@ -311,7 +318,7 @@ def test_a_cluster(build, tmp_path):
     try:
         jobs = [node.job("train") for node in nodes]
 
-        async def steer():
+        async def steer() -> None:
             async with amem.aio.Cluster([f"unix:{node.runtime_dir}/control.sock" for node in nodes], nodes[0].runtime_dir) as cluster:
                 assert len(await cluster.pause("train")) == 2
                 groups = await cluster.groups()
@@ -320,7 +327,7 @@ def test_a_cluster(build, tmp_path):
                 assert len({progress.node async for progress in cluster.resuming("train")}) == 2
                 nodes[1].broker.kill()
                 first, second = (await cluster.status()).values()
-                assert len(first.value.devices) == 2 and isinstance(second.error, amem.UnavailableError)
+                assert len(first.result().devices) == 2 and isinstance(second.error, amem.UnavailableError)
 
         for job in jobs:
             job.check()
@@ -333,8 +340,8 @@ def test_a_cluster(build, tmp_path):
 # ---- in a rank ----
 
 
-def test_a_rank_pauses_itself(shim):
-    async def turn():
+def test_a_rank_pauses_itself(shim: Shim) -> None:
+    async def turn() -> None:
         with shim.held():
             waiting = asyncio.ensure_future(amem.aio.pause(["weights"], 2, discard="kv_cache", guests="pin"))
             while not shim.library.fake_inside():  # the event loop runs on
@@ -352,7 +359,7 @@ def test_a_rank_pauses_itself(shim):
         run(amem.aio.pause([]))
 
 
-def test_a_rank_needs_no_grpc(build, python):
+def test_a_rank_needs_no_grpc(build: Build, python: Python) -> None:
     script = """
         import sys, amem
         assert "asyncio" not in sys.modules

@@ -1,25 +1,29 @@
 """amem.Broker against a real amemd with ranks, on the simulated driver."""
 import os
+import pathlib
 import signal
 import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import amem
 from amem import messages
 from amem.broker import GroupState, Policy
+from conftest import Python
+from sim_node.node import Build, Node
 
 
 @pytest.fixture
-def broker(node):
+def broker(node: Node) -> Iterator[amem.Broker]:
     with amem.Broker(node.runtime_dir) as connection:
         yield connection
 
 
-def test_what_there_is(node, broker):
+def test_what_there_is(node: Node, broker: amem.Broker) -> None:
     job = node.job()
     status = broker.status()
     assert status.pid == node.broker.pid
@@ -41,7 +45,7 @@ def test_what_there_is(node, broker):
         broker.ranks("other")
 
 
-def test_the_same_as_amemctl(node, broker):
+def test_the_same_as_amemctl(node: Node, broker: amem.Broker) -> None:
     node.job()
     theirs = node.ctl("ranks", "train").json["ranks"]
     for ours, other in zip(broker.ranks("train"), theirs):
@@ -49,9 +53,9 @@ def test_the_same_as_amemctl(node, broker):
             name: other[name] for name in ("id", "group", "rank", "pid", "owned_bytes")}
 
 
-def test_pause_and_resume(node, broker):
+def test_pause_and_resume(node: Node, broker: amem.Broker) -> None:
     job = node.job()
-    seen = []
+    seen: list[messages.Progress] = []
     last = broker.pause("train", timeout=20, on_progress=seen.append)
     assert seen[-1] == last
     assert last.done and last.group == "train" and last.elapsed_us > 0
@@ -69,7 +73,7 @@ def test_pause_and_resume(node, broker):
     job.check()
 
 
-def test_swap(node, broker):
+def test_swap(node: Node, broker: amem.Broker) -> None:
     train, rollout = node.job("train"), node.job("rollout")
     broker.pause("rollout")
     paused, resumed = broker.swap("train", "rollout")
@@ -84,7 +88,7 @@ def test_swap(node, broker):
         broker.swap("train", "train")
 
 
-def test_upgrade(node, broker):
+def test_upgrade(node: Node, broker: amem.Broker) -> None:
     job = node.job()
     version = broker.status().version
     assert broker.upgrade() == (version, version)
@@ -96,7 +100,7 @@ def test_upgrade(node, broker):
     job.check()
 
 
-def test_errors_have_codes(node, broker):
+def test_errors_have_codes(node: Node, broker: amem.Broker) -> None:
     with pytest.raises(amem.NotFoundError, match="nothere"):
         broker.pause("nothere")
     with pytest.raises(amem.InvalidArgumentError, match="no group name"):
@@ -111,7 +115,7 @@ def test_errors_have_codes(node, broker):
     job.ranks[0].ask("capture end")
 
 
-def test_policy(node, broker):
+def test_policy(node: Node, broker: amem.Broker) -> None:
     node.job()
     broker.set_policy("train", "weights", "discard")
     broker.set_policy("train", "kv_cache", Policy.DISCARD)
@@ -123,20 +127,20 @@ def test_policy(node, broker):
         broker.set_policy("train", "nccl", "discard")
     for bad in ("drop", Policy.UNSPECIFIED, 7):
         with pytest.raises(amem.InvalidArgumentError, match="no policy"):
-            broker.set_policy("train", "weights", bad)
+            broker.set_policy("train", "weights", bad)  # type: ignore[arg-type]
     broker.set_policy("train", "weights", save="sparse")
     broker.set_policy("train", "other", "keep", save=messages.Form.DENSE)
-    policies = {each.tag: each for each in broker.groups()[0].policies}
-    assert (policies["weights"].policy, policies["weights"].form) == (Policy.DISCARD, messages.Form.SPARSE)
-    assert policies["other"].form is messages.Form.DENSE
+    now = {each.tag: each for each in broker.groups()[0].policies}
+    assert (now["weights"].policy, now["weights"].form) == (Policy.DISCARD, messages.Form.SPARSE)
+    assert now["other"].form is messages.Form.DENSE
     for bad in ("zip", messages.Form.UNSPECIFIED, 9):
         with pytest.raises(amem.InvalidArgumentError, match="no way to save"):
-            broker.set_policy("train", "weights", save=bad)
+            broker.set_policy("train", "weights", save=bad)  # type: ignore[arg-type]
     with pytest.raises(amem.InvalidArgumentError, match="neither"):
         broker.set_policy("train", "weights")
 
 
-def test_watch(node, broker):
+def test_watch(node: Node, broker: amem.Broker) -> None:
     job = node.job()
     with broker.watch("train") as events:
         broker.pause("train")
@@ -151,13 +155,13 @@ def test_watch(node, broker):
     job.check()
 
 
-def test_watch_ends_when_it_is_closed(node, broker):
+def test_watch_ends_when_it_is_closed(node: Node, broker: amem.Broker) -> None:
     events = broker.watch()
     threading.Timer(0.1, events.close).start()
     assert list(events) == []
 
 
-def test_a_watch_of_a_broker_that_does_not_answer(node):
+def test_a_watch_of_a_broker_that_does_not_answer(node: Node) -> None:
     node.broker.signal(signal.SIGSTOP)
     try:
         with amem.Broker(runtime_dir=node.runtime_dir, query_timeout=0.3) as broker:
@@ -167,7 +171,7 @@ def test_a_watch_of_a_broker_that_does_not_answer(node):
         node.broker.signal(signal.SIGCONT)
 
 
-def test_waiting_can_be_stopped(node, broker):
+def test_waiting_can_be_stopped(node: Node, broker: amem.Broker) -> None:
     job = node.job()
     job.ranks[0].ask("capture begin")
     operation = broker.pausing("train", timeout=20)
@@ -181,7 +185,7 @@ def test_waiting_can_be_stopped(node, broker):
         broker.pause("train")  # that one is under way
     job.ranks[0].ask("capture end")
 
-    def raises(progress):
+    def raises(progress: messages.Progress) -> None:
         raise ZeroDivisionError
 
     with broker.watch("train") as events:
@@ -193,15 +197,15 @@ def test_waiting_can_be_stopped(node, broker):
         broker.resume("train", on_progress=raises)
 
 
-def test_a_call_that_is_cancelled_by_the_broker_is_a_lost_connection(node):
+def test_a_call_that_is_cancelled_by_the_broker_is_a_lost_connection(node: Node) -> None:
     import grpc
     from amem._connection.calls import Connection, Ending
 
     class Failure:
-        def code(self):
+        def code(self) -> grpc.StatusCode:
             return grpc.StatusCode.CANCELLED
 
-        def details(self):
+        def details(self) -> str:
             return "the server shuts down"
 
     path = os.path.join(node.runtime_dir, "control.sock")
@@ -212,7 +216,7 @@ def test_a_call_that_is_cancelled_by_the_broker_is_a_lost_connection(node):
     assert isinstance(Ending(connection, None).error(Failure()), amem.OperationCancelledError)
 
 
-def test_an_operation_waits_no_longer_for_a_connection_than_a_question(bare_node, build):
+def test_an_operation_waits_no_longer_for_a_connection_than_a_question(bare_node: Node, build: Build) -> None:
     """Of a broker that ends just before it is connected, or that hangs: somebody listens, and nobody answers."""
     path = os.path.join(bare_node.dir, "control.sock")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -227,7 +231,7 @@ def test_an_operation_waits_no_longer_for_a_connection_than_a_question(bare_node
         assert time.monotonic() - began < 30
 
 
-def test_closing_ends_what_is_under_way(node):
+def test_closing_ends_what_is_under_way(node: Node) -> None:
     job = node.job()
     job.ranks[0].ask("capture begin")
     broker = amem.Broker(runtime_dir=node.runtime_dir)
@@ -237,13 +241,14 @@ def test_closing_ends_what_is_under_way(node):
     with pytest.raises(amem.OperationCancelledError, match="goes on in the broker"):
         for _ in operation:
             pass
-    for call in (broker.status, broker.watch, broker.allocations, lambda: broker.resume("train")):
+    calls: tuple[Callable[[], object], ...] = (broker.status, broker.watch, broker.allocations, lambda: broker.resume("train"))
+    for call in calls:
         with pytest.raises(amem.OperationCancelledError, match="was closed"):
             call()
     job.ranks[0].ask("capture end")
 
 
-def test_a_broker_that_goes_and_comes_back(node, broker):
+def test_a_broker_that_goes_and_comes_back(node: Node, broker: amem.Broker) -> None:
     events = broker.watch()
     assert node.broker.terminate() == 0
     with pytest.raises(amem.UnavailableError):
@@ -254,7 +259,7 @@ def test_a_broker_that_goes_and_comes_back(node, broker):
     assert broker.status().pid == node.broker.pid
 
 
-def test_sockets_that_cannot_be(tmp_path):
+def test_sockets_that_cannot_be(tmp_path: pathlib.Path) -> None:
     with pytest.raises(amem.InvalidArgumentError, match="characters"):
         amem.Broker(str(tmp_path / ("x" * 120)))
     odd = tmp_path / "a b%c"
@@ -263,7 +268,7 @@ def test_sockets_that_cannot_be(tmp_path):
         broker.status()
 
 
-def test_history(node):
+def test_history(node: Node) -> None:
     with amem.Broker(node.runtime_dir) as broker:
         with pytest.raises(amem.NotFoundError, match="no group 'nobody'"):
             broker.history("nobody")
@@ -282,7 +287,7 @@ def test_history(node):
         assert broker.history(transaction=resume.transaction, most=1)[0].spans == ()
 
 
-def test_beside_libamem_client(node, build, python):
+def test_beside_libamem_client(node: Node, build: Build, python: Python) -> None:
     """Its libprotobuf registers broker.proto for itself, in one process with this package's messages."""
     client = os.path.join(build.directory, "lib", "libamem_client.so")
     script = f"""

@@ -1,15 +1,22 @@
 """amem.Cluster: real amemds of two simulated nodes."""
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 import amem
 from sim_node.authority import Authority
-from sim_node.node import Node
+from sim_node.node import Build, Node
 from sim_node.prometheus import free_port
+
+# Two nodes, their addresses, and an operator's certificates.
+Far = tuple[list[Node], list[str], str]
 
 
 @pytest.fixture
-def nodes(build, tmp_path):
-    nodes = []
+def nodes(build: Build, tmp_path: pathlib.Path) -> Iterator[list[Node]]:
+    nodes: list[Node] = []
     for number in range(2):
         (tmp_path / f"node{number}").mkdir()
         nodes.append(Node(build, str(tmp_path / f"node{number}")))
@@ -20,18 +27,18 @@ def nodes(build, tmp_path):
 
 
 @pytest.fixture
-def cluster(nodes):
+def cluster(nodes: list[Node]) -> Iterator[amem.Cluster]:
     with amem.Cluster([f"unix:{node.runtime_dir}/control.sock" for node in nodes], nodes[0].runtime_dir) as cluster:
         yield cluster
 
 
-def states(nodes, group):
+def states(nodes: list[Node], group: str) -> list[str]:
     return [node.ctl.state(group) for node in nodes]
 
 
-def test_pause_resume_and_swap(nodes, cluster):
+def test_pause_resume_and_swap(nodes: list[Node], cluster: amem.Cluster) -> None:
     jobs = [node.job(name) for node in nodes for name in ("train", "rollout")]
-    seen = []
+    seen: list[amem.messages.Progress] = []
     last = cluster.pause("rollout", on_progress=seen.append)
     assert len(last) == 2 and all(each.done and each.group == "rollout" for each in last)
     assert len({each.node for each in last}) == 2 and {each.node for each in seen} == {each.node for each in last}
@@ -43,7 +50,7 @@ def test_pause_resume_and_swap(nodes, cluster):
         job.check()
 
 
-def test_what_one_node_lacks_leaves_the_other_as_it_was(nodes, cluster):
+def test_what_one_node_lacks_leaves_the_other_as_it_was(nodes: list[Node], cluster: amem.Cluster) -> None:
     nodes[0].job("train")
     with pytest.raises(amem.NotFoundError, match="node '"):
         cluster.pause("train")
@@ -51,7 +58,7 @@ def test_what_one_node_lacks_leaves_the_other_as_it_was(nodes, cluster):
 
 
 @pytest.mark.parametrize("nodes_", ("node1:7070", [], [""], [7]))
-def test_what_is_no_list_of_nodes(nodes_):
+def test_what_is_no_list_of_nodes(nodes_: Any) -> None:
     with pytest.raises(amem.InvalidArgumentError, match="a list of nodes"):
         amem.Cluster(nodes_)
 
@@ -59,15 +66,15 @@ def test_what_is_no_list_of_nodes(nodes_):
 # ---- each node's own answers ----
 
 
-def test_what_each_node_says(nodes, cluster):
+def test_what_each_node_says(nodes: list[Node], cluster: amem.Cluster) -> None:
     nodes[0].job("train")
     assert list(cluster.status()) == list(cluster.nodes)
-    assert [len(status.value.devices) for status in cluster.status().values()] == [2, 2]
+    assert [len(status.result().devices) for status in cluster.status().values()] == [2, 2]
     assert [[group.name for group in groups.result()] for groups in cluster.groups().values()] == [["train"], []]
     assert [len(ranks.result()) for ranks in cluster.ranks().values()] == [2, 0]
     nodes[1].broker.kill()
     first, second = cluster.groups().values()
-    assert [group.name for group in first.value] == ["train"] and first.error is None
+    assert [group.name for group in first.value or ()] == ["train"] and first.error is None
     assert isinstance(second.error, amem.UnavailableError) and nodes[1].runtime_dir in second.error.text
     assert isinstance(second, amem.NodeAnswer) and second.value is None
     with pytest.raises(amem.UnavailableError) as caught:
@@ -75,7 +82,7 @@ def test_what_each_node_says(nodes, cluster):
     assert caught.value is second.error
 
 
-def test_a_file_of_nodes(nodes, monkeypatch, tmp_path):
+def test_a_file_of_nodes(nodes: list[Node], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# both\n" + "".join(f"unix:{node.runtime_dir}/control.sock  # one\n\n" for node in nodes))
     monkeypatch.setenv("AMEM_NODES", f"@{file}")
@@ -90,9 +97,11 @@ def test_a_file_of_nodes(nodes, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def far(build, tmp_path):
+def far(build: Build, tmp_path: pathlib.Path) -> Iterator[Far]:
     """Two nodes that are reached by mutual TLS: their addresses, and an operator's certificates."""
-    authority, nodes, addresses = Authority(tmp_path / "ca"), [], []
+    authority = Authority(tmp_path / "ca")
+    nodes: list[Node] = []
+    addresses: list[str] = []
     for number in range(2):
         (tmp_path / f"far{number}").mkdir()
         nodes.append(Node(build, str(tmp_path / f"far{number}")))
@@ -104,7 +113,7 @@ def far(build, tmp_path):
         node.close()
 
 
-def test_a_controller_without_a_broker_of_its_own(far, monkeypatch):
+def test_a_controller_without_a_broker_of_its_own(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, addresses, tls = far
     jobs = [node.job("train") for node in nodes]
     with amem.Cluster(addresses, address=addresses[1], tls=tls) as cluster:
@@ -118,7 +127,7 @@ def test_a_controller_without_a_broker_of_its_own(far, monkeypatch):
         job.check()
 
 
-def test_a_strangers_certificate(far, tmp_path):
+def test_a_strangers_certificate(far: Far, tmp_path: pathlib.Path) -> None:
     _, addresses, tls = far
     other = Authority(tmp_path / "other").issue("operator")
     with amem.Broker(address=addresses[0], tls=other) as broker, pytest.raises(amem.UnavailableError, match=addresses[0]):
@@ -127,11 +136,13 @@ def test_a_strangers_certificate(far, tmp_path):
         broker.status()
 
 
-def test_what_is_no_address(far, tmp_path, monkeypatch):
+def test_what_is_no_address(far: Far, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, addresses, tls = far
     monkeypatch.delenv("AMEM_TLS", raising=False)
-    for arguments, said in (({"address": "localhost", "tls": tls}, "HOST:PORT"), ({"address": addresses[0]}, "mutual TLS"),
-                            ({"address": addresses[0], "tls": str(tmp_path)}, "ca.crt: No such file"),
-                            ({"address": addresses[0], "tls": tls, "runtime_dir": "/run/amem"}, "not both")):
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"address": "localhost", "tls": tls}, "HOST:PORT"), ({"address": addresses[0]}, "mutual TLS"),
+        ({"address": addresses[0], "tls": str(tmp_path)}, "ca.crt: No such file"),
+        ({"address": addresses[0], "tls": tls, "runtime_dir": "/run/amem"}, "not both"))
+    for arguments, said in wrong:
         with pytest.raises(amem.InvalidArgumentError, match=said):
             amem.Broker(**arguments)

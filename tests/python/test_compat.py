@@ -1,8 +1,14 @@
 """torch_memory_saver's interface, by amem.compat and by the distribution of that name, with a stub of torch."""
+from __future__ import annotations
+
+import collections
 import ctypes
 import importlib
 import os
 import sys
+import types
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,20 +16,24 @@ import amem
 import amem.compat
 import stub_torch
 from amem import _regions, _saver
+from conftest import Shim
+from sim_node.node import Build
+
+Saver = amem.compat.TorchMemorySaver
 
 
 @pytest.fixture(autouse=True)
-def torch(shim, monkeypatch):
+def torch(shim: Shim, monkeypatch: pytest.MonkeyPatch) -> stub_torch.Torch:
     module = stub_torch.make(shim.note)
     monkeypatch.setitem(sys.modules, "torch", module)
-    monkeypatch.setattr(_regions, "_idle", type(_regions._idle)(list))
+    monkeypatch.setattr(_regions, "_idle", collections.defaultdict(list))
     monkeypatch.delenv("TMS_INIT_ENABLE", raising=False)
     _saver._scope.cache_clear()
     return module
 
 
 @pytest.fixture
-def dropin(build, monkeypatch):
+def dropin(build: Build, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """The distribution's package, from the build tree."""
     for name in [each for each in sys.modules if each.partition(".")[0] == "torch_memory_saver"]:
         monkeypatch.delitem(sys.modules, name)
@@ -35,17 +45,19 @@ def dropin(build, monkeypatch):
 
 
 @pytest.fixture(params=["compat", "distribution"])
-def module(request):
-    return amem.compat if request.param == "compat" else request.getfixturevalue("dropin")
+def module(request: pytest.FixtureRequest) -> types.ModuleType:
+    module: types.ModuleType = amem.compat if request.param == "compat" else request.getfixturevalue("dropin")
+    return module
 
 
 @pytest.fixture
-def torch_memory_saver(module):
-    return module.torch_memory_saver
+def torch_memory_saver(module: types.ModuleType) -> Saver:
+    saver: Saver = module.torch_memory_saver
+    return saver
 
 
 @pytest.fixture
-def whole_process(shim, monkeypatch):
+def whole_process(shim: Shim, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TMS_INIT_ENABLE", "1")
     shim.stats('{"scope":"heap"}')
     _saver._scope.cache_clear()
@@ -53,18 +65,18 @@ def whole_process(shim, monkeypatch):
     _saver._scope.cache_clear()
 
 
-def shim_calls(shim):
+def shim_calls(shim: Shim) -> list[str]:
     return [each for each in shim.notes if each.split()[0] in ("begin", "end", "pause", "resume")]
 
 
-def test_a_region_gets_what_torchs_ordinary_cache_has_free(torch, torch_memory_saver):
+def test_a_region_gets_what_torchs_ordinary_cache_has_free(torch: stub_torch.Torch, torch_memory_saver: Saver) -> None:
     cache = torch.cuda.cache
     cache.free(cache.allocate(600))
     with torch_memory_saver.region(tag="kv_cache"):
         cache.allocate(600)
 
 
-def test_backup_decides_what_a_pause_does(shim, torch_memory_saver):
+def test_backup_decides_what_a_pause_does(shim: Shim, torch_memory_saver: Saver) -> None:
     with torch_memory_saver.region():
         pass
     with torch_memory_saver.region("weights", enable_cpu_backup=True):
@@ -72,19 +84,19 @@ def test_backup_decides_what_a_pause_does(shim, torch_memory_saver):
     assert shim_calls(shim) == ["begin default 2", "end", "begin weights 1", "end"]
 
 
-def test_one_tag(shim, torch_memory_saver):
+def test_one_tag(shim: Shim, torch_memory_saver: Saver) -> None:
     torch_memory_saver.pause("weights")
     torch_memory_saver.resume(tag="weights")
     assert shim_calls(shim) == ["pause [weights] 0", "resume [weights] 0"]
 
 
-def test_without_a_tag_all_but_nccls_and_the_heap(shim, torch_memory_saver):
+def test_without_a_tag_all_but_nccls_and_the_heap(shim: Shim, torch_memory_saver: Saver) -> None:
     torch_memory_saver.pause()
     torch_memory_saver.resume()
     assert shim.notes == ["except nccl", "except heap", "pause [] 0", "except nccl", "except heap", "resume [] 0"]
 
 
-def test_a_whole_process(shim, torch_memory_saver, whole_process):
+def test_a_whole_process(shim: Shim, torch_memory_saver: Saver, whole_process: None) -> None:
     torch_memory_saver.pause()
     torch_memory_saver.pause("default")
     with torch_memory_saver.region(enable_cpu_backup=True):
@@ -96,7 +108,7 @@ def test_a_whole_process(shim, torch_memory_saver, whole_process):
         "except nccl", "pause [] 0", "pause [heap] 0", "begin heap 1", "end", "begin weights 2", "end", "except nccl", "resume [] 0"]
 
 
-def test_without_memory_there_is_nothing_to_do(shim, torch_memory_saver):
+def test_without_memory_there_is_nothing_to_do(shim: Shim, torch_memory_saver: Saver) -> None:
     shim.answer(amem.Code.NOT_FOUND, "no memory")
     torch_memory_saver.pause()
     torch_memory_saver.pause("empty")  # as there
@@ -105,7 +117,7 @@ def test_without_memory_there_is_nothing_to_do(shim, torch_memory_saver):
         torch_memory_saver.pause("weights")
 
 
-def test_regions_within_regions(shim, torch_memory_saver):
+def test_regions_within_regions(shim: Shim, torch_memory_saver: Saver) -> None:
     with torch_memory_saver.region("weights"):
         with torch_memory_saver.region("kv_cache"):
             pass
@@ -114,13 +126,13 @@ def test_regions_within_regions(shim, torch_memory_saver):
     assert begins == ["begin weights 2", "end", "begin kv_cache 2", "end", "begin weights 2", "body", "end"]
 
 
-def test_graphs_allocate_from_their_own_pool(shim, torch_memory_saver):
+def test_graphs_allocate_from_their_own_pool(shim: Shim, torch_memory_saver: Saver) -> None:
     with torch_memory_saver.cuda_graph("g", pool="p", stream="s", capture_error_mode="relaxed", tag="graph"):
         pass
     assert shim.notes == ["graph g p s relaxed", "begin graph 2", "end", "graph ends"]
 
 
-def test_what_disable_is_around_is_not_brokered(shim, torch_memory_saver):
+def test_what_disable_is_around_is_not_brokered(shim: Shim, torch_memory_saver: Saver) -> None:
     with torch_memory_saver.disable():  # outside of any
         assert shim.notes == ["make pool1", "begin unbrokered", "use pool1"]
     with torch_memory_saver.region("weights", enable_cpu_backup=True):
@@ -133,11 +145,11 @@ def test_what_disable_is_around_is_not_brokered(shim, torch_memory_saver):
             assert shim.notes[-1] == f"use pool{number}"
 
 
-def stretches(shim):
+def stretches(shim: Shim) -> list[str]:
     return [each for each in shim.notes if each.startswith(("begin", "end"))]
 
 
-def test_disable_within_disable(shim, torch_memory_saver):
+def test_disable_within_disable(shim: Shim, torch_memory_saver: Saver) -> None:
     with torch_memory_saver.region("weights"):
         with torch_memory_saver.disable():
             with torch_memory_saver.disable():
@@ -149,12 +161,12 @@ def test_disable_within_disable(shim, torch_memory_saver):
         "begin unbrokered", "end unbrokered", "begin weights 2", "end"]
 
 
-def test_the_hook_librarys_own_calls(shim, torch_memory_saver, whole_process, monkeypatch):
+def test_the_hook_librarys_own_calls(shim: Shim, torch_memory_saver: Saver, whole_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
     torch_memory_saver._ensure_initialized()
     cdll = torch_memory_saver._impl._binary_wrapper.cdll
     monkeypatch.setenv("TMS_INIT_ENABLE_CPU_BACKUP", "1")
 
-    def state():
+    def state() -> tuple[bool, bytes, bool, bytes]:
         return (cdll.tms_get_interesting_region(), cdll.tms_get_current_tag(), cdll.tms_get_enable_cpu_backup(),
                 cdll.tms_get_cpu_backup_backend())
 
@@ -180,7 +192,7 @@ def test_the_hook_librarys_own_calls(shim, torch_memory_saver, whole_process, mo
         cdll.tms_set_interesting_region(True)
 
 
-def test_what_is_switched_off_in_a_region_ends_with_it(shim, torch_memory_saver):
+def test_what_is_switched_off_in_a_region_ends_with_it(shim: Shim, torch_memory_saver: Saver) -> None:
     cdll = torch_memory_saver._impl._binary_wrapper.cdll
     with torch_memory_saver.region("grads"):
         cdll.tms_set_interesting_region(False)
@@ -193,7 +205,7 @@ def test_what_is_switched_off_in_a_region_ends_with_it(shim, torch_memory_saver)
         "begin unbrokered", "end unbrokered"]
 
 
-def test_a_region_begins_where_it_was_switched_off(shim, torch_memory_saver, whole_process):
+def test_a_region_begins_where_it_was_switched_off(shim: Shim, torch_memory_saver: Saver, whole_process: None) -> None:
     cdll = torch_memory_saver._impl._binary_wrapper.cdll
     cdll.tms_set_interesting_region(False)
     with torch_memory_saver.region("grads"):
@@ -210,11 +222,12 @@ def test_a_region_begins_where_it_was_switched_off(shim, torch_memory_saver, who
         "begin grads 2", "begin unbrokered", "end unbrokered", "end", "begin unbrokered", "end unbrokered"]
 
 
-def test_backends(shim, torch_memory_saver):
+def test_backends(shim: Shim, torch_memory_saver: Saver) -> None:
     for backend in ("cpu", "pinned"):
         with torch_memory_saver.region(enable_cpu_backup=True, cpu_backup_backend=backend):
             pass
-    for arguments in ({"enable_disk_backup": True}, {"enable_cpu_backup": True, "cpu_backup_backend": "disk"}):
+    refused: tuple[dict[str, Any], ...] = ({"enable_disk_backup": True}, {"enable_cpu_backup": True, "cpu_backup_backend": "disk"})
+    for arguments in refused:
         with pytest.raises(amem.UnimplementedError, match="enable_cpu_backup=True"):
             with torch_memory_saver.region(**arguments):
                 raise AssertionError("entered")
@@ -228,7 +241,7 @@ def test_backends(shim, torch_memory_saver):
         torch_memory_saver.set_disk_backup_dir("/tmp")
 
 
-def test_attributes(shim, torch_memory_saver):
+def test_attributes(shim: Shim, torch_memory_saver: Saver) -> None:
     assert torch_memory_saver.enabled
     for mode in ("preload", "torch"):
         torch_memory_saver.hook_mode = mode
@@ -246,12 +259,12 @@ def test_attributes(shim, torch_memory_saver):
         torch_memory_saver.memory_margin_bytes = -1
 
 
-def test_retention_by_the_environment(monkeypatch):
+def test_retention_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMS_RETAIN_CPU_BACKUP", "1")
     assert amem.compat.TorchMemorySaver().retain_cpu_backup is True
 
 
-def test_configure_subprocess(monkeypatch):
+def test_configure_subprocess(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AMEM_GROUP", "AMEM_GROUPID", "AMEM_SCOPE", "AMEM_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LD_PRELOAD", "/lib/other.so")
@@ -267,7 +280,7 @@ def test_configure_subprocess(monkeypatch):
         assert os.environ["AMEM_SCOPE"] == "heap"
 
 
-def test_the_distributions_hook_library(build, dropin, monkeypatch):
+def test_the_distributions_hook_library(build: Build, dropin: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_memory_saver import utils
 
     hook = os.path.join(build.directory, "dropin", "torch_memory_saver_hook_mode_preload.abi3.so")
@@ -291,14 +304,14 @@ def test_the_distributions_hook_library(build, dropin, monkeypatch):
     assert "TMS_INIT_ENABLE" not in os.environ
 
 
-def test_install(monkeypatch):
+def test_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch_memory_saver", raising=False)
     amem.compat.install()
     amem.compat.install()
     import torch_memory_saver as imported
 
     assert imported.torch_memory_saver is amem.compat.torch_memory_saver
-    monkeypatch.setitem(sys.modules, "torch_memory_saver", object())
+    monkeypatch.setitem(sys.modules, "torch_memory_saver", types.ModuleType("torch_memory_saver"))
     with pytest.raises(amem.FailedPreconditionError):
         amem.compat.install()
 
@@ -310,35 +323,36 @@ class Tensor:
     shape = (2, 2)
     nbytes = 16
 
-    def __init__(self, is_cuda=True, contiguous=True):
+    def __init__(self, is_cuda: bool = True, contiguous: bool = True) -> None:
         self.is_cuda = is_cuda
         self.is_contiguous = lambda: contiguous
         self.stride = lambda: (1, 2)
 
-    def data_ptr(self):
+    def data_ptr(self) -> int:
         return 0x7000
 
 
 class CopyTensor:
-    def __init__(self, shape, dtype, device):
+    def __init__(self, shape: tuple[int, ...], dtype: str, device: str) -> None:
         assert (shape, dtype, device) == ((2, 2), "float32", "cpu")
         self.bytes = ctypes.create_string_buffer(16)
 
-    def data_ptr(self):
+    def data_ptr(self) -> int:
         return ctypes.addressof(self.bytes)
 
 
 class ViewTensor:
-    def __init__(self, buffer, dtype):
+    def __init__(self, buffer: memoryview, dtype: str) -> None:
         assert dtype == "uint8" and buffer.readonly
-        self.bytes, self.views = bytes(buffer), []
+        self.bytes = bytes(buffer)
+        self.views: list[object] = []
 
-    def view(self, what):
+    def view(self, what: object) -> ViewTensor:
         self.views.append(what)
         return self
 
 
-def test_saved_bytes(shim, torch, torch_memory_saver):
+def test_saved_bytes(shim: Shim, torch: stub_torch.Torch, torch_memory_saver: Saver) -> None:
     torch.uint8, torch.empty, torch.frombuffer = "uint8", CopyTensor, ViewTensor
     saved = b"saved bytes".ljust(16, b"\0")
     copy = torch_memory_saver.get_cpu_backup(Tensor())

@@ -1,13 +1,15 @@
 """amem.enable(): what it does, what it says, and what is left where something is missing. On the simulated driver, with the stand-ins
 of fake_frameworks and fake_vllm."""
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 
 import pytest
 from scripts import FAILS
-from sim_node import patience
+from sim_node import Build, Node, patience
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BEGIN = FAILS + """
@@ -29,10 +31,11 @@ STAYS = 'amem: no framework is switched on, and memory of the scope regions is b
 
 
 class Program:
-    def __init__(self, node, build):
+    def __init__(self, node: Node, build: Build) -> None:
         self.node, self.build = node, build
 
-    def __call__(self, script, group="job", scope="regions", env=None, fakes="fake_frameworks"):
+    def __call__(self, script: str, group: str | None = "job", scope: str = "regions",
+                 env: Mapping[str, str] | None = None, fakes: str = "fake_frameworks") -> list[str]:
         """The lines of amem's that it wrote to stderr; it must end well."""
         launcher = [*self.node.launcher(group)[:-1], "--scope", scope, "--"] if group else []
         paths = [os.path.join(self.build.directory, "python"), os.path.join(HERE, fakes)]
@@ -43,12 +46,12 @@ class Program:
 
 
 @pytest.fixture
-def program(node, build):
+def program(node: Node, build: Build) -> Program:
     return Program(node, build)
 
 
 # ---- what it says ----
-def test_one_line_says_what_is_on(program):
+def test_one_line_says_what_is_on(program: Program) -> None:
     """Twice called, it says nothing twice."""
     assert program("""
     found = amem.enable()
@@ -60,17 +63,17 @@ def test_one_line_says_what_is_on(program):
 @pytest.mark.parametrize("setup", [
     "logging.basicConfig(level=logging.INFO)",
     "log = logging.getLogger('amem')\nlog.setLevel(logging.INFO)\nlog.addHandler(logging.StreamHandler())"])
-def test_a_program_with_a_log_has_the_line_there(program, setup):
+def test_a_program_with_a_log_has_the_line_there(program: Program, setup: str) -> None:
     [line] = program(f"{setup}\namem.enable()")
     assert line.endswith(f'amem: on: group "job", scope regions, {NOTHING}')
 
 
-def test_a_log_that_would_not_show_it(program):
+def test_a_log_that_would_not_show_it(program: Program) -> None:
     assert len(program("logging.basicConfig(level=logging.WARNING)\namem.enable()")) == 1
 
 
 # ---- what is missing ----
-def test_without_the_preload_the_job_runs_and_what_it_starts_is_in_the_group(program):
+def test_without_the_preload_the_job_runs_and_what_it_starts_is_in_the_group(program: Program) -> None:
     """NCCL_CUMEM_ENABLE and the runtime directory are those of environment()."""
     [line] = program("""
     fails("libamem_shim.so is not loaded in this process: start it with `amemctl run", amem.enable, group="mine", require=True)
@@ -87,7 +90,7 @@ def test_without_the_preload_the_job_runs_and_what_it_starts_is_in_the_group(pro
     assert line.endswith('. Processes that it starts from now on are in the group "mine"')
 
 
-def test_without_a_broker_nothing_changes(bare_node, build):
+def test_without_a_broker_nothing_changes(bare_node: Node, build: Build) -> None:
     for group in ("job", None):
         [line] = Program(bare_node, build)("""
         fails("amemd does not run here: there is no socket", amem.enable, require=True)
@@ -97,19 +100,19 @@ def test_without_a_broker_nothing_changes(bare_node, build):
         assert line.startswith("amem: off in this process, which runs as without amem: amemd does not run here: there is no socket")
 
 
-def test_a_broker_that_has_left_its_socket(bare_node, build):
+def test_a_broker_that_has_left_its_socket(bare_node: Node, build: Build) -> None:
     bare_node.start_broker().kill()
     [line] = Program(bare_node, build)("assert not amem.enable().on and changed() == {}")
     assert "nobody listens on" in line or "cannot reach amemd" in line
 
 
-def test_turned_off(program):
+def test_turned_off(program: Program) -> None:
     [line] = program("assert not amem.enable().on and changed() == {}", env={"AMEM_DISABLE": "1"})
     assert "AMEM_DISABLE=1 or AMEM_ENABLE=0 turns amem off in this process" in line
 
 
 # ---- group and scope ----
-def test_another_group(program):
+def test_another_group(program: Program) -> None:
     """Before the first allocation; what it starts is in it, too."""
     assert program("""
     assert amem.enable(group="other").group == "other" == amem.group()
@@ -117,7 +120,7 @@ def test_another_group(program):
     """) == [f'amem: on: group "other", scope regions, {NOTHING}']
 
 
-def test_a_group_of_another_owner(program):
+def test_a_group_of_another_owner(program: Program) -> None:
     [line] = program("""
     fails('"job@1234" names a group of another owner', amem.enable, group="job@1234", require=True)
     found = amem.enable(group="job@1234")
@@ -128,7 +131,7 @@ def test_a_group_of_another_owner(program):
     assert '"job@1234" names a group of another owner: a process joins groups of its own user alone. Give the name' in line
 
 
-def test_a_scope_that_this_process_does_not_have(program):
+def test_a_scope_that_this_process_does_not_have(program: Program) -> None:
     """It is fixed at the start."""
     [line] = program("""
     fails("this process has the scope regions, which is fixed at its start", amem.enable, scope="heap", require=True)
@@ -138,7 +141,7 @@ def test_a_scope_that_this_process_does_not_have(program):
     assert line.startswith(STAYS) and "`amemctl run --scope heap`" in line
 
 
-def test_a_group_that_comes_too_late(program):
+def test_a_group_that_comes_too_late(program: Program) -> None:
     """The process has joined another one with its first allocation."""
     [line] = program("""
     import torch
@@ -151,7 +154,7 @@ def test_a_group_that_comes_too_late(program):
     assert line.startswith(STAYS)
 
 
-def test_what_can_be_no_group_or_scope(program):
+def test_what_can_be_no_group_or_scope(program: Program) -> None:
     """An error of the program's, with or without `require`."""
     assert program("""
     fails("is no group name", amem.enable, group=".")
@@ -160,7 +163,7 @@ def test_what_can_be_no_group_or_scope(program):
     """) == [f'amem: on: group "job", scope regions, {NOTHING}']
 
 
-def test_processes_without_a_name_for_their_group_choose_it(program):
+def test_processes_without_a_name_for_their_group_choose_it(program: Program) -> None:
     """As this one has. The hook library of torch_memory_saver stays what is preloaded."""
     hook = os.path.join(program.build.directory, "dropin", "torch_memory_saver_hook_mode_preload.abi3.so")
     program("""
@@ -178,14 +181,14 @@ assert model.copied == 0
 """
 
 
-def test_frameworks_that_are_imported(program):
+def test_frameworks_that_are_imported(program: Program) -> None:
     assert program("""
     import megatron.core.distributed, megatron.core.optimizer
     assert amem.enable().frameworks == ("megatron",)
     """ + textwrap.indent(MEGATRON, "    ")) == ['amem: on: group "job", scope regions, switched on: megatron-core']
 
 
-def test_frameworks_that_are_imported_later(program):
+def test_frameworks_that_are_imported_later(program: Program) -> None:
     """The loader is the one that Python would have."""
     assert program("""
     amem.enable()
@@ -199,7 +202,7 @@ def test_frameworks_that_are_imported_later(program):
     """) == [f'amem: on: group "job", scope regions, {NOTHING}', "amem: on for megatron-core, too"]
 
 
-def test_a_framework_that_has_moved_a_function(program):
+def test_a_framework_that_has_moved_a_function(program: Program) -> None:
     """The job runs as without amem; whoever requires it gets the error from the import."""
     late = "amem.enable()\nimport megatron.core.optimizer, megatron.core.distributed"
     early = "import megatron.core.optimizer, megatron.core.distributed\namem.enable()"
@@ -214,13 +217,13 @@ def test_a_framework_that_has_moved_a_function(program):
     """, env=moved)
 
 
-def test_a_scope_that_leaves_a_frameworks_memory_on_the_gpu(program):
+def test_a_scope_that_leaves_a_frameworks_memory_on_the_gpu(program: Program) -> None:
     [line] = program("import megatron.core.distributed, megatron.core.optimizer\nassert amem.enable().on", scope="nccl")
     assert "scope nccl, no framework is switched on; memory of this scope is brokered all the same; not switched on: megatron-core" in line
     assert "amem's scope is 'nccl', which leaves its memory on the GPU" in line
 
 
-def test_an_import_that_fails_is_tried_again(program, tmp_path):
+def test_an_import_that_fails_is_tried_again(program: Program, tmp_path: pathlib.Path) -> None:
     program(f"""
     sys.path.insert(0, {str(tmp_path)!r})
     from amem import _imports
@@ -241,7 +244,7 @@ def test_an_import_that_fails_is_tried_again(program, tmp_path):
     """)
 
 
-def test_two_threads_that_import_and_enable(program):
+def test_two_threads_that_import_and_enable(program: Program) -> None:
     """One imports what the other, in enable(), waits for: the one does not wait for enable()."""
     program("""
     import threading
@@ -270,7 +273,7 @@ def worker(llm):
 """
 
 
-def test_vllm_by_the_environment(program):
+def test_vllm_by_the_environment(program: Program) -> None:
     """Its entry point calls amem.enable(), in the engine's processes too. These say it in their log alone."""
     assert program(VLLM + """
 if __name__ == "__main__":
@@ -284,7 +287,7 @@ if __name__ == "__main__":
 """, scope="heap", fakes="fake_vllm", env={"AMEM_ON": "1"}) == ['amem: on: group "job", scope heap, switched on: vLLM']
 
 
-def test_vllm_by_a_call(program):
+def test_vllm_by_a_call(program: Program) -> None:
     for before, later in (("", "import vllm.engine.arg_utils\n"), ("import vllm.engine.arg_utils\n", "")):
         program(before + "assert amem.enable().on\n" + later + VLLM + """
 assert worker(engine()) == "amem.vllm.Worker"
@@ -293,7 +296,7 @@ assert amem.enable().frameworks == ("vllm",)
 """, scope="heap", fakes="fake_vllm")
 
 
-def test_vllm_that_has_moved_a_function_sleeps_as_without_amem(program):
+def test_vllm_that_has_moved_a_function_sleeps_as_without_amem(program: Program) -> None:
     lacks = {"FAKE_VLLM_LACKS": "vllm.v1.executor.abstract:Executor.wake_up"}
     script = "import vllm.engine.arg_utils\namem.enable()\n" + VLLM
     [line] = [each for each in program(script + """
@@ -304,7 +307,7 @@ assert config.parallel_config.worker_cls == "vllm.v1.worker.gpu_worker.Worker"
     program(VLLM + """fails("amem needs wake_up() of", engine)""", scope="heap", fakes="fake_vllm", env={**lacks, "AMEM_ON": "require"})
 
 
-def test_an_engine_that_cannot_be_served_sleeps_as_without_amem(program):
+def test_an_engine_that_cannot_be_served_sleeps_as_without_amem(program: Program) -> None:
     """Its options say something else."""
     script = VLLM + 'options = dict(model="m", enable_sleep_mode=True, sleep_mode_backend="criu")\n'
     newest = {"FAKE_VLLM_VERSION": "0.33.0"}
@@ -319,7 +322,7 @@ assert "VLLM_WORKER_MULTIPROC_METHOD" not in os.environ and "AMEM_VLLM_SLEEP" no
             env={**newest, "AMEM_ON": "require"})
 
 
-def test_an_engine_in_trls_process_leaves_alone(program):
+def test_an_engine_in_trls_process_leaves_alone(program: Program) -> None:
     program("""
 import types
 sys.modules["trl"] = types.ModuleType("trl")
@@ -328,12 +331,12 @@ assert worker(engine()) == "amem.vllm.Worker" and os.environ["AMEM_VLLM_SLEEP"] 
 """, fakes="fake_vllm", env={"AMEM_ON": "1"})
 
 
-def test_a_value_of_the_environment_that_means_nothing(program):
+def test_a_value_of_the_environment_that_means_nothing(program: Program) -> None:
     program(VLLM + """fails("AMEM_ON=yes: 1 or require", engine)""", fakes="fake_vllm", env={"AMEM_ON": "yes"})
     assert program(VLLM + "engine()", fakes="fake_vllm", env={"AMEM_ON": "0"}) == []
 
 
-def test_sglang_by_the_environment(program):
+def test_sglang_by_the_environment(program: Program) -> None:
     """Beside what its entry point does in any case."""
     paths = ":".join(os.path.join(*each) for each in ((program.build.directory, "dropin"), (program.build.directory, "python"),
                                                       (HERE, "fake_frameworks")))

@@ -4,9 +4,10 @@ import signal
 import sys
 import textwrap
 import time
+from collections.abc import Mapping
 
 import pytest
-from sim_node import SERVICE_THREAD, Child, eventually, patience
+from sim_node import SERVICE_THREAD, Child, Node, eventually, patience
 
 PAUSE = 34  # the system call, on x86-64
 
@@ -47,7 +48,7 @@ sys.stdin.readline()
 class Program(Child):
     """Runs the script from when its line is sent, which is when its group is paused."""
 
-    def __init__(self, node, script, env=None):
+    def __init__(self, node: Node, script: str, env: Mapping[str, str] | None = None) -> None:
         shim = os.path.join(node.build.directory, "lib", "libamem_shim.so")
         environment = node.env({"LD_PRELOAD": shim, "AMEM_GROUP": "train", "AMEM_SCOPE": "heap", "AMEM_LOG": "debug",
                                 "PYTHONPATH": os.path.join(node.build.directory, "python"), **(env or {})})
@@ -57,11 +58,11 @@ class Program(Child):
         node.adopt(self)
         assert self.line() == "ready"
 
-    def pause(self):
+    def pause(self) -> None:
         self.node.ctl("pause", "train")
         self.send("")
 
-    def ends(self, status):
+    def ends(self, status: int) -> None:
         """Within a second from now, and everybody is told."""
         began = time.monotonic()
         assert self.wait(10) == status
@@ -77,14 +78,14 @@ class Program(Child):
     ("sys.exit(3)", 3),
     ("raise RuntimeError('no more')", 1),
 ])
-def test_memory_of_the_module_is_freed_when_python_ends(node, script, status):
+def test_memory_of_the_module_is_freed_when_python_ends(node: Node, script: str, status: int) -> None:
     program = Program(node, script)
     program.pause()
     program.ends(status)
     assert program.output("out").splitlines()[-1] == "free 0", "a free succeeds though the group is paused"
 
 
-def test_atexit_functions_of_who_imports_amem(node):
+def test_atexit_functions_of_who_imports_amem(node: Node) -> None:
     """Of whoever does not, they wait for the resume."""
     program = Program(node, """
         import amem, atexit
@@ -95,7 +96,7 @@ def test_atexit_functions_of_who_imports_amem(node):
     assert "set 4" in program.output("out").splitlines()
 
 
-def test_a_daemon_thread_at_the_gate_stays_there(node):
+def test_a_daemon_thread_at_the_gate_stays_there(node: Node) -> None:
     """Python would end the thread wherever it comes back, which C++ in between does not survive."""
     program = Program(node, """
         def work():
@@ -112,7 +113,7 @@ def test_a_daemon_thread_at_the_gate_stays_there(node):
     assert "came back" not in program.output("out")
 
 
-def test_a_daemon_thread_that_waits_for_memory_of_a_tag_stays_there(node):
+def test_a_daemon_thread_that_waits_for_memory_of_a_tag_stays_there(node: Node) -> None:
     """Likewise, in a group that runs. The process is held up in exit(), behind the shim."""
     program = Program(node, """
         import amem
@@ -140,7 +141,7 @@ def test_a_daemon_thread_that_waits_for_memory_of_a_tag_stays_there(node):
     program.send("")
     eventually(lambda: program.system_call() == PAUSE, what="exit() is held up")
 
-    def looks():
+    def looks() -> int:
         """How often it has begun to wait."""
         with open(f"/proc/{program.pid}/task/{thread}/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches:"))
@@ -150,7 +151,7 @@ def test_a_daemon_thread_that_waits_for_memory_of_a_tag_stays_there(node):
     program.kill()
 
 
-def test_reading_saved_bytes_does_not_hold_up_the_end(node):
+def test_reading_saved_bytes_does_not_hold_up_the_end(node: Node) -> None:
     """The thread that would read them is busy with a pause."""
     program = Program(node, """
         import amem, atexit
@@ -188,7 +189,7 @@ def test_reading_saved_bytes_does_not_hold_up_the_end(node):
     pause.finish()
 
 
-def test_other_threads_are_waited_for(node):
+def test_other_threads_are_waited_for(node: Node) -> None:
     """By Python, before it ends: their work is the program's, and a pause does not take it from them."""
     program = Program(node, """
         def work():
@@ -205,7 +206,7 @@ def test_other_threads_are_waited_for(node):
     program.ends(0)
 
 
-def test_they_are_left_behind_when_python_is_interrupted(node):
+def test_they_are_left_behind_when_python_is_interrupted(node: Node) -> None:
     program = Program(node, """
         threading.Thread(target=block.set).start()
         say("main ends")
@@ -213,7 +214,7 @@ def test_they_are_left_behind_when_python_is_interrupted(node):
     program.pause()
     program.wait_for("main ends", stream="out")
 
-    def interrupted():  # again: the first may come before Python waits
+    def interrupted() -> bool:  # again: the first may come before Python waits
         program.signal(signal.SIGINT)
         return not program.alive()
 
@@ -221,7 +222,7 @@ def test_they_are_left_behind_when_python_is_interrupted(node):
     program.ends(program.wait())
 
 
-def test_an_interrupt_is_seen_when_the_call_comes_back(node):
+def test_an_interrupt_is_seen_when_the_call_comes_back(node: Node) -> None:
     program = Program(node, """
         try:
             say("goes")
@@ -239,14 +240,14 @@ def test_an_interrupt_is_seen_when_the_call_comes_back(node):
     program.ends(0)
 
 
-def test_a_termination_ends_it_at_once(node):
+def test_a_termination_ends_it_at_once(node: Node) -> None:
     program = Program(node, "block.set()")
     program.pause()
     program.signal(signal.SIGTERM)
     program.ends(-signal.SIGTERM)
 
 
-def test_calls_that_do_not_wait_let_handlers_run(node):
+def test_calls_that_do_not_wait_let_handlers_run(node: Node) -> None:
     program = Program(node, """
         try:
             say("goes")

@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 
 import pytest
 from scripts import FAILS, WARNED
-from sim_node import patience
+from sim_node import Build, Node, patience
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HOOK = "torch_memory_saver_hook_mode_preload.abi3.so"
@@ -44,10 +45,10 @@ def memory(tag, size=2 * MIB):
 class Job:
     """Runs scripts in the group job: by the hook library of the distribution, or by amemctl run."""
 
-    def __init__(self, node, build):
+    def __init__(self, node: Node, build: Build) -> None:
         self.node, self.build = node, build
 
-    def __call__(self, script, hook=True, dropin=True, env=None):
+    def __call__(self, script: str, hook: bool = True, dropin: bool = True, env: Mapping[str, str | None] | None = None) -> str:
         """What it wrote to stderr; it must end well."""
         paths = [os.path.join(self.build.directory, "dropin")] if dropin else []
         paths += [os.path.join(self.build.directory, "python"), os.path.join(HERE, "fake_frameworks")]
@@ -62,7 +63,7 @@ class Job:
 
 
 @pytest.fixture
-def job(node, build):
+def job(node: Node, build: Build) -> Job:
     return Job(node, build)
 
 
@@ -87,7 +88,7 @@ ALL = {"kv_cache", "weights", "cuda_graph", "nccl"}
 """
 
 
-def test_sglang_releases_ncclls_memory_with_the_last_of_the_rest(job):
+def test_sglang_releases_ncclls_memory_with_the_last_of_the_rest(job: Job) -> None:
     job(SGLANG + """
 manager, kept, _ = engine()
 before = [each.sum() for each in kept]
@@ -107,7 +108,7 @@ assert [each.sum() for each in kept] == before
 """)
 
 
-def test_sglang_whose_nccl_memory_is_the_drivers_own(job):
+def test_sglang_whose_nccl_memory_is_the_drivers_own(job: Job) -> None:
     """A process that is a group by itself."""
     job(SGLANG + """
 manager, kept, _ = engine()
@@ -119,7 +120,7 @@ assert here() == ALL - {"nccl"}
 """, env={"AMEM_GROUP": None})
 
 
-def test_sglang_that_is_busy_keeps_ncclls_memory(job):
+def test_sglang_that_is_busy_keeps_ncclls_memory(job: Job) -> None:
     job(SGLANG + """
 manager, kept, _ = engine()
 manager.idle = False
@@ -128,12 +129,12 @@ assert here() == ALL
 """)
 
 
-def test_sglang_fails_early(job):
+def test_sglang_fails_early(job: Job) -> None:
     job(SGLANG + """fails("amem needs release_memory_occupation() of", started)""", env={"FAKE_SGLANG_MOVED": "1"})
 
 
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.24", "0.6.0", "0.0.0.dev0"])
-def test_sglang_of_a_version_that_was_not_tried(job, version):
+def test_sglang_of_a_version_that_was_not_tried(job: Job, version: str) -> None:
     job(SGLANG + WARNED + f"""
 manager, kept, _ = engine()
 manager.release_memory_occupation(asked())
@@ -145,12 +146,12 @@ assert "SchedulerWeightUpdaterManager.release_memory_occupation" in said.getvalu
 """, env={"FAKE_SGLANG_VERSION": version})
 
 
-def test_sglang_without_a_broker(bare_node, build):
+def test_sglang_without_a_broker(bare_node: Node, build: Build) -> None:
     for hook in (True, False):  # also in the process that only starts the others
         Job(bare_node, build)(SGLANG + """fails("amemd does not run here: there is no socket", started)""", hook=hook)
 
 
-def test_sglang_with_another_memory_saver(job):
+def test_sglang_with_another_memory_saver(job: Job) -> None:
     """The original in a process that has the shim; the original without amem is as it was."""
     original = """
 saver = types.ModuleType("torch_memory_saver")
@@ -162,7 +163,7 @@ sys.modules["torch_memory_saver"] = saver
         env={"FAKE_SGLANG_VERSION": "0.9.0"})
 
 
-def test_sglang_without_its_memory_saver_is_as_it_was(job):
+def test_sglang_without_its_memory_saver_is_as_it_was(job: Job) -> None:
     job(SGLANG + """assert started(enable=False) is None""", env={"FAKE_SGLANG_VERSION": "0.9.0"})
 
 
@@ -177,7 +178,7 @@ groups = importlib.import_module(f"{name}.utils.reloadable_process_group")
 
 
 @pytest.mark.parametrize("name", ["slime", "miles"])
-def test_a_trainer_that_sleeps_keeps_its_process_groups(job, name):
+def test_a_trainer_that_sleeps_keeps_its_process_groups(job: Job, name: str) -> None:
     """Its update of weights runs with NCCL alone."""
     job(SLIME + """
 amem.slime.megatron_init(None)
@@ -196,7 +197,7 @@ assert during == [{"nccl"}] * 3 and groups.made == []
 """, env={"NAME": name, "TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"})
 
 
-def test_slime_fails_early(job):
+def test_slime_fails_early(job: Job) -> None:
     """But not for a version that was not tried."""
     whole = {"NAME": "slime", "TMS_INIT_ENABLE": "1"}
     job(SLIME + """fails("is the group tms-", amem.slime.megatron_init)""", env={**whole, "AMEM_GROUP": None})
@@ -221,7 +222,7 @@ fails("slime or Miles is to use amem, but is not imported in this process", amem
 """)
 
 
-def test_slime_with_a_megatron_that_amem_does_not_know(job):
+def test_slime_with_a_megatron_that_amem_does_not_know(job: Job) -> None:
     """slime asks for itself alone."""
     said = job("import megatron.core.distributed, megatron.core.optimizer" + SLIME + """
 amem.slime.megatron_init()
@@ -268,7 +269,7 @@ def step(engine):
 
 @pytest.mark.parametrize("engine", ["fsdp.FSDPEngine(Module(), Adam())",
                                     "megatron.MegatronEngine([DistributedDataParallel()], MegatronOptimizer())"])
-def test_verls_trainer_leaves_by_tags(job, engine):
+def test_verls_trainer_leaves_by_tags(job: Job, engine: str) -> None:
     job(VERL + f"""
 import amem.verl.external_lib
 engine, _ = {engine}, communicator()
@@ -288,7 +289,7 @@ assert fsdp.copied == []
 """, env={"AMEM_SCOPE": "regions"})
 
 
-def test_verls_engines_have_tags_of_their_own(job):
+def test_verls_engines_have_tags_of_their_own(job: Job) -> None:
     job(VERL + """
 import amem.verl.external_lib
 one, other = (fsdp.FSDPEngine(Module(), Adam()) for _ in range(2))
@@ -300,7 +301,7 @@ with base.BaseEngineCtx(other, "eval"):
 """)
 
 
-def test_a_worker_whose_other_engine_stays_keeps_ncclls_memory(job):
+def test_a_worker_whose_other_engine_stays_keeps_ncclls_memory(job: Job) -> None:
     job(VERL + """
 import amem.verl.external_lib
 engine, _ = fsdp.FSDPEngine(Module(), Adam()), communicator()
@@ -311,7 +312,7 @@ assert here() == {"nccl"}, here()
 """)
 
 
-def test_verl_fails_early(job):
+def test_verl_fails_early(job: Job) -> None:
     """But not for a version that was not tried."""
     job(VERL + WARNED + """
 import amem.verl.external_lib
@@ -333,7 +334,7 @@ fails("libamem_shim.so is not loaded", amem.enable, require=True)
 """, hook=False)
 
 
-def test_without_verl_its_module_changes_nothing(job):
+def test_without_verl_its_module_changes_nothing(job: Job) -> None:
     job("""
 import amem.verl
 assert "verl" not in sys.modules and "amem.verl.external_lib" not in sys.modules

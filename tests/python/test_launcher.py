@@ -1,5 +1,6 @@
 """What makes a process a rank: variables, a command started with them, the real shim in it."""
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -7,11 +8,12 @@ import sys
 import pytest
 
 import amem
-from sim_node import eventually
+from conftest import Python
+from sim_node import Build, Node, eventually
 from sim_node.job import Job
 
 
-def test_environment(build, tmp_path):
+def test_environment(build: Build, tmp_path: pathlib.Path) -> None:
     shim = os.path.join(build.directory, "python", "amem", "lib", "libamem_shim.so")
     other_name = tmp_path / "link.so"
     other_name.symlink_to(shim)
@@ -27,15 +29,15 @@ def test_environment(build, tmp_path):
     assert more["AMEM_RUNTIME_DIR"] == os.path.join(os.getcwd(), "there")
     assert more["LD_PRELOAD"] == shim
     with pytest.raises(amem.InvalidArgumentError, match="nccl, regions, heap"):
-        amem.environment("train", "all")
+        amem.environment("train", "all")  # type: ignore[arg-type]
 
 
-def test_nccls_choice_is_kept():
+def test_nccls_choice_is_kept() -> None:
     for choice in "01":
         assert "NCCL_CUMEM_ENABLE" not in amem.environment("train", base={"NCCL_CUMEM_ENABLE": choice})
 
 
-def test_the_shim_is_where_amem_shim_says(monkeypatch, tmp_path):
+def test_the_shim_is_where_amem_shim_says(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     named = tmp_path / "my_shim.so"
     monkeypatch.setenv("AMEM_SHIM", str(named))
     with pytest.raises(amem.NotFoundError, match="my_shim.so"):
@@ -50,7 +52,7 @@ def test_the_shim_is_where_amem_shim_says(monkeypatch, tmp_path):
         amem.environment("train")
 
 
-def test_launch_without_a_broker(tmp_path, caplog):
+def test_launch_without_a_broker(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(amem.UnavailableError, match="session.sock"):
         amem.launch(["true"], group="train", runtime_dir=str(tmp_path), required=True)
     process = amem.launch(["sh", "-c", "echo $AMEM_GROUP $MORE $HOME"], group="train", runtime_dir=str(tmp_path),
@@ -62,7 +64,7 @@ def test_launch_without_a_broker(tmp_path, caplog):
     assert process.returncode == 0
 
 
-def test_a_launched_process_is_a_rank(node, python):
+def test_a_launched_process_is_a_rank(node: Node, python: Python) -> None:
     script = """
 import ctypes, sys, amem
 # Too early, which is no harm for later.
@@ -89,6 +91,7 @@ sys.stdin.readline()
     env = python.environment(node.env())
     process = amem.launch([sys.executable, "-c", script], group="train", runtime_dir=node.runtime_dir, env=env,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    assert process.stdin is not None and process.stdout is not None
     try:
         assert process.stdout.readline() == "train\n"
         assert process.stdout.readline() == "too late\n"
@@ -106,7 +109,7 @@ sys.stdin.readline()
         process.stdout.close()
 
 
-def test_the_real_shims_errors(node, python):
+def test_the_real_shims_errors(node: Node, python: Python) -> None:
     script = """
         import ctypes, amem
         ctypes.CDLL("libcuda.so.1").cuInit(0)
@@ -124,7 +127,7 @@ def test_the_real_shims_errors(node, python):
     assert python.run(script, python.environment(env)) == "chosen\n"
 
 
-def test_environment_makes_ranks_of_a_job(node):
+def test_environment_makes_ranks_of_a_job(node: Node) -> None:
     env = amem.environment("train", runtime_dir=node.runtime_dir, base={})
     job = Job(node, "train", 2, run=[], env=env).ready()
     node.ctl("pause", "train")

@@ -1,13 +1,16 @@
 """A framework that amem has never heard of, added by another distribution as CONTRIBUTING.md says, on the simulated driver."""
 import os
+import pathlib
 import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
+from typing import Protocol
 
 import pytest
 from scripts import FAILS, WARNED
-from sim_node import patience
+from sim_node import Build, Node, patience
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MADE_UP = os.path.join(HERE, "made_up")
@@ -21,16 +24,22 @@ def here():
 """
 
 
+class Trainer(Protocol):
+    def __call__(self, script: str, env: Mapping[str, str] | None = None, entry: str = ...) -> str: ...
+
+
 @pytest.fixture
-def trainer(node, build, tmp_path):
+def trainer(node: Node, build: Build, tmp_path: pathlib.Path) -> Trainer:
     """Runs a script where the distribution is installed, and gives what it wrote to stderr."""
     with open(os.path.join(MADE_UP, "pyproject.toml"), encoding="utf-8") as file:
-        group, name, place = re.search(r'\[project\.entry-points\."(.*)"\]\n(\w+) = "(.*)"', file.read()).groups()
+        found = re.search(r'\[project\.entry-points\."(.*)"\]\n(\w+) = "(.*)"', file.read())
+    assert found is not None
+    group, name, place = found.groups()
     info = tmp_path / "amem_made_up-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: amem-made-up\nVersion: 0.1.0\n")
 
-    def run(script, env=None, entry=f"[{group}]\n{name} = {place}\n"):
+    def run(script: str, env: Mapping[str, str] | None = None, entry: str = f"[{group}]\n{name} = {place}\n") -> str:
         (info / "entry_points.txt").write_text(entry)
         paths = [os.path.join(build.directory, "python"), os.path.join(HERE, "fake_frameworks"), MADE_UP, str(tmp_path)]
         done = subprocess.run([*node.launcher("job")[:-1], "--scope", "regions", "--", sys.executable, "-c",
@@ -55,17 +64,17 @@ assert made_up.copies == 0
 """
 
 
-def test_its_memory_leaves_by_amem(trainer):
+def test_its_memory_leaves_by_amem(trainer: Trainer) -> None:
     said = trainer("import made_up\nassert amem.enable().frameworks == ('made_up',)" + STEPS)
     assert 'amem: on: group "job", scope regions, switched on: the made-up trainer\n' in said
 
 
-def test_it_is_imported_later(trainer):
+def test_it_is_imported_later(trainer: Trainer) -> None:
     said = trainer("assert amem.enable().frameworks == ()\nimport made_up\nassert amem.enable().frameworks == ('made_up',)" + STEPS)
     assert said.count("amem: on for the made-up trainer, too\n") == 1
 
 
-def test_a_version_that_was_not_tried(trainer):
+def test_a_version_that_was_not_tried(trainer: Trainer) -> None:
     trainer(WARNED + """
 import made_up
 amem.enable()
@@ -73,7 +82,7 @@ warned("this is the made-up trainer 2.0.0; amem was tried with 1.0 to 1.2.")
 """ + STEPS, env={"MADE_UP_VERSION": "2.0.0"})
 
 
-def test_a_version_that_has_moved_a_function(trainer):
+def test_a_version_that_has_moved_a_function(trainer: Trainer) -> None:
     """Nothing of it is changed."""
     said = trainer("""
 import made_up
@@ -88,6 +97,6 @@ fails("amem needs load() of made_up, which is not there", amem.enable, require=T
 @pytest.mark.parametrize("entry, text", [
     ("made_up = amem_made_up:Nothing", "cannot be used: AttributeError"), ("made_up = made_up:Trainer", "is no class below"),
     ("other = amem_made_up:MadeUp", "with the name 'other'"), ("vllm = amem_made_up:MadeUp", "amem has a module of that name")])
-def test_an_entry_point_that_names_something_else(trainer, entry, text):
+def test_an_entry_point_that_names_something_else(trainer: Trainer, entry: str, text: str) -> None:
     """The job runs, with a sentence."""
     assert text in trainer("import made_up\nassert amem.enable().frameworks == ()", entry=f"[amem.frameworks]\n{entry}\n")

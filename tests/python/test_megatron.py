@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 
 import pytest
 from scripts import FAILS, WARNED
-from sim_node import patience
+from sim_node import Build, Node, patience
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BEGIN = FAILS + """
@@ -38,32 +39,33 @@ model, optimizer = DistributedDataParallel(), MegatronOptimizer()
 class Trainer:
     """Runs scripts in the group train."""
 
-    def __init__(self, node, build):
+    def __init__(self, node: Node, build: Build) -> None:
         self.node, self.build = node, build
 
-    def environment(self, more=None):
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         # What reads memory that is paused fails, instead of waiting.
         return self.node.env({"AMEM_GATE_TIMEOUT": "20", "PYTHONPATH": ":".join([os.path.join(self.build.directory, "python"),
                                                       os.path.join(HERE, "fake_frameworks")]), **(more or {})})
 
-    def start(self, script, scope="regions", group="train", env=None, **streams):
+    def start(self, script: str, scope: str = "regions", group: str | None = "train", env: Mapping[str, str] | None = None,
+              stdin: int | None = None, stdout: int | None = None) -> subprocess.Popen[str]:
         launcher = [*self.node.launcher(group)[:-1], "--scope", scope, "--"] if group else []
         return subprocess.Popen([*launcher, sys.executable, "-c", BEGIN + textwrap.dedent(script)], text=True,
-                                env=self.environment(env), stderr=subprocess.PIPE, **streams)
+                                env=self.environment(env), stdin=stdin, stdout=stdout, stderr=subprocess.PIPE)
 
-    def __call__(self, script, **options):
-        with self.start(script, **options) as process:
+    def __call__(self, script: str, scope: str = "regions", group: str | None = "train", env: Mapping[str, str] | None = None) -> None:
+        with self.start(script, scope, group, env) as process:
             error = process.communicate(timeout=patience(120))[1]
             assert process.returncode == 0, error[-3000:]
 
 
 @pytest.fixture
-def trainer(node, build):
+def trainer(node: Node, build: Build) -> Trainer:
     return Trainer(node, build)
 
 
 @pytest.mark.parametrize("scope", ["regions", "heap"])
-def test_losses_are_those_of_a_trainer_that_keeps_its_memory(trainer, scope):
+def test_losses_are_those_of_a_trainer_that_keeps_its_memory(trainer: Trainer, scope: str) -> None:
     """The first phase moves what the optimizer has then, the second what the first step has made."""
     trainer("""
     other, alone = MegatronOptimizer(), []
@@ -83,7 +85,7 @@ def test_losses_are_those_of_a_trainer_that_keeps_its_memory(trainer, scope):
     """, scope=scope)
 
 
-def test_parameters_leave_too_when_asked(trainer):
+def test_parameters_leave_too_when_asked(trainer: Trainer) -> None:
     trainer("""
     optimizer.step()
     before = model.params[0].sum()
@@ -93,7 +95,7 @@ def test_parameters_leave_too_when_asked(trainer):
     """)
 
 
-def test_parameters_of_the_model_stay_with_an_optimizer_that_holds_them(trainer):
+def test_parameters_of_the_model_stay_with_an_optimizer_that_holds_them(trainer: Trainer) -> None:
     trainer("""
     optimizer = MegatronOptimizer(model)
     before = model.params[0].sum()
@@ -102,7 +104,7 @@ def test_parameters_of_the_model_stay_with_an_optimizer_that_holds_them(trainer)
     """)
 
 
-def test_nothing_moves_twice(trainer):
+def test_nothing_moves_twice(trainer: Trainer) -> None:
     trainer("""
     optimizer.step()
     assert amem.megatron.prepare(model, optimizer, params=True) == 18 * MIB
@@ -112,7 +114,7 @@ def test_nothing_moves_twice(trainer):
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_moving_where_there_is_hardly_space(trainer, failures):
+def test_moving_where_there_is_hardly_space(trainer: Trainer, failures: int) -> None:
     """A second try, when what torch keeps has gone; after that the tensor is where it was, with its bytes."""
     trainer(f"""
     before, resize, failed = optimizer.main.sum(), torch.Storage.resize_, []
@@ -134,7 +136,7 @@ def test_moving_where_there_is_hardly_space(trainer, failures):
     """)
 
 
-def test_what_touches_the_state_waits_for_it(trainer):
+def test_what_touches_the_state_waits_for_it(trainer: Trainer) -> None:
     """Also within the phase, as a checkpoint does: the state comes back for it."""
     trainer("""
     optimizer.step()
@@ -146,7 +148,7 @@ def test_what_touches_the_state_waits_for_it(trainer):
     """)
 
 
-def test_without_waiting(trainer):
+def test_without_waiting(trainer: Trainer) -> None:
     trainer("""
     with amem.megatron.offloaded(model, optimizer, wait=False) as paused:
         paused.result(60)
@@ -154,7 +156,7 @@ def test_without_waiting(trainer):
     """)
 
 
-def test_an_error_in_the_phase_comes_out_and_the_memory_comes_back(trainer):
+def test_an_error_in_the_phase_comes_out_and_the_memory_comes_back(trainer: Trainer) -> None:
     trainer("""
     optimizer.step()
     def rollout():
@@ -165,7 +167,7 @@ def test_an_error_in_the_phase_comes_out_and_the_memory_comes_back(trainer):
     """)
 
 
-def test_megatrons_own_functions_by_an_argument(trainer):
+def test_megatrons_own_functions_by_an_argument(trainer: Trainer) -> None:
     trainer("""
     parser = amem.megatron.add_arguments(argparse.ArgumentParser())
     assert parser.parse_args([]).rl_amem_offload_during_rollout is False
@@ -185,10 +187,17 @@ def test_megatrons_own_functions_by_an_argument(trainer):
     """)
 
 
-def begin_together(ranks):
+def said(rank: subprocess.Popen[str]) -> str:
+    """Its next line."""
+    assert rank.stdout is not None
+    return rank.stdout.readline()
+
+
+def begin_together(ranks: Sequence[subprocess.Popen[str]]) -> None:
     """All of them have memory, so all of them are asked."""
-    assert [each.stdout.readline() for each in ranks] == ["here\n"] * len(ranks), [each.communicate("")[1] for each in ranks]
+    assert [said(each) for each in ranks] == ["here\n"] * len(ranks), [each.communicate("")[1] for each in ranks]
     for each in ranks:
+        assert each.stdin is not None
         each.stdin.write("\n")
         each.stdin.flush()
 
@@ -200,7 +209,7 @@ TOGETHER = """
 """
 
 
-def test_two_ranks_leave_together(trainer):
+def test_two_ranks_leave_together(trainer: Trainer) -> None:
     script = TOGETHER + """
     for _ in range(3):
         with amem.megatron.offloaded(model, optimizer):
@@ -213,7 +222,7 @@ def test_two_ranks_leave_together(trainer):
     assert [each.returncode for each in ranks] == [0, 0], errors
 
 
-def test_a_rank_that_does_not_enter_is_missed(trainer):
+def test_a_rank_that_does_not_enter_is_missed(trainer: Trainer) -> None:
     """The one that waits says so in the end, and goes on."""
     script = TOGETHER + """
     optimizer.step()
@@ -225,11 +234,11 @@ def test_a_rank_that_does_not_enter_is_missed(trainer):
     """
     ranks = [trainer.start(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"RANK": str(each)}) for each in range(2)]
     begin_together(ranks)
-    assert ranks[0].stdout.readline() == "goes on\n", ranks[0].communicate("\n")[1]
+    assert said(ranks[0]) == "goes on\n", ranks[0].communicate("\n")[1]
     assert [each.communicate("\n", timeout=patience(60)) and each.returncode for each in ranks] == [0, 0]
 
 
-def test_a_rank_that_dies_in_the_phase(trainer):
+def test_a_rank_that_dies_in_the_phase(trainer: Trainer) -> None:
     """The other goes on with its own memory."""
     script = """
     optimizer.step()
@@ -246,7 +255,7 @@ def test_a_rank_that_dies_in_the_phase(trainer):
     ranks = [trainer.start(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
     try:
         begin_together(ranks)
-        assert [each.stdout.readline() for each in ranks] == ["paused\n"] * 2
+        assert [said(each) for each in ranks] == ["paused\n"] * 2
         ranks[1].kill()
         ranks[1].wait()
         assert ranks[0].communicate("\n", timeout=patience(60))[0] == "back\n" and ranks[0].returncode == 0
@@ -256,7 +265,7 @@ def test_a_rank_that_dies_in_the_phase(trainer):
             each.communicate()
 
 
-def test_beside_an_operator(trainer):
+def test_beside_an_operator(trainer: Trainer) -> None:
     """Two controllers. What the operator has paused comes back by the operator alone; a phase that begins or ends meanwhile
     waits for that, as all GPU work does."""
     trainer("""
@@ -280,7 +289,7 @@ def test_beside_an_operator(trainer):
     """)
 
 
-def test_a_pool_that_is_too_small_leaves_everything_on_the_gpu(bare_node, build):
+def test_a_pool_that_is_too_small_leaves_everything_on_the_gpu(bare_node: Node, build: Build) -> None:
     bare_node.start_broker("--pool-size", "2MiB")
     Trainer(bare_node, build)("""
     optimizer.step()
@@ -292,7 +301,7 @@ def test_a_pool_that_is_too_small_leaves_everything_on_the_gpu(bare_node, build)
 
 
 # ---- early errors ----
-def test_a_version_that_was_not_tried(trainer):
+def test_a_version_that_was_not_tried(trainer: Trainer) -> None:
     for version in ("0.18.0", "0.21.0", "1.19.0", "dev"):
         trainer(WARNED + f"""
 with amem.megatron.offloaded(model, optimizer):
@@ -302,7 +311,7 @@ assert "MegatronOptimizer.offload_to_cpu" in said.getvalue()
 """, env={"FAKE_MEGATRON_VERSION": version})
 
 
-def test_a_version_that_has_moved_the_hook(trainer):
+def test_a_version_that_has_moved_the_hook(trainer: Trainer) -> None:
     trainer("""
     fails("amem needs offload_grad_buffers() of megatron.core.distributed.DistributedDataParallel, which is not there",
           enter, amem.megatron.offloaded(model, optimizer))
@@ -311,15 +320,17 @@ def test_a_version_that_has_moved_the_hook(trainer):
     """, env={"FAKE_MEGATRON_MOVED": "1"})
 
 
-def test_without_a_shim(trainer):
-    trainer("""fails("libamem_shim.so is not loaded: start the trainer with", enter, amem.megatron.offloaded(model, optimizer))""", group=None)
+def test_without_a_shim(trainer: Trainer) -> None:
+    trainer("""
+    fails("libamem_shim.so is not loaded: start the trainer with", enter, amem.megatron.offloaded(model, optimizer))
+    """, group=None)
 
 
-def test_a_scope_that_leaves_it_on_the_gpu(trainer):
+def test_a_scope_that_leaves_it_on_the_gpu(trainer: Trainer) -> None:
     trainer("""fails("amem's scope is 'nccl'", enter, amem.megatron.offloaded(model, optimizer))""", scope="nccl")
 
 
-def test_other_models(trainer):
+def test_other_models(trainer: Trainer) -> None:
     trainer("""
     fails("the model is a int", enter, amem.megatron.offloaded(3))
     fails("registered with NCCL (--use-nccl-ub)", enter, amem.megatron.offloaded(DistributedDataParallel(registered=True)))

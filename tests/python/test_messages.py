@@ -1,23 +1,27 @@
 """messages.py is what client/python/write_messages.py makes of broker.proto."""
+import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto" / "amem" / "v1" / "broker.proto"
 
+Change = Callable[[str, str], tuple[str | pathlib.Path, ...]]
 
-def write(*arguments):
+
+def write(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-B", ROOT / "client" / "python" / "write_messages.py", *arguments],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
 
 
 @pytest.fixture
-def changed(tmp_path):
+def changed(tmp_path: pathlib.Path) -> Change:
     """Writes a broker.proto in which something stands in another's place; gives the options that name it and its module."""
-    def change(old, new):
+    def change(old: str, new: str) -> tuple[str | pathlib.Path, ...]:
         text = PROTO.read_text(encoding="utf-8")
         assert text.count(old) == 1
         (tmp_path / "broker.proto").write_text(text.replace(old, new), encoding="utf-8")
@@ -26,12 +30,12 @@ def changed(tmp_path):
     return change
 
 
-def test_it_is_up_to_date():
+def test_it_is_up_to_date() -> None:
     done = write("--check")
     assert done.returncode == 0, done.stdout
 
 
-def test_a_change_of_the_schema_is_found_and_written(changed, tmp_path):
+def test_a_change_of_the_schema_is_found_and_written(changed: Change, tmp_path: pathlib.Path) -> None:
     options = changed("message PoolStatus {\n", "message PoolStatus {\n  repeated Form forms = 90;  // as \"they\" come\n")
     module = tmp_path / "messages.py"
     module.write_text((ROOT / "client" / "python" / "amem" / "messages.py").read_text(encoding="utf-8"), encoding="utf-8")
@@ -51,7 +55,7 @@ def test_a_change_of_the_schema_is_found_and_written(changed, tmp_path):
     ("  string error = 5; ", "  // or so\n  string error = 5; ", "PoolStatus.error has a comment above it and one behind it"),
     ("// A GPU of the node.\n", "// A GPU \\ of the node.\n", "the comment of DeviceStatus cannot stand in a docstring"),
 ])
-def test_what_it_cannot_write_is_refused(changed, tmp_path, old, new, why):
+def test_what_it_cannot_write_is_refused(changed: Change, tmp_path: pathlib.Path, old: str, new: str, why: str) -> None:
     done = write(*changed(old, new))
     assert done.returncode == 1 and why in done.stdout
     assert not (tmp_path / "messages.py").exists()

@@ -12,7 +12,7 @@ FOLDER = pathlib.Path(__file__).resolve().parents[2] / "client" / "python"
 PROJECT = tomllib.loads((FOLDER / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def entry_points(pyproject):
+def entry_points(pyproject: pathlib.Path) -> dict[str, dict[str, str]] | None:
     """What CMake makes of a pyproject.toml; None: it refuses the file."""
     script = f'include("{FOLDER}/entry_points.cmake")\namem_entry_points("{pyproject}" found)\nmessage(NOTICE "${{found}}")\n'
     file = pyproject.parent / "script.cmake"
@@ -26,13 +26,13 @@ def entry_points(pyproject):
     return {name: dict(parser[name]) for name in parser.sections()}
 
 
-def test_the_package_index_has_something_to_show():
+def test_the_package_index_has_something_to_show() -> None:
     assert PROJECT["license"] == "Apache-2.0" and PROJECT["authors"] and PROJECT["keywords"]
     assert "GPU" in (FOLDER / PROJECT["readme"]).read_text(encoding="utf-8")
     assert not [each for each in PROJECT["classifiers"] if each.startswith("License ::")], "the expression says it"
 
 
-def test_both_say_the_same():
+def test_both_say_the_same() -> None:
     template = email.parser.Parser().parsestr((FOLDER / "METADATA.in").read_text(encoding="utf-8"))
     for name, of_project in (("Name", PROJECT["name"]), ("Version", "@PROJECT_VERSION@"), ("Summary", PROJECT["description"]),
                              ("License-Expression", PROJECT["license"]), ("Keywords", ",".join(PROJECT["keywords"])),
@@ -46,13 +46,13 @@ def test_both_say_the_same():
     assert template.get_all("Requires-Dist") == wanted
 
 
-def test_entry_points(tmp_path):
+def test_entry_points(tmp_path: pathlib.Path) -> None:
     copy = tmp_path / "pyproject.toml"
     copy.write_text((FOLDER / "pyproject.toml").read_text(encoding="utf-8"), encoding="utf-8")
     assert entry_points(copy) == PROJECT["entry-points"]
 
 
-def test_tables_of_entry_points_with_several_lines(tmp_path):
+def test_tables_of_entry_points_with_several_lines(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_text('[project.entry-points."one"]\na = "x:a"\n# why\nb = "x:b"\n\n[project.entry-points."two"]\nc = "y:c"\n'
                     '[tool.other]\nd = "z"\n[project.entry-points."three"]\ne = "y:e"', encoding="utf-8")

@@ -1,26 +1,30 @@
 """amemd and amemctl out of the package: `python -m amem.daemon`, `python -m amem` and the console scripts."""
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 
+from conftest import Python
 from sim_node.child import eventually
+from sim_node.node import Build, Node
 
 AMEMCTL = [sys.executable, "-c", "from amem._programs import amemctl; amemctl()"]
 AMEMD = [sys.executable, "-m", "amem.daemon"]
 
 
-def run(argv, env):
+def run(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
 
 
-def modules_alone(build, folder):
+def modules_alone(build: Build, folder: pathlib.Path) -> None:
     shutil.copytree(os.path.join(build.directory, "python", "amem"), folder / "amem",
                     ignore=shutil.ignore_patterns("bin", "lib"))
 
 
-def test_daemon_is_amemd(build, python):
+def test_daemon_is_amemd(build: Build, python: Python) -> None:
     for argument in ("--help", "--check-config", "--no-such-argument"):  # the second one's first line is the runtime directory
         ours = run([*AMEMD, argument], python.environment())
         amemds = run([build.program("amemd"), argument], python.environment())
@@ -29,7 +33,7 @@ def test_daemon_is_amemd(build, python):
     assert "--pool-size" in run([*AMEMD, "--help"], python.environment()).stdout
 
 
-def test_daemon_keeps_the_process(bare_node, python):
+def test_daemon_keeps_the_process(bare_node: Node, python: Python) -> None:
     settings = {**bare_node.settings, "AMEM_POOL_SIZE": "0"}
     daemon = subprocess.Popen([*AMEMD, "--config", "/dev/null"], env=python.environment(settings))
     try:
@@ -42,7 +46,7 @@ def test_daemon_keeps_the_process(bare_node, python):
         daemon.wait()
 
 
-def test_amemctl(python, tmp_path):
+def test_amemctl(python: Python, tmp_path: pathlib.Path) -> None:
     """Its exit codes are amemctl's, and what it runs has the shim and gets its signals."""
     env = python.environment({"AMEM_RUNTIME_DIR": str(tmp_path)})
     assert run([*AMEMCTL, "status"], env).returncode == 3
@@ -54,7 +58,7 @@ def test_amemctl(python, tmp_path):
     assert not int(ignored.split()[1], 16) & 1 << signal.SIGPIPE - 1
 
 
-def test_the_package_as_a_program_is_amemctl(build, python, tmp_path):
+def test_the_package_as_a_program_is_amemctl(build: Build, python: Python, tmp_path: pathlib.Path) -> None:
     """That of the wheel, else what PATH has: a distribution's package has no programs of its own."""
     package = [sys.executable, "-m", "amem"]
     env = python.environment({"AMEM_RUNTIME_DIR": str(tmp_path)})
@@ -68,7 +72,7 @@ def test_the_package_as_a_program_is_amemctl(build, python, tmp_path):
                 theirs.returncode, theirs.stdout.replace(build.program("amemctl"), "amemctl"), theirs.stderr)
 
 
-def test_package_without_programs(build, python, tmp_path):
+def test_package_without_programs(build: Build, python: Python, tmp_path: pathlib.Path) -> None:
     modules_alone(build, tmp_path)
     env = python.environment({"PYTHONPATH": str(tmp_path)})
     for name, argv in (("amemd", AMEMD), ("amemctl", AMEMCTL), ("amemctl", [sys.executable, "-m", "amem"])):
@@ -78,7 +82,7 @@ def test_package_without_programs(build, python, tmp_path):
         assert "Traceback" not in done.stderr
 
 
-def test_program_that_cannot_run(build, python, tmp_path):
+def test_program_that_cannot_run(build: Build, python: Python, tmp_path: pathlib.Path) -> None:
     modules_alone(build, tmp_path)
     program = tmp_path / "amem" / "bin" / "amemd"
     program.parent.mkdir()

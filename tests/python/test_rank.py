@@ -2,17 +2,20 @@
 import concurrent.futures
 import dataclasses
 import json
+import pathlib
 import pickle
 import threading
+from collections.abc import Generator
 
 import pytest
 
 import amem
 import amem.nccl
-from conftest import fake_shim_path
+from conftest import Python, Shim, fake_shim_path
+from sim_node.node import Build
 
 
-def test_calls_reach_the_shim(shim):
+def test_calls_reach_the_shim(shim: Shim) -> None:
     amem.pause()
     amem.pause(["weights", "kv_cache"], timeout=0.25)
     amem.resume("weights")
@@ -20,7 +23,7 @@ def test_calls_reach_the_shim(shim):
     assert amem.is_active()
 
 
-def test_what_is_excepted_and_discarded(shim):
+def test_what_is_excepted_and_discarded(shim: Shim) -> None:
     amem.pause(["weights", "kv_cache"], discard=["kv_cache"])
     amem.resume(except_tags="kv_cache", timeout=1)
     assert shim.notes == ["discard kv_cache", "pause [weights,kv_cache] 0", "except kv_cache", "resume [] 1000"]
@@ -31,25 +34,25 @@ def test_what_is_excepted_and_discarded(shim):
     assert shim.notes[-4:] == ["guests 2", "pause [] 0", "guests 1", "pause [] 0"]
     for call in (amem.pause, amem.pause_async):
         with pytest.raises(amem.InvalidArgumentError):
-            call(guests="wait")
+            call(guests="wait")  # type: ignore[arg-type]
     with pytest.raises(amem.InvalidArgumentError):
         amem.pause("weights", except_tags="kv_cache")
 
 
-def test_policies(shim):
+def test_policies(shim: Shim) -> None:
     amem.set_policy("kv_cache", "discard")
     amem.set_policy("kv_cache", "keep")
     amem.set_policy("kv_cache", amem.Policy.DISCARD)
     assert shim.notes == ["policy kv_cache 2", "policy kv_cache 1", "policy kv_cache 2"]
     for bad in (("kv_cache", "drop"), ("", "keep")):
         with pytest.raises(amem.InvalidArgumentError):
-            amem.set_policy(*bad)
+            amem.set_policy(*bad)  # type: ignore[arg-type]
     shim.answer(amem.Code.FAILED_PRECONDITION, "tag 'kv_cache' is paused")
     with pytest.raises(amem.FailedPreconditionError, match="is paused"):
         amem.set_policy("kv_cache", "keep")
 
 
-def test_its_errors_come_through(shim):
+def test_its_errors_come_through(shim: Shim) -> None:
     shim.answer(amem.Code.DEADLINE_EXCEEDED, "rank 3 did not come")
     with pytest.raises(amem.DeadlineExceededError, match="rank 3 did not come") as caught:
         amem.pause()
@@ -61,7 +64,7 @@ def test_its_errors_come_through(shim):
         amem.set_group("late")
 
 
-def test_stats_of_any_length(shim):
+def test_stats_of_any_length(shim: Shim) -> None:
     tags = [{"tag": f"tag{number}", "device": 1, "resident_bytes": number, "paused_bytes": 2, "imported_bytes": 3, "allocations": 4}
             for number in range(300)]
     kinds = [{"kind": "pool", "device": 1, "bytes": 1 << 40, "count": 2, "host": True}]
@@ -71,17 +74,17 @@ def test_stats_of_any_length(shim):
     assert [dataclasses.asdict(each) for each in stats.brokered] == tags
     assert [dataclasses.asdict(each) for each in stats.unbrokered] == kinds
     with pytest.raises(dataclasses.FrozenInstanceError):
-        stats.group = "other"
+        stats.group = "other"  # type: ignore[misc]
 
 
-def test_stats_of_a_shim_of_another_version(shim):
+def test_stats_of_a_shim_of_another_version(shim: Shim) -> None:
     shim.stats('{"group": "train", "colour": "red", "brokered": [{"tag": "weights", "colour": "red"}]}')
     stats = amem.stats()
     assert stats == amem.Stats(group="train", brokered=stats.brokered)
     assert (stats.brokered[0].tag, stats.brokered[0].resident_bytes) == ("weights", 0)
 
 
-def test_group(shim, monkeypatch):
+def test_group(shim: Shim, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AMEM_GROUP", raising=False)
     monkeypatch.delenv("AMEM_GROUPID", raising=False)
     assert amem.group() == "default"
@@ -102,7 +105,7 @@ def test_group(shim, monkeypatch):
     assert amem.group() == "rollout"
 
 
-def test_nccl_calls(shim):
+def test_nccl_calls(shim: Shim) -> None:
     nccl = amem.nccl.NCCLLibrary()
     nccl.ncclPause()
     nccl.ncclResume()
@@ -116,14 +119,14 @@ def test_nccl_calls(shim):
     assert (caught.value.result, caught.value.code) == (5, amem.Code.FAILED_PRECONDITION)
 
 
-def test_errors_can_be_pickled():
+def test_errors_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(amem.nccl.NCCLError("ncclPause", 5)))
     assert (error.result, error.code) == (5, amem.Code.FAILED_PRECONDITION) and "ncclPause" in str(error)
     error = pickle.loads(pickle.dumps(amem.NotFoundError("no such tag")))
     assert error.code is amem.Code.NOT_FOUND and str(error) == "no such tag"
 
 
-def test_futures_in_the_order_of_the_calls(shim):
+def test_futures_in_the_order_of_the_calls(shim: Shim) -> None:
     with shim.held():
         futures = [amem.pause_async("a"), amem.resume_async(["a"], 1), amem.pause_async()]
         shim.called()
@@ -132,7 +135,7 @@ def test_futures_in_the_order_of_the_calls(shim):
     assert shim.notes == ["pause [a] 0", "resume [a] 1000", "pause [] 0"]
 
 
-def test_futures_take_what_the_calls_take(shim):
+def test_futures_take_what_the_calls_take(shim: Shim) -> None:
     amem.pause_async(["weights", "kv_cache"], discard="kv_cache").result(20)
     amem.resume_async(except_tags="kv_cache").result(20)
     assert shim.notes == ["discard kv_cache", "pause [weights,kv_cache] 0", "except kv_cache", "resume [] 0"]
@@ -140,7 +143,7 @@ def test_futures_take_what_the_calls_take(shim):
         amem.resume_async("weights", except_tags="kv_cache")  # at once
 
 
-def test_futures_carry_errors(shim):
+def test_futures_carry_errors(shim: Shim) -> None:
     shim.answer(amem.Code.ABORTED, "rank 1 died")
     assert isinstance(amem.pause_async().exception(20), amem.AbortedError)
     with pytest.raises(amem.InvalidArgumentError):
@@ -148,7 +151,7 @@ def test_futures_carry_errors(shim):
     assert isinstance(amem.swap_async("a", "b", runtime_dir="/nowhere").exception(20), amem.UnavailableError)
 
 
-def test_a_future_whose_turn_has_not_come_can_be_cancelled(shim):
+def test_a_future_whose_turn_has_not_come_can_be_cancelled(shim: Shim) -> None:
     with shim.held():
         first, second = amem.pause_async(), amem.resume_async()
         shim.called()
@@ -158,7 +161,7 @@ def test_a_future_whose_turn_has_not_come_can_be_cancelled(shim):
     assert shim.notes == ["pause [] 0", "pause [last] 0"]
 
 
-def test_other_threads_run_during_a_pause(shim):
+def test_other_threads_run_during_a_pause(shim: Shim) -> None:
     pausing = threading.Thread(target=amem.pause)
     with shim.held():
         pausing.start()
@@ -168,7 +171,7 @@ def test_other_threads_run_during_a_pause(shim):
     assert shim.notes == ["pause [] 0"]
 
 
-def test_a_pause_under_way_does_not_keep_the_interpreter(build, python):
+def test_a_pause_under_way_does_not_keep_the_interpreter(build: Build, python: Python) -> None:
     script = """
         import ctypes, time, amem
         shim = ctypes.CDLL(None)
@@ -181,7 +184,7 @@ def test_a_pause_under_way_does_not_keep_the_interpreter(build, python):
     assert python.run(script, {"LD_PRELOAD": fake_shim_path(build)}, deadline=20) == "good\n"
 
 
-def test_futures_in_a_child_of_fork(build, python):
+def test_futures_in_a_child_of_fork(build: Build, python: Python) -> None:
     script = """
         import os, amem
         amem.pause_async().result(20)
@@ -195,8 +198,8 @@ def test_futures_in_a_child_of_fork(build, python):
     assert python.run(script, {"LD_PRELOAD": fake_shim_path(build)}) == "good\n"
 
 
-def test_a_region_that_another_thread_ends(shim, caplog):
-    def allocate():
+def test_a_region_that_another_thread_ends(shim: Shim, caplog: pytest.LogCaptureFixture) -> None:
+    def allocate() -> Generator[None, None, None]:
         with amem.region("weights"):
             yield
 
@@ -210,7 +213,7 @@ def test_a_region_that_another_thread_ends(shim, caplog):
     assert 'region "weights" was left by a thread that is not in it' in line.getMessage()
 
 
-def test_what_torch_memory_saver_would_do_and_amem_does_not(build, python):
+def test_what_torch_memory_saver_would_do_and_amem_does_not(build: Build, python: Python) -> None:
     script = """
         import io, logging
         said = io.StringIO()
@@ -222,7 +225,7 @@ def test_what_torch_memory_saver_would_do_and_amem_does_not(build, python):
     assert python.run(script, {"LD_PRELOAD": fake_shim_path(build), "TMS_INIT_ENABLE": "1"}) == "good\n"
 
 
-def test_without_a_shim(python):
+def test_without_a_shim(python: Python) -> None:
     script = """
         import amem, amem.nccl
         for call in (amem.pause, amem.resume, amem.stats, lambda: amem.set_group("a"), amem.nccl.NCCLLibrary):
@@ -239,7 +242,7 @@ def test_without_a_shim(python):
     assert python.run(script) == "default\n"
 
 
-def test_a_shim_of_another_version(tmp_path, python):
+def test_a_shim_of_another_version(tmp_path: pathlib.Path, python: Python) -> None:
     import subprocess
 
     source = tmp_path / "old.c"

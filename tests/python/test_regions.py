@@ -1,25 +1,31 @@
 """Regions: the shim's, and torch's pools where there is torch (here a stub of it)."""
+import collections
+import contextlib
 import sys
 import threading
+from collections.abc import Callable, Mapping
 
 import pytest
 
 import amem
 import stub_torch
 from amem import _regions
+from conftest import Python, Shim
+
+Enter = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 @pytest.fixture
-def torch(shim, monkeypatch):
+def torch(shim: Shim, monkeypatch: pytest.MonkeyPatch) -> stub_torch.Torch:
     module = stub_torch.make(shim.note)
     monkeypatch.setitem(sys.modules, "torch", module)
-    monkeypatch.setattr(_regions, "_idle", type(_regions._idle)(list))
+    monkeypatch.setattr(_regions, "_idle", collections.defaultdict(list))
     for name, value in (("_tags", {}), ("_observing", False), ("_explained", False)):
         monkeypatch.setattr(_regions, name, value, raising=False)
     return module
 
 
-def test_without_torch(shim):
+def test_without_torch(shim: Shim) -> None:
     with amem.region("weights"):
         assert shim.notes == ["begin weights 1"]
     with amem.region("kv_cache", keep=False):
@@ -27,13 +33,13 @@ def test_without_torch(shim):
     assert shim.notes == ["begin weights 1", "end", "begin kv_cache 2", "end"]
 
 
-def test_allocations_come_from_a_pool_of_the_region(shim, torch):
+def test_allocations_come_from_a_pool_of_the_region(shim: Shim, torch: stub_torch.Torch) -> None:
     with amem.region("weights"):
         pass
     assert shim.notes == ["make pool1", "begin weights 1", "use pool1", "leave pool1", "end"]
 
 
-def test_one_pool_for_each_tag_policy_and_device(shim, torch):
+def test_one_pool_for_each_tag_policy_and_device(shim: Shim, torch: stub_torch.Torch) -> None:
     for _ in range(2):
         for tag, keep, device in [("a", True, 0), ("b", True, 0), ("a", False, 0), ("a", True, 1)]:
             torch.cuda.device = device
@@ -43,14 +49,14 @@ def test_one_pool_for_each_tag_policy_and_device(shim, torch):
         "use pool1", "use pool2", "use pool3", "use pool4"] * 2
 
 
-def test_without_cuda_no_pool(shim, torch):
+def test_without_cuda_no_pool(shim: Shim, torch: stub_torch.Torch) -> None:
     torch.cuda.is_available = lambda: False
     with amem.region("a"):
         pass
     assert shim.notes == ["begin a 1", "end"]
 
 
-def test_an_old_torch_is_refused(shim, torch):
+def test_an_old_torch_is_refused(shim: Shim, torch: stub_torch.Torch) -> None:
     del torch.cuda.use_mem_pool
     with pytest.raises(amem.FailedPreconditionError, match="2.6"):
         with amem.region("a"):
@@ -58,10 +64,10 @@ def test_an_old_torch_is_refused(shim, torch):
     assert shim.notes == []
 
 
-def test_threads_have_regions_of_their_own(shim, torch):
+def test_threads_have_regions_of_their_own(shim: Shim, torch: stub_torch.Torch) -> None:
     entered, leave = threading.Event(), threading.Event()
 
-    def other():
+    def other() -> None:
         with amem.region("a"):
             entered.set()
             leave.wait(20)
@@ -78,7 +84,7 @@ def test_threads_have_regions_of_their_own(shim, torch):
     assert len([each for each in shim.notes if each.startswith("make")]) == 2
 
 
-def test_regions_do_not_nest(shim, torch):
+def test_regions_do_not_nest(shim: Shim, torch: stub_torch.Torch) -> None:
     with amem.region("a"):
         with pytest.raises(amem.FailedPreconditionError, match='"b" within region "a"') as caught:
             with amem.region("b"):
@@ -89,7 +95,7 @@ def test_regions_do_not_nest(shim, torch):
     assert shim.notes.count("end") == 2
 
 
-def test_the_bodys_error_comes_out_and_everything_is_left(shim, torch):
+def test_the_bodys_error_comes_out_and_everything_is_left(shim: Shim, torch: stub_torch.Torch) -> None:
     with pytest.raises(ZeroDivisionError):
         with amem.region("a"):
             1 / 0
@@ -99,7 +105,7 @@ def test_the_bodys_error_comes_out_and_everything_is_left(shim, torch):
     assert "make pool2" not in shim.notes
 
 
-def test_a_region_that_the_shim_refuses(shim, torch):
+def test_a_region_that_the_shim_refuses(shim: Shim, torch: stub_torch.Torch) -> None:
     shim.answer(amem.Code.INVALID_ARGUMENT, "no")
     with pytest.raises(amem.InvalidArgumentError):
         with amem.region("a"):
@@ -112,21 +118,21 @@ def test_a_region_that_the_shim_refuses(shim, torch):
 
 
 @pytest.mark.parametrize("tag", ["", "x" * 32, "a\0b"])
-def test_bad_tags(shim, tag):
+def test_bad_tags(shim: Shim, tag: str) -> None:
     with pytest.raises(amem.InvalidArgumentError):
         with amem.region(tag):
             raise AssertionError("entered")
     assert shim.notes == []
 
 
-def test_what_is_not_brokered_has_a_pool_of_its_own(shim, torch):
+def test_what_is_not_brokered_has_a_pool_of_its_own(shim: Shim, torch: stub_torch.Torch) -> None:
     for _ in range(2):
         with amem.unbrokered():
             pass
     assert shim.notes == ["make pool1"] + ["begin unbrokered", "use pool1", "leave pool1", "end unbrokered"] * 2
 
 
-def test_unbrokered_within_a_region(shim, torch):
+def test_unbrokered_within_a_region(shim: Shim, torch: stub_torch.Torch) -> None:
     with amem.region("a"):
         with amem.unbrokered():
             assert shim.notes[-4:] == ["end", "make pool2", "begin unbrokered", "use pool2"]
@@ -140,7 +146,7 @@ def test_unbrokered_within_a_region(shim, torch):
 
 
 @pytest.mark.parametrize("enter", [lambda: amem.region("kv_cache", keep=False), amem.unbrokered])
-def test_a_stretch_gets_what_the_ordinary_cache_has_free(shim, torch, enter):
+def test_a_stretch_gets_what_the_ordinary_cache_has_free(shim: Shim, torch: stub_torch.Torch, enter: Enter) -> None:
     cache = torch.cuda.cache
     cache.free(cache.allocate(600))
     with enter():
@@ -154,7 +160,7 @@ def test_a_stretch_gets_what_the_ordinary_cache_has_free(shim, torch, enter):
         cache.allocate(400)
 
 
-def test_the_cache_is_left_alone_where_it_has_little(shim, torch):
+def test_the_cache_is_left_alone_where_it_has_little(shim: Shim, torch: stub_torch.Torch) -> None:
     cache = torch.cuda.cache
     cache.free(cache.allocate(30))
     with amem.region("a"):
@@ -165,7 +171,7 @@ def test_the_cache_is_left_alone_where_it_has_little(shim, torch):
     assert "empty_cache" in shim.notes
 
 
-def test_what_pools_have_free_does_not_count(shim, torch):
+def test_what_pools_have_free_does_not_count(shim: Shim, torch: stub_torch.Torch) -> None:
     """It would be too much at each entry, and the ordinary cache would be emptied each time."""
     cache = torch.cuda.cache
     with amem.region("a"):
@@ -181,14 +187,14 @@ def test_what_pools_have_free_does_not_count(shim, torch):
     assert shim.notes.count("empty_cache") == 1
 
 
-def segment(**changed):
+def segment(**changed: object) -> dict[str, object]:
     return {"device": 0, "total_size": 600, "active_size": 0, "segment_pool_id": (0, 0), "is_expandable": False, **changed}
 
 
 @pytest.mark.parametrize(("changed", "emptied"), [
     ({}, True), ({"active_size": 10}, False), ({"active_size": 10, "is_expandable": True}, True), ({"device": 1}, False),
     ({"active_size": 595, "is_expandable": True}, False)])
-def test_only_what_would_be_given_back_counts(shim, torch, changed, emptied):
+def test_only_what_would_be_given_back_counts(shim: Shim, torch: stub_torch.Torch, changed: Mapping[str, object], emptied: bool) -> None:
     torch.cuda.cache.free(torch.cuda.cache.allocate(600))
     torch.cuda.memory_snapshot = lambda: [segment(**changed)]
     with amem.region("a"):
@@ -197,7 +203,7 @@ def test_only_what_would_be_given_back_counts(shim, torch, changed, emptied):
 
 
 @pytest.mark.parametrize("lacks", ["segment_pool_id", "is_expandable", "active_size"])
-def test_an_older_snapshot_that_says_less(shim, torch, lacks):
+def test_an_older_snapshot_that_says_less(shim: Shim, torch: stub_torch.Torch, lacks: str) -> None:
     torch.cuda.cache.free(torch.cuda.cache.allocate(600))
     torch.cuda.memory_snapshot = lambda: [{key: value for key, value in segment().items() if key != lacks}]
     with amem.region("a"):
@@ -207,9 +213,9 @@ def test_an_older_snapshot_that_says_less(shim, torch, lacks):
 
 @pytest.mark.parametrize("name", ["memory_stats", "mem_get_info", "memory_snapshot"])
 @pytest.mark.parametrize("error", [NotImplementedError, RuntimeError])
-def test_an_allocator_without_numbers_is_no_obstacle(shim, torch, name, error):
+def test_an_allocator_without_numbers_is_no_obstacle(shim: Shim, torch: stub_torch.Torch, name: str, error: type[Exception]) -> None:
     """As a pluggable one: "does not yet support getDeviceStats"."""
-    def refuses(*_):
+    def refuses(*_: object) -> None:
         raise error("CUDAPluggableAllocator does not yet support getDeviceStats")
 
     torch.cuda.cache.free(torch.cuda.cache.allocate(600))
@@ -219,7 +225,7 @@ def test_an_allocator_without_numbers_is_no_obstacle(shim, torch, name, error):
     assert "empty_cache" not in shim.notes
 
 
-def test_the_cache_is_left_alone_in_a_capture(shim, torch):
+def test_the_cache_is_left_alone_in_a_capture(shim: Shim, torch: stub_torch.Torch) -> None:
     cache = torch.cuda.cache
     cache.free(cache.allocate(600))
     torch.cuda.capturing = True
@@ -228,7 +234,7 @@ def test_the_cache_is_left_alone_in_a_capture(shim, torch):
     assert "empty_cache" not in shim.notes
 
 
-def test_a_torch_that_refuses_to_empty_its_cache_is_no_obstacle(shim, torch):
+def test_a_torch_that_refuses_to_empty_its_cache_is_no_obstacle(shim: Shim, torch: stub_torch.Torch) -> None:
     cache = torch.cuda.cache
     cache.free(cache.allocate(600))
     cache.raises = True
@@ -237,7 +243,7 @@ def test_a_torch_that_refuses_to_empty_its_cache_is_no_obstacle(shim, torch):
     assert "empty_cache" in shim.notes
 
 
-def test_what_a_region_cannot_get_is_explained_once(shim, torch, caplog):
+def test_what_a_region_cannot_get_is_explained_once(shim: Shim, torch: stub_torch.Torch, caplog: pytest.LogCaptureFixture) -> None:
     cache = torch.cuda.cache
     held = cache.allocate(600)
     for _ in range(2):
@@ -253,7 +259,8 @@ def test_what_a_region_cannot_get_is_explained_once(shim, torch, caplog):
     assert len(cache.observers) == 1
 
 
-def test_what_a_region_keeps_from_ordinary_memory_is_explained(shim, torch, caplog):
+def test_what_a_region_keeps_from_ordinary_memory_is_explained(
+        shim: Shim, torch: stub_torch.Torch, caplog: pytest.LogCaptureFixture) -> None:
     cache = torch.cuda.cache
     with amem.region("kv_cache", keep=False):
         cache.free(cache.allocate(600))
@@ -263,7 +270,7 @@ def test_what_a_region_keeps_from_ordinary_memory_is_explained(shim, torch, capl
     assert "these regions: kv_cache 600. Allocate" in record.getMessage()
 
 
-def test_a_shortage_of_everything_needs_no_explanation(shim, torch, caplog):
+def test_a_shortage_of_everything_needs_no_explanation(shim: Shim, torch: stub_torch.Torch, caplog: pytest.LogCaptureFixture) -> None:
     with amem.region("a"):
         with pytest.raises(stub_torch.OutOfMemoryError):
             torch.cuda.cache.allocate(5000)
@@ -272,7 +279,7 @@ def test_a_shortage_of_everything_needs_no_explanation(shim, torch, caplog):
     assert not caplog.records
 
 
-def test_an_explanation_that_fails_leaves_torchs_error(shim, torch, caplog):
+def test_an_explanation_that_fails_leaves_torchs_error(shim: Shim, torch: stub_torch.Torch, caplog: pytest.LogCaptureFixture) -> None:
     with amem.region("a"):
         torch.cuda.memory_snapshot = None
         with pytest.raises(stub_torch.OutOfMemoryError):
@@ -280,7 +287,7 @@ def test_an_explanation_that_fails_leaves_torchs_error(shim, torch, caplog):
     assert not caplog.records
 
 
-def test_unbrokered_without_a_shim(python):
+def test_unbrokered_without_a_shim(python: Python) -> None:
     python.run("""
         import amem
         with amem.unbrokered(), amem.unbrokered():

@@ -1,4 +1,7 @@
 """What amem.Broker asks for, seen by a service in this process that answers as it is told."""
+import pathlib
+from collections.abc import Callable, Iterator
+
 import grpc
 import pytest
 
@@ -8,19 +11,19 @@ from fake_broker import FakeBroker
 
 
 @pytest.fixture
-def fake(tmp_path):
+def fake(tmp_path: pathlib.Path) -> Iterator[FakeBroker]:
     fake = FakeBroker(tmp_path / "control.sock")
     yield fake
     fake.server.stop(0).wait()
 
 
 @pytest.fixture
-def broker(fake, tmp_path):
+def broker(fake: FakeBroker, tmp_path: pathlib.Path) -> Iterator[amem.Broker]:
     with amem.Broker(str(tmp_path), query_timeout=20) as connection:
         yield connection
 
 
-def test_tags_and_times(fake, broker):
+def test_tags_and_times(fake: FakeBroker, broker: amem.Broker) -> None:
     done = [{"group": "train", "done": True}]
     fake.answers = {"Pause": done, "Resume": done}
     broker.pause("train", ["weights", "kv_cache"], 2.5)
@@ -29,13 +32,14 @@ def test_tags_and_times(fake, broker):
     assert [(name, request.group, list(request.tags), request.timeout_ms) for name, request in fake.asked] == [
         ("Pause", "train", ["weights", "kv_cache"], 2500), ("Resume", "train", ["weights"], 0),
         ("Pause", "train", [], 0)]
-    for bad in ([], [""], [str(n) for n in range(65)]):
+    wrong: tuple[list[str], ...] = ([], [""], [str(n) for n in range(65)])
+    for bad in wrong:
         with pytest.raises(amem.InvalidArgumentError):
             broker.pause("train", bad)
     assert len(fake.asked) == 3
 
 
-def test_what_is_excepted_and_discarded(fake, broker):
+def test_what_is_excepted_and_discarded(fake: FakeBroker, broker: amem.Broker) -> None:
     done = [{"group": "train", "done": True, "dropped_bytes": 7}]
     fake.answers = {"Pause": done, "Resume": done, "Swap": done + [{"group": "rollout", "done": True}]}
     assert broker.pause("train", discard=["kv_cache"]).dropped_bytes == 7
@@ -52,8 +56,8 @@ def test_what_is_excepted_and_discarded(fake, broker):
     assert len(fake.asked) == 4
 
 
-def test_sets_of_groups(fake, broker):
-    def done(*groups):
+def test_sets_of_groups(fake: FakeBroker, broker: amem.Broker) -> None:
+    def done(*groups: str) -> list[dict[str, object]]:
         return [{"group": name, "done": True} for name in groups]
 
     fake.answers = {"Pause": done("b", "a"), "Resume": done("a"), "Swap": done("b", "a", "c")}
@@ -65,10 +69,12 @@ def test_sets_of_groups(fake, broker):
     assert [(each.group, list(each.groups)) for each in asked[:3]] == [("", ["a", "b"]), ("a", []), ("a", [])]
     assert (asked[3].out, list(asked[3].out_groups), getattr(asked[3], "in"), list(asked[3].in_groups)) == (
         "", ["a", "b"], "c", [])
-    for bad in ([], ["a", "a"], ["a", ""]):
+    wrong: tuple[list[str], ...] = ([], ["a", "a"], ["a", ""])
+    for bad in wrong:
         with pytest.raises(amem.InvalidArgumentError):
             broker.pause(bad)
-    for out, into in (("a", "a"), (["a", "b"], ["b"]), ([], ["a"])):
+    both: tuple[tuple[str | list[str], str | list[str]], ...] = (("a", "a"), (["a", "b"], ["b"]), ([], ["a"]))
+    for out, into in both:
         with pytest.raises(amem.InvalidArgumentError):
             broker.swap(out, into)
     with pytest.raises(amem.InternalError):
@@ -76,7 +82,7 @@ def test_sets_of_groups(fake, broker):
     assert len(fake.asked) == 5
 
 
-def test_guests(fake, broker):
+def test_guests(fake: FakeBroker, broker: amem.Broker) -> None:
     guest = {"owner": "train", "guest": "rollout", "rank_id": 9, "rank": 3, "pid": 77, "tag": "weights",
              "allocation_count": 2, "bytes": 1 << 40, "paused": True}
     done = [{"group": "train", "done": True, "guests": [guest]}]
@@ -90,10 +96,10 @@ def test_guests(fake, broker):
     broker.swap("train", "rollout", guests="refuse")
     assert [request.guests for name, request in fake.asked if name in ("Pause", "Swap")] == [1, 0, 2]
     with pytest.raises(amem.InvalidArgumentError):
-        broker.pause("train", guests="wait")
+        broker.pause("train", guests="wait")  # type: ignore[call-overload]
 
 
-def test_tags_and_unbrokered_memory_in_the_answers(fake, broker):
+def test_tags_and_unbrokered_memory_in_the_answers(fake: FakeBroker, broker: amem.Broker) -> None:
     fake.answers = {
         "ListGroups": {"groups": [{"name": "train", "state": 3, "unbrokered_bytes": 5, "tags": [
             {"tag": "weights", "allocated_bytes": 1 << 40, "discard_bytes": 7}]}]},
@@ -106,7 +112,7 @@ def test_tags_and_unbrokered_memory_in_the_answers(fake, broker):
     assert (rank.unbrokered[0].kind, rank.unbrokered[0].bytes, rank.unbrokered[0].count) == ("pool", 9, 2)
 
 
-def test_a_state_of_a_newer_broker(fake, broker):
+def test_a_state_of_a_newer_broker(fake: FakeBroker, broker: amem.Broker) -> None:
     fake.answers = {"ListGroups": {"groups": [{"name": "train", "state": 77}]}}
     assert broker.groups()[0].state is GroupState.UNSPECIFIED
 
@@ -117,20 +123,21 @@ def test_a_state_of_a_newer_broker(fake, broker):
     (grpc.StatusCode.ABORTED, amem.AbortedError),
     (grpc.StatusCode.UNAUTHENTICATED, amem.PermissionDeniedError),
 ])
-def test_errors_come_through(fake, broker, status, error):
+def test_errors_come_through(fake: FakeBroker, broker: amem.Broker, status: grpc.StatusCode, error: type[Exception]) -> None:
     fake.end = (status, "need 3 GiB, pool has 1 GiB")
-    for call in (lambda: broker.pause("train"), broker.status, broker.allocations):
+    calls: tuple[Callable[[], object], ...] = (lambda: broker.pause("train"), broker.status, broker.allocations)
+    for call in calls:
         with pytest.raises(error, match="need 3 GiB, pool has 1 GiB"):
             call()
 
 
-def test_an_older_broker(fake, broker):
+def test_an_older_broker(fake: FakeBroker, broker: amem.Broker) -> None:
     fake.end = (grpc.StatusCode.UNIMPLEMENTED, "")
     with pytest.raises(amem.UnimplementedError, match="older"):
         broker.ranks()
 
 
-def test_a_path_with_odd_characters(tmp_path):
+def test_a_path_with_odd_characters(tmp_path: pathlib.Path) -> None:
     odd = tmp_path / "r%41 n"
     odd.mkdir()
     fake = FakeBroker(odd / "control.sock")
@@ -140,7 +147,7 @@ def test_a_path_with_odd_characters(tmp_path):
     fake.server.stop(0).wait()
 
 
-def test_an_operation_without_a_result(fake, broker):
+def test_an_operation_without_a_result(fake: FakeBroker, broker: amem.Broker) -> None:
     fake.answers = {"Swap": [{"group": "train", "done": True}]}
     with pytest.raises(amem.InternalError, match="without a result"):
         broker.swap("train", "rollout")

@@ -1,7 +1,10 @@
 """The distribution torch_memory_saver on the simulated driver: its hook library is preloaded, nothing says a group."""
 import os
+from typing import Protocol
 
 import pytest
+from conftest import Python
+from sim_node.node import Build, Node
 
 PROGRAM = """
 import ctypes, os
@@ -41,10 +44,14 @@ def unbrokered():
 """
 
 
+class Preloaded(Protocol):
+    def __call__(self, script: str, **variables: str) -> str: ...
+
+
 @pytest.fixture
-def preloaded(build, node, python):
+def preloaded(build: Build, node: Node, python: Python) -> Preloaded:
     """Runs a script after PROGRAM as a launcher of torch_memory_saver's would."""
-    def run(script, **variables):
+    def run(script: str, **variables: str) -> str:
         dropin = os.path.join(build.directory, "dropin")
         env = node.env({"PYTHONPATH": f"{dropin}:{build.directory}/python", **variables})
         hook = os.path.join(dropin, "torch_memory_saver_hook_mode_preload.abi3.so")
@@ -52,7 +59,7 @@ def preloaded(build, node, python):
     return run
 
 
-def test_regions(preloaded):
+def test_regions(preloaded: Preloaded) -> None:
     preloaded("""
 start()
 outside = Memory(1)
@@ -75,7 +82,7 @@ assert (weights.value(), scratch.value()) == (2, 0)
 """)
 
 
-def test_a_whole_process(preloaded):
+def test_a_whole_process(preloaded: Preloaded) -> None:
     preloaded("""
 start()
 heap = Memory(1)
@@ -98,7 +105,7 @@ assert (heap.value(), grads.value(), stays.value()) == (1, 0, 3)
 """, TMS_INIT_ENABLE="1", TMS_INIT_ENABLE_CPU_BACKUP="1")
 
 
-def test_processes_that_it_starts(preloaded):
+def test_processes_that_it_starts(preloaded: Preloaded) -> None:
     said = preloaded("""
 import subprocess, sys
 from torch_memory_saver import configure_subprocess
@@ -111,7 +118,7 @@ with configure_subprocess():
     assert (active, scope) == ("True", "regions") and group.startswith("tms-")
 
 
-def test_children_of_fork_are_groups_by_themselves(preloaded):
+def test_children_of_fork_are_groups_by_themselves(preloaded: Preloaded) -> None:
     preloaded("""
 assert amem.group().startswith(f"tms-{os.getpid()}-")  # the shim is in use, and the driver not initialised
 ends = []
@@ -133,7 +140,7 @@ for _ in ends:
 """)
 
 
-def test_without_the_hook_library(build, bare_node, python):
+def test_without_the_hook_library(build: Build, bare_node: Node, python: Python) -> None:
     """Regions do nothing, and a pause says what is missing."""
     env = bare_node.env({"PYTHONPATH": f"{build.directory}/dropin:{build.directory}/python"})
     python.run("""
@@ -148,7 +155,7 @@ except RuntimeError as error:
 """, env)
 
 
-def test_without_a_broker(build, bare_node, python):
+def test_without_a_broker(build: Build, bare_node: Node, python: Python) -> None:
     dropin = f"{build.directory}/dropin"
     env = bare_node.env({"PYTHONPATH": f"{dropin}:{build.directory}/python",
                          "LD_PRELOAD": f"{dropin}/torch_memory_saver_hook_mode_preload.abi3.so"})
@@ -164,7 +171,7 @@ except amem.UnavailableError as error:
 """, env)
 
 
-def test_saved_bytes_can_be_read(preloaded):
+def test_saved_bytes_can_be_read(preloaded: Preloaded) -> None:
     preloaded("""
 from amem import _shim
 

@@ -1,11 +1,14 @@
-"""The package's types, checked by mypy. Also what programs write that use them."""
+"""The types of the package, of these tests and of the tutorial, checked by mypy. Also what programs write that use the package."""
+import glob
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
+from typing import Protocol
 
 import pytest
-
+from sim_node.node import Build
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIG = os.path.join(HERE, "..", "..", "client", "python", "pyproject.toml")
@@ -39,24 +42,26 @@ async def steer(cluster: amem.Cluster) -> list[str]:
 """
 
 
-@pytest.fixture
-def mypy():
-    """Checks what the arguments name, in a folder; gives the process that has ended."""
-    command = [shutil.which("mypy")]
-    if command == [None]:
-        found = subprocess.run([sys.executable, "-m", "mypy", "--version"], capture_output=True)
-        if found.returncode != 0:
-            pytest.skip("mypy is not installed (deploy/deps.sh installs it)")
-        command = [sys.executable, "-m", "mypy"]
+class Check(Protocol):
+    def __call__(self, folder: str | os.PathLike[str], *what: str, **environment: str) -> subprocess.CompletedProcess[str]: ...
 
-    def check(folder, *what, **environment):
+
+@pytest.fixture
+def mypy() -> Check:
+    """Checks what the arguments name, in a folder; gives the process that has ended."""
+    program = shutil.which("mypy")
+    command = [program] if program is not None else [sys.executable, "-m", "mypy"]
+    if program is None and subprocess.run([*command, "--version"], capture_output=True).returncode != 0:
+        pytest.skip("mypy is not installed (deploy/deps.sh installs it)")
+
+    def check(folder: str | os.PathLike[str], *what: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*command, "--strict", "--config-file", CONFIG, "--cache-dir", os.devnull, *what], cwd=folder,
                               env={**os.environ, **environment}, capture_output=True, text=True)
 
     return check
 
 
-def test_mypy_strict(build, mypy):
+def test_mypy_strict(build: Build, mypy: Check) -> None:
     package = os.path.join(build.directory, "python")
     done = mypy(package, "-p", "amem")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,25 +69,44 @@ def test_mypy_strict(build, mypy):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_tutorial(build, mypy):
-    """Its programs, its test, and what pastes it."""
+def test_the_tutorial(build: Build, mypy: Check) -> None:
+    """Its programs. The tests below have its test, and what pastes it."""
     package = os.path.abspath(os.path.join(build.directory, "python"))
     folder = os.path.join(HERE, "..", "..", "examples", "tutorial")
     done = mypy(folder, *sorted(name for name in os.listdir(folder) if name.endswith(".py")), MYPYPATH=package)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_these_tests(build: Build, mypy: Check) -> None:
+    """Every file of this folder but the stand-ins for frameworks, and what the tests import of other folders."""
     tests = os.path.dirname(HERE)
-    done = mypy(HERE, "--follow-imports", "silent", "test_tutorial.py", os.path.join(tests, "pasted.py"),
-                MYPYPATH=f"{tests}:{os.path.join(tests, 'integration')}")
+    integration = os.path.join(tests, "integration")
+    files = [path for folder in (".", "made_up", "on_ray") for path in sorted(glob.glob(f"{folder}/*.py", root_dir=HERE))]
+    files += [os.path.join(tests, "pasted.py"), *sorted(glob.glob(os.path.join(integration, "sim_node", "*.py")))]
+    assert {"./conftest.py", "./test_types.py", "made_up/made_up.py", "on_ray/test_ray.py"} <= set(files)
+    package = os.path.abspath(os.path.join(build.directory, "python"))
+    # pytest is the one of the interpreter that runs this. With the cache a second run takes a second.
+    done = mypy(HERE, "--config-file", "mypy.ini", "--python-executable", sys.executable, "--cache-dir",
+                os.path.join(os.path.abspath(build.directory), "mypy"), *files, MYPYPATH=f"{package}:{tests}:{integration}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_program(build, mypy, tmp_path):
+@pytest.mark.parametrize("folder", ["fake_frameworks", "fake_vllm"])
+def test_stand_ins(build: Build, mypy: Check, folder: str) -> None:
+    """Each by itself, as both have a torch of their own, which the package is not checked with."""
+    paths = [os.path.join(os.path.abspath(build.directory), each) for each in ("python", "dropin")]
+    done = mypy(os.path.join(HERE, folder), "--config-file", os.path.join(HERE, "mypy.ini"), "--follow-imports", "silent", ".",
+                MYPYPATH=":".join(paths))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_program(build: Build, mypy: Check, tmp_path: pathlib.Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     done = mypy(tmp_path, "program.py", MYPYPATH=os.path.join(build.directory, "python"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_framework_of_somebody_else(build, mypy):
+def test_a_framework_of_somebody_else(build: Build, mypy: Check) -> None:
     package = os.path.join(build.directory, "python")
     done = mypy(os.path.join(HERE, "made_up"), "--follow-imports", "silent", "amem_made_up.py", MYPYPATH=package)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 
 import pytest
 from scripts import FAILS, WARNED
-from sim_node import patience
+from sim_node import Build, Node, patience
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BEGIN = FAILS + """
@@ -35,14 +36,14 @@ ALL = {"weights": 2 << 20, "kv_cache": 4 << 20, "heap": 2 << 20}
 class Vllm:
     """Runs scripts with an engine in them, in the group vllm."""
 
-    def __init__(self, node, build):
+    def __init__(self, node: Node, build: Build) -> None:
         self.node, self.build = node, build
 
-    def environment(self, more=None):
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         return self.node.env({"PYTHONPATH": ":".join([os.path.join(self.build.directory, "python"),
                                                       os.path.join(HERE, "fake_vllm")]), **(more or {})})
 
-    def __call__(self, script, scope="heap", group="vllm", env=None):
+    def __call__(self, script: str, scope: str = "heap", group: str | None = "vllm", env: Mapping[str, str] | None = None) -> str:
         """What it printed; it must end well."""
         launcher = [*self.node.launcher(group)[:-1], "--scope", scope, "--"] if group else []
         done = subprocess.run([*launcher, sys.executable, "-c", BEGIN + textwrap.dedent(script)], text=True,
@@ -54,12 +55,12 @@ class Vllm:
 
 
 @pytest.fixture
-def vllm(node, build):
+def vllm(node: Node, build: Build) -> Vllm:
     return Vllm(node, build)
 
 
 @pytest.mark.parametrize("size, version", [(1, each) for each in SHAPES] + [(2, "0.26.0"), (2, "0.33.0")])
-def test_level_1_keeps_weights_and_drops_the_cache(vllm, size, version):
+def test_level_1_keeps_weights_and_drops_the_cache(vllm: Vllm, size: int, version: str) -> None:
     """Everything leaves, also what is in no pool, and comes back at the same addresses."""
     vllm(f"""
     llm = engine(tensor_parallel_size={size})
@@ -79,7 +80,7 @@ def test_level_1_keeps_weights_and_drops_the_cache(vllm, size, version):
 
 
 @pytest.mark.parametrize("version", SHAPES)
-def test_level_2_drops_the_weights_too(vllm, version):
+def test_level_2_drops_the_weights_too(vllm: Vllm, version: str) -> None:
     vllm("""
     llm = engine()
     before, [[weights, _]] = tokens(llm), llm.collective_rpc("sums")
@@ -97,7 +98,7 @@ def test_level_2_drops_the_weights_too(vllm, version):
 
 
 @pytest.mark.parametrize("version", SHAPES)
-def test_level_2_with_the_cache_first(vllm, version):
+def test_level_2_with_the_cache_first(vllm: Vllm, version: str) -> None:
     """Buffers, which lie among the weights, are restored when these are there."""
     vllm("""
     llm = engine()
@@ -113,7 +114,7 @@ def test_level_2_with_the_cache_first(vllm, version):
     """, env={"FAKE_VLLM_VERSION": version})
 
 
-def test_level_2_without_new_weights_is_zeros(vllm):
+def test_level_2_without_new_weights_is_zeros(vllm: Vllm) -> None:
     vllm("""
     llm = engine()
     llm.sleep(2)
@@ -126,7 +127,7 @@ def test_level_2_without_new_weights_is_zeros(vllm):
 
 @pytest.mark.parametrize("version", SHAPES)
 @pytest.mark.parametrize("order", ["weights kv_cache", "kv_cache weights"])
-def test_wake_in_parts(vllm, order, version):
+def test_wake_in_parts(vllm: Vllm, order: str, version: str) -> None:
     vllm(f"""
     first, second = {order.split()!r}
     llm = engine(tensor_parallel_size=2)
@@ -140,7 +141,7 @@ def test_wake_in_parts(vllm, order, version):
     """, env={"FAKE_VLLM_VERSION": version})
 
 
-def test_level_0_leaves_memory_alone(vllm):
+def test_level_0_leaves_memory_alone(vllm: Vllm) -> None:
     vllm("""
     llm = engine()
     before, there = tokens(llm), resident()
@@ -151,7 +152,7 @@ def test_level_0_leaves_memory_alone(vllm):
     """)
 
 
-def test_what_cannot_be_leaves_the_engine_as_it_was(vllm):
+def test_what_cannot_be_leaves_the_engine_as_it_was(vllm: Vllm) -> None:
     vllm("""
     llm = engine(tensor_parallel_size=2)
     before = tokens(llm)
@@ -168,7 +169,7 @@ def test_what_cannot_be_leaves_the_engine_as_it_was(vllm):
     """)
 
 
-def test_an_engine_that_cannot_sleep_goes_on(bare_node, build):
+def test_an_engine_that_cannot_sleep_goes_on(bare_node: Node, build: Build) -> None:
     """The pool has no space for the weights. Both workers fail; the next call gets its own answers."""
     bare_node.start_broker("--pool-size", "2MiB")
     Vllm(bare_node, build)("""
@@ -181,7 +182,7 @@ def test_an_engine_that_cannot_sleep_goes_on(bare_node, build):
     """)
 
 
-def test_an_engine_that_cannot_sleep_after_its_requests_goes_on(bare_node, build):
+def test_an_engine_that_cannot_sleep_after_its_requests_goes_on(bare_node: Node, build: Build) -> None:
     """It was to sleep when they have ended."""
     bare_node.start_broker("--pool-size", "2MiB")
     Vllm(bare_node, build)("""
@@ -196,7 +197,7 @@ def test_an_engine_that_cannot_sleep_after_its_requests_goes_on(bare_node, build
     """)
 
 
-def test_what_torch_keeps_for_later_is_not_copied(vllm):
+def test_what_torch_keeps_for_later_is_not_copied(vllm: Vllm) -> None:
     vllm("""
     import torch
     from vllm import _worker
@@ -212,7 +213,7 @@ def test_what_torch_keeps_for_later_is_not_copied(vllm):
     """)
 
 
-def test_buffers_of_a_sleep_that_failed_are_forgotten(vllm):
+def test_buffers_of_a_sleep_that_failed_are_forgotten(vllm: Vllm) -> None:
     """Those that vLLM saves for level 2: a later wake must not bring them back over newer ones."""
     vllm("""
     from amem.vllm import _worker
@@ -233,7 +234,7 @@ def test_buffers_of_a_sleep_that_failed_are_forgotten(vllm):
     """)
 
 
-def test_memory_that_another_engine_takes_meanwhile_is_no_failure(vllm):
+def test_memory_that_another_engine_takes_meanwhile_is_no_failure(vllm: Vllm) -> None:
     """vLLM finds less free memory than before the sleep."""
     vllm("""
     from vllm import _worker
@@ -253,7 +254,7 @@ def test_memory_that_another_engine_takes_meanwhile_is_no_failure(vllm):
     """)
 
 
-def test_pools_nest(vllm):
+def test_pools_nest(vllm: Vllm) -> None:
     vllm("""
     from vllm import _worker
     llm = engine()
@@ -269,7 +270,7 @@ def test_pools_nest(vllm):
     """)
 
 
-def test_an_engine_that_cannot_wake_sleeps_on(vllm):
+def test_an_engine_that_cannot_wake_sleeps_on(vllm: Vllm) -> None:
     """Another process has taken the GPU's memory."""
     vllm("""
     import ctypes
@@ -291,7 +292,7 @@ def test_an_engine_that_cannot_wake_sleeps_on(vllm):
     """)
 
 
-def test_beside_an_operator(vllm):
+def test_beside_an_operator(vllm: Vllm) -> None:
     """An engine that an operator has paused does not sleep; one that sleeps may be resumed, and wakes."""
     vllm("""
     llm = engine()
@@ -313,7 +314,7 @@ def test_beside_an_operator(vllm):
     """)
 
 
-def test_an_operators_pause_keeps_the_cache(vllm):
+def test_an_operators_pause_keeps_the_cache(vllm: Vllm) -> None:
     vllm("""
     llm = engine()
     tokens(llm)
@@ -325,7 +326,7 @@ def test_an_operators_pause_keeps_the_cache(vllm):
     """)
 
 
-def test_the_cache_may_leave_first(vllm):
+def test_the_cache_may_leave_first(vllm: Vllm) -> None:
     vllm("""
     llm = engine(tensor_parallel_size=2)
     before = tokens(llm)
@@ -345,7 +346,7 @@ def test_the_cache_may_leave_first(vllm):
 
 
 # ---- what newer versions have ----
-def test_a_wake_brings_all_tags_but_the_one_that_is_left(vllm):
+def test_a_wake_brings_all_tags_but_the_one_that_is_left(vllm: Vllm) -> None:
     vllm("""
     llm = engine(lora=True)
     before, there = tokens(llm), resident()
@@ -363,7 +364,7 @@ def test_a_wake_brings_all_tags_but_the_one_that_is_left(vllm):
     """, env=NEWEST)
 
 
-def test_a_pool_without_memory(vllm):
+def test_a_pool_without_memory(vllm: Vllm) -> None:
     """vLLM has entered it, and nothing was allocated. The group has no memory of that tag."""
     vllm("""
     llm = engine(lora=False)
@@ -379,7 +380,7 @@ def test_a_pool_without_memory(vllm):
 
 
 @pytest.mark.parametrize("way", ["all", "tags"])
-def test_the_cache_is_discarded_while_the_engine_is_paused(vllm, way):
+def test_the_cache_is_discarded_while_the_engine_is_paused(vllm: Vllm, way: str) -> None:
     """release_kv_cache_memory(), also before a sleep."""
     vllm("""
     llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=2)
@@ -407,7 +408,7 @@ def test_the_cache_is_discarded_while_the_engine_is_paused(vllm, way):
 
 
 @pytest.mark.parametrize("way", ["all", "tags"])
-def test_a_sleep_that_fails_after_the_cache_was_discarded(bare_node, build, way):
+def test_a_sleep_that_fails_after_the_cache_was_discarded(bare_node: Node, build: Build, way: str) -> None:
     """The cache is paused still, and the weights are where they were."""
     bare_node.start_broker("--pool-size", "2MiB")
     Vllm(bare_node, build)("""
@@ -424,7 +425,7 @@ def test_a_sleep_that_fails_after_the_cache_was_discarded(bare_node, build, way)
     """, env={**NEWEST, **ON, "AMEM_VLLM_SLEEP": way})
 
 
-def test_parameters_that_vllm_preserves_over_level_2(vllm):
+def test_parameters_that_vllm_preserves_over_level_2(vllm: Vllm) -> None:
     vllm("""
     llm = engine(sleep_preserve_parameter_names=["table.*"])
     worker = llm.core.model_executor.worker
@@ -446,7 +447,7 @@ def test_parameters_that_vllm_preserves_over_level_2(vllm):
 
 @pytest.mark.parametrize("version", ["0.30.0", "0.33.0"])
 @pytest.mark.parametrize("way", ["all", "tags"])
-def test_ncclCommSuspend_is_not_called(vllm, version, way):
+def test_ncclCommSuspend_is_not_called(vllm: Vllm, version: str, way: str) -> None:
     """It would be refused, and would fail the sleep."""
     vllm("""
     llm = LLM(model="m", enable_sleep_mode=True, enable_nccl_comm_suspend=True, tensor_parallel_size=2)
@@ -458,7 +459,7 @@ def test_ncclCommSuspend_is_not_called(vllm, version, way):
     """, env={"FAKE_VLLM_VERSION": version, **ON, "AMEM_VLLM_SLEEP": way})
 
 
-def test_nccls_memory_leaves_with_the_pools(vllm):
+def test_nccls_memory_leaves_with_the_pools(vllm: Vllm) -> None:
     """In a trainer's process, where vLLM was told to suspend its communicators. The tag is the stand-in's: no NCCL is here."""
     vllm("""
     from amem.vllm import _worker
@@ -473,7 +474,7 @@ def test_nccls_memory_leaves_with_the_pools(vllm):
 
 
 @pytest.mark.parametrize("way", ["all", "tags"])
-def test_offloaded_graphs(vllm, way):
+def test_offloaded_graphs(vllm: Vllm, way: str) -> None:
     """sleep_mode_offload_cudagraph: in a trainer's process they have a pool, else they leave with everything."""
     vllm(f"""
     llm = LLM(model="m", enable_sleep_mode=True, sleep_mode_offload_cudagraph=True)
@@ -491,7 +492,7 @@ def test_offloaded_graphs(vllm, way):
     """, env={**NEWEST, **ON, "AMEM_VLLM_SLEEP": way})
 
 
-def test_a_cache_that_a_nic_knows_leaves(vllm, build):
+def test_a_cache_that_a_nic_knows_leaves(vllm: Vllm, build: Build) -> None:
     """vLLM unregisters it before the pause looks what is registered, and waits for a transfer."""
     vllm("""
     import time
@@ -517,7 +518,7 @@ def test_a_cache_that_a_nic_knows_leaves(vllm, build):
                                                      os.path.join(build.directory, "lib")])})
 
 
-def test_a_cache_is_registered_again_when_a_sleep_fails(bare_node, build):
+def test_a_cache_is_registered_again_when_a_sleep_fails(bare_node: Node, build: Build) -> None:
     bare_node.start_broker("--pool-size", "2MiB")
     Vllm(bare_node, build)("""
     from vllm import _worker
@@ -530,7 +531,7 @@ def test_a_cache_is_registered_again_when_a_sleep_fails(bare_node, build):
                                                      os.path.join(build.directory, "lib")])})
 
 
-def test_what_the_backend_says_of_itself(vllm):
+def test_what_the_backend_says_of_itself(vllm: Vllm) -> None:
     vllm("""
     llm = engine()
     llm.sleep(0)
@@ -550,7 +551,7 @@ def test_what_the_backend_says_of_itself(vllm):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_an_engine_in_a_trainers_process_leaves_alone(vllm, size):
+def test_an_engine_in_a_trainers_process_leaves_alone(vllm: Vllm, size: int) -> None:
     """By its environment, without an option: the rest of the process has its memory, and runs on."""
     vllm(f"""
     llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size={size})
@@ -570,7 +571,7 @@ def test_an_engine_in_a_trainers_process_leaves_alone(vllm, size):
     """, env={**ON, "AMEM_VLLM_SLEEP": "tags"})
 
 
-def test_an_engine_in_a_trainers_process_that_cannot_sleep_goes_on(bare_node, build):
+def test_an_engine_in_a_trainers_process_that_cannot_sleep_goes_on(bare_node: Node, build: Build) -> None:
     bare_node.start_broker("--pool-size", "2MiB")
     Vllm(bare_node, build)("""
     llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=2)
@@ -581,7 +582,7 @@ def test_an_engine_in_a_trainers_process_that_cannot_sleep_goes_on(bare_node, bu
     """, env={**ON, "AMEM_VLLM_SLEEP": "tags"})
 
 
-def test_the_switch_of_the_environment(vllm):
+def test_the_switch_of_the_environment(vllm: Vllm) -> None:
     vllm("""
     llm = LLM(model="m", enable_sleep_mode=True)
     llm.sleep(1)
@@ -596,7 +597,7 @@ def test_the_switch_of_the_environment(vllm):
 
 # ---- early errors ----
 @pytest.mark.parametrize("version", ["0.34.0", "1.2.0", "0.35.0.dev7+gabcdef", "0.19.1"])
-def test_a_version_that_was_not_tried(vllm, version):
+def test_a_version_that_was_not_tried(vllm: Vllm, version: str) -> None:
     """It has all that amem needs, so it runs, with one warning."""
     vllm(WARNED + f"""
 llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=2)
@@ -613,7 +614,7 @@ assert "Executor.sleep" in said.getvalue()
 @pytest.mark.parametrize("place, name", [
     ("vllm.v1.executor.abstract:Executor.wake_up", "wake_up"), ("vllm.v1.engine.core:EngineCore.resume_scheduler", "resume_scheduler"),
     ("vllm.v1.worker.gpu_worker:Worker.wake_up", "wake_up"), ("vllm.device_allocator.cumem:CuMemAllocator.use_memory_pool", "use_memory_pool")])
-def test_a_function_that_was_moved(vllm, place, name):
+def test_a_function_that_was_moved(vllm: Vllm, place: str, name: str) -> None:
     """Also of a version that is known by its number."""
     owner = place.partition(":")[2].partition(".")[0]
     vllm(f"""
@@ -627,33 +628,33 @@ def test_a_function_that_was_moved(vllm, place, name):
     """, env={**NEWEST, "FAKE_VLLM_LACKS": place, **ON})
 
 
-def test_two_backends(vllm):
+def test_two_backends(vllm: Vllm) -> None:
     vllm("""
     fails("two sleep-mode backends: --sleep-mode-backend criu, and amem", LLM, model="m", enable_sleep_mode=True, sleep_mode_backend="criu")
     """, env={**NEWEST, **ON})
 
 
-def test_without_a_shim(vllm):
+def test_without_a_shim(vllm: Vllm) -> None:
     vllm("""fails("libamem_shim.so is not loaded: start vLLM with `amemctl run", engine)""", group=None)
 
 
-def test_with_a_scope_that_leaves_the_model_on_the_gpu(vllm):
+def test_with_a_scope_that_leaves_the_model_on_the_gpu(vllm: Vllm) -> None:
     vllm("""fails("amem's scope is 'nccl'", engine)""", scope="nccl")
 
 
-def test_turned_off(vllm):
+def test_turned_off(vllm: Vllm) -> None:
     vllm("""fails("amem's scope is 'off'", engine)""", env={"AMEM_DISABLE": "1"})
 
 
-def test_without_a_broker(bare_node, build):
+def test_without_a_broker(bare_node: Node, build: Build) -> None:
     Vllm(bare_node, build)("""fails("amemd does not run here: there is no socket", engine)""")
 
 
-def test_with_sleep_mode_off(vllm):
+def test_with_sleep_mode_off(vllm: Vllm) -> None:
     vllm("""fails("add --enable-sleep-mode", LLM, worker_cls="amem.vllm.Worker")""")
 
 
-def test_a_worker_without_a_session(bare_node, build):
+def test_a_worker_without_a_session(bare_node: Node, build: Build) -> None:
     """Its broker has gone and left its socket."""
     bare_node.start_broker().kill()
     Vllm(bare_node, build)("""fails("no session with amemd", engine)""")
@@ -672,7 +673,7 @@ def parsed(*argv):
 
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.26.0", "0.33.0"])
-def test_the_option(vllm, version):
+def test_the_option(vllm: Vllm, version: str) -> None:
     vllm(PARSE + """
 config = parsed("--enable-sleep-mode", "--sleep-mode-backend", "amem").create_engine_config()
 assert config.parallel_config.worker_cls == "amem.vllm.Worker"
@@ -690,7 +691,7 @@ fails("--worker-cls other.Worker cannot be used with it",
 """, env={"FAKE_VLLM_VERSION": version})
 
 
-def test_vllm_without_amem_is_as_it_was(vllm):
+def test_vllm_without_amem_is_as_it_was(vllm: Vllm) -> None:
     """No shim, no broker, any version: nothing is asked of it."""
     for version in ("0.26.0", "0.33.0"):
         vllm(PARSE + """
@@ -711,7 +712,7 @@ assert "amem.vllm._worker" not in sys.modules
 """, group=None, env={"FAKE_VLLM_VERSION": version})
 
 
-def test_registering_never_fails(vllm):
+def test_registering_never_fails(vllm: Vllm) -> None:
     out = vllm("""
     import sys, logging, types
     import amem.vllm
@@ -721,7 +722,7 @@ def test_registering_never_fails(vllm):
     assert out == ""
 
 
-def test_the_entry_point_names_it(build):
+def test_the_entry_point_names_it(build: Build) -> None:
     pyproject = os.path.join(HERE, "..", "..", "client", "python", "pyproject.toml")
     with open(pyproject) as file:
         text = file.read()

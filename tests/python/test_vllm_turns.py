@@ -5,9 +5,12 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
-from sim_node import patience
+from sim_node import Build, Node, patience
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = HERE.parents[1] / "deploy" / "vllm_turns.py"
@@ -16,10 +19,10 @@ SIZES = {"FAKE_VLLM_WEIGHTS_MIB": "16", "FAKE_VLLM_CACHE_MIB": "56"}
 
 
 class Demo:
-    def __init__(self, node, build):
+    def __init__(self, node: Node, build: Build) -> None:
         self.node, self.build = node, build
 
-    def start(self, *arguments, env=None):
+    def start(self, *arguments: str | os.PathLike[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         self.scratch = pathlib.Path(self.node.dir) / "tmp"
         self.scratch.mkdir()
         environment = self.node.env({"PYTHONPATH": str(HERE / "fake_vllm"), "TMPDIR": str(self.scratch), **SIZES,
@@ -29,11 +32,11 @@ class Demo:
 
 
 @pytest.fixture
-def demo(bare_node, build):
+def demo(bare_node: Node, build: Build) -> Demo:
     return Demo(bare_node, build)
 
 
-def test_engines_take_turns(demo, tmp_path):
+def test_engines_take_turns(demo: Demo, tmp_path: pathlib.Path) -> None:
     """It starts a broker of its own, and leaves nothing behind."""
     done = demo.start("--no-own", "--pool", "64MiB", "--json", tmp_path / "times.json",
                       env={"AMEM_RUNTIME_DIR": str(tmp_path / "none")})
@@ -47,7 +50,7 @@ def test_engines_take_turns(demo, tmp_path):
     assert list(demo.scratch.iterdir()) == []
 
 
-def test_beside_vllms_own_sleep_and_with_the_broker_that_runs(demo, tmp_path):
+def test_beside_vllms_own_sleep_and_with_the_broker_that_runs(demo: Demo, tmp_path: pathlib.Path) -> None:
     """vLLM's own frees nothing here, so these engines are small."""
     demo.node.start_broker()
     done = demo.start("--tp", "2", "--logs", tmp_path / "logs",
@@ -59,36 +62,37 @@ def test_beside_vllms_own_sleep_and_with_the_broker_that_runs(demo, tmp_path):
     assert demo.node.ctl.status()["groups"] == []
 
 
-def test_other_tokens_are_a_failure(demo):
+def test_other_tokens_are_a_failure(demo: Demo) -> None:
     demo.node.start_broker()
     done = demo.start("--no-own", env={"FAKE_VLLM_FORGETS": "1"})
     assert done.returncode == 1
     assert "gives other tokens after turn 1" in done.stderr, done.stderr
 
 
-def test_an_engine_that_does_not_start(demo):
+def test_an_engine_that_does_not_start(demo: Demo) -> None:
     demo.node.start_broker()
     done = demo.start("--no-own", env={"FAKE_VLLM_LACKS": "vllm.v1.worker.gpu_worker:Worker.wake_up"})
     assert done.returncode == 1
     assert "engine A (amem): FailedPreconditionError: amem needs wake_up() of " in done.stderr, done.stderr
 
 
-def test_without_amems_programs(demo):
+def test_without_amems_programs(demo: Demo) -> None:
     environment = demo.node.env({"PATH": "/usr/bin:/bin", "TMPDIR": demo.node.dir})
     done = subprocess.run([sys.executable, PROGRAM], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "there is no amemctl: install amem's wheel" in done.stderr, done.stderr
 
 
 @pytest.fixture
-def turns():
+def turns() -> types.ModuleType:
     spec = importlib.util.spec_from_file_location("vllm_turns", PROGRAM)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_an_engine_that_ends_or_hangs_is_named(turns, tmp_path):
-    def engine(script):
+def test_an_engine_that_ends_or_hangs_is_named(turns: types.ModuleType, tmp_path: pathlib.Path) -> None:
+    def engine(script: str) -> Any:
         program = tmp_path / "program.py"
         program.write_text(script)
         return turns.Engine("A", ([], []), dict(os.environ), tmp_path / "log", program)

@@ -2,12 +2,14 @@
 import email.parser
 import glob
 import os
+import pathlib
 import re
 import shutil
 import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterator, Mapping
 
 import pytest
 from sim_node.child import Child
@@ -21,13 +23,13 @@ FROM_THE_MACHINE = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1",
 SECONDS = 60
 
 
-def make_wheel(build, folder, **more):
+def make_wheel(build: Build, folder: pathlib.Path, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([os.path.join(TREE, "deploy", "wheel.sh"), folder],
                           env={**os.environ, "BUILD_DIR": build.directory, **more}, capture_output=True, text=True, timeout=900)
 
 
 @pytest.fixture(scope="module")
-def wheel(build, tmp_path_factory):
+def wheel(build: Build, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("wheel")
     built = make_wheel(build, folder, WITH_FAULT_POINTS="1")
     if built.returncode != 0 and OFFLINE.search(built.stdout + built.stderr):
@@ -42,7 +44,7 @@ def wheel(build, tmp_path_factory):
 class Installed(Build):
     """The build tree's test programs, but amemd and amemctl of the wheel, in a virtual environment with nothing else."""
 
-    def __init__(self, directory, wheel, folder):
+    def __init__(self, directory: str, wheel: str, folder: pathlib.Path) -> None:
         super().__init__(directory)
         self.bin = os.path.join(folder, "bin")
         self.python = os.path.join(self.bin, "python")
@@ -52,37 +54,38 @@ class Installed(Build):
                        check=True, timeout=120)
         [self.site] = glob.glob(os.path.join(folder, "lib", "python3*", "site-packages"))
 
-    def program(self, name):
+    def program(self, name: str) -> str:
         return os.path.join(self.bin, name) if name in ("amemd", "amemctl") else super().program(name)
 
 
 @pytest.fixture(scope="module")
-def installed(build, wheel, tmp_path_factory):
+def installed(build: Build, wheel: str, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(build.directory, wheel, tmp_path_factory.mktemp("venv"))
 
 
 class BareNode(Node):
     """A node whose processes get the node's settings and nothing else of the environment."""
 
-    def env(self, more=None):
-        return {name: value for name, value in {**self.settings, **(more or {})}.items() if value is not None}
+    def env(self, more: Mapping[str, str | None] | None = None, build: Build | None = None) -> dict[str, str]:
+        both: dict[str, str | None] = {**self.settings, **(more or {})}
+        return {name: value for name, value in both.items() if value is not None}
 
 
 @pytest.fixture
-def bare(installed, tmp_path):
+def bare(installed: Installed, tmp_path: pathlib.Path) -> Iterator[BareNode]:
     node = BareNode(installed, str(tmp_path))
     yield node
     node.close()
 
 
-def test_a_build_for_tests_is_refused(build, tmp_path):
+def test_a_build_for_tests_is_refused(build: Build, tmp_path: pathlib.Path) -> None:
     made = make_wheel(build, tmp_path)
     assert made.returncode == 1
     assert "has the fault points of tests" in made.stderr and "-DAMEM_FAULT_POINTS=OFF" in made.stderr
     assert not os.listdir(tmp_path)
 
 
-def test_from_install_to_first_swap(bare, installed, capsys):
+def test_from_install_to_first_swap(bare: BareNode, installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
     daemon = bare.adopt(Child("amemd", [installed.python, "-m", "amem.daemon", "--config", "/dev/null", "--pool-size", "64MiB",
                                         "--pool-segment", "16MiB", "--pool-chunk", "64KiB"],
                               bare.env(), bare.log_file("amemd")))
@@ -110,7 +113,7 @@ def test_from_install_to_first_swap(bare, installed, capsys):
     assert seconds <= SECONDS
 
 
-def test_libraries(installed, wheel):
+def test_libraries(installed: Installed, wheel: str) -> None:
     """The wheel holds what its programs need, but the C and C++ runtime and zlib; the shim needs the C library alone."""
     assert re.fullmatch(r"amem-[\d.]+-py3-none-manylinux_2_\d+_x86_64\.whl", os.path.basename(wheel))
     package = os.path.join(installed.site, "amem")
@@ -118,8 +121,9 @@ def test_libraries(installed, wheel):
     libraries = glob.glob(os.path.join(installed.site, "amem.libs", "*"))
     assert any("libgrpc++" in each for each in libraries)
     assert set(os.listdir(os.path.join(package, "bin"))) == {"amemd", "amem-holder", "amemctl"}
+    nothing: dict[str, str] = {}
     for path in [shim, *glob.glob(os.path.join(package, "bin", "*")), *libraries]:
-        said = subprocess.run(["ldd", path], env={}, capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(["ldd", path], env=nothing, capture_output=True, text=True, check=True).stdout
         outside = {name for name, found in re.findall(r"(\S+) => (\S+)", said)
                    if not os.path.normpath(found).startswith(f"{installed.site}/")}
         assert outside <= FROM_THE_MACHINE, f"{path}\n{said}"
@@ -129,7 +133,7 @@ def test_libraries(installed, wheel):
 
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="no dpkg, from whose packages the licences are")
-def test_licences(installed):
+def test_licences(installed: Installed) -> None:
     """Those of amem, of a library in the wheel, and of one that is linked statically."""
     [folder] = glob.glob(os.path.join(installed.site, "amem-*.dist-info", "licenses"))
     names = set(os.listdir(folder))
@@ -137,9 +141,9 @@ def test_licences(installed):
     assert not names & {"libc6.txt", "libstdc++6.txt", "zlib1g.txt"}
 
 
-def test_the_distribution_torch_memory_saver(installed, wheel):
+def test_the_distribution_torch_memory_saver(installed: Installed, wheel: str) -> None:
     """Satisfies whoever requires it, so that an installation does not bring the original; its hook library is the shim."""
-    def pip(*arguments):
+    def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([installed.python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments], text=True,
                               capture_output=True, timeout=120)
 
@@ -161,7 +165,7 @@ print(utils.get_binary_path_from_package("torch_memory_saver_hook_mode_preload")
     assert done.stdout == f"{hook}\n", done.stderr
 
 
-def test_no_amem_of_others_comes_with_the_distribution(wheel, tmp_path):
+def test_no_amem_of_others_comes_with_the_distribution(wheel: str, tmp_path: pathlib.Path) -> None:
     """Whoever owns the name amem in a package index may offer any version. pip takes none of them for torch_memory_saver."""
     [saver] = glob.glob(os.path.join(os.path.dirname(wheel), "torch_memory_saver-*"))
     ours = os.path.basename(wheel).split("-")[1]
@@ -179,7 +183,7 @@ def test_no_amem_of_others_comes_with_the_distribution(wheel, tmp_path):
     python = str(tmp_path / "venv" / "bin" / "python")
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
 
-    def pip(*arguments):
+    def pip(*arguments: str) -> str:
         done = subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "--isolated", "--no-input", *arguments], text=True,
                               capture_output=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -199,7 +203,7 @@ def test_no_amem_of_others_comes_with_the_distribution(wheel, tmp_path):
     assert both.stdout.split()[0] == ours and str(tmp_path) in both.stdout, both.stdout + both.stderr
 
 
-def test_an_amem_of_another_version_is_refused_by_the_distribution(installed, wheel, tmp_path):
+def test_an_amem_of_another_version_is_refused_by_the_distribution(installed: Installed, wheel: str, tmp_path: pathlib.Path) -> None:
     [saver] = glob.glob(os.path.join(os.path.dirname(wheel), "torch_memory_saver-*"))
     with zipfile.ZipFile(saver) as archive:
         archive.extractall(tmp_path)
@@ -210,7 +214,7 @@ def test_an_amem_of_another_version_is_refused_by_the_distribution(installed, wh
     assert done.returncode == 1 and "and amem 9.9.9 is installed" in done.stderr, done.stderr
 
 
-def test_what_a_package_index_shows(installed):
+def test_what_a_package_index_shows(installed: Installed) -> None:
     [path] = glob.glob(os.path.join(installed.site, "amem-*.dist-info", "METADATA"))
     with open(path, encoding="utf-8") as file:
         found = email.parser.Parser().parse(file)
@@ -219,7 +223,7 @@ def test_what_a_package_index_shows(installed):
     assert "# amem" in found.get_payload() and "Typing :: Typed" in found.get_all("Classifier")
 
 
-def test_modules(installed):
+def test_modules(installed: Installed) -> None:
     """In the tests' interpreter, which has protobuf for the messages."""
     script = """
 import amem, amem.messages, os, sys

@@ -100,9 +100,18 @@ def _default_backend() -> str:
 
 
 class Calls:
-    """As much of the hook library's C interface as programs call through its Python object. This thread's state."""
+    """As much of the hook library's C interface as programs call through its Python object.
+
+    Each thread has a state of its own. The names and the results are the library's; where it would end the process, a call
+    raises amem.Error.
+    """
 
     def __init__(self, saver: TorchMemorySaver) -> None:
+        """Makes the calls of one object.
+
+        Args:
+            saver: The object that pauses, resumes and has the settings.
+        """
         self._saver = saver
 
     def _region(self) -> Optional[_Region]:
@@ -113,10 +122,23 @@ class Calls:
         return None
 
     def tms_get_interesting_region(self) -> bool:
+        """Says whether a pause takes what this thread allocates now.
+
+        Returns:
+            The thread is in a region, or TMS_INIT_ENABLE=1 holds, and neither disable() nor tms_set_interesting_region(False) is in
+            force.
+        """
         return not _thread.off and self._region() is not None
 
     def tms_set_interesting_region(self, on: bool) -> None:
-        """Off: what this thread allocates is not brokered. On: that ends; no region begins by this."""
+        """Switches off that what this thread allocates is brokered, or switches it on again. No region begins by this.
+
+        Args:
+            on: False: what this thread allocates from now on is the driver's own. True: that ends.
+
+        Raises:
+            FailedPreconditionError: `on` is true, and the thread is in no region.
+        """
         if bool(on) == self.tms_get_interesting_region() or not _shim.is_loaded():
             return
         if on and not _thread.off:
@@ -124,34 +146,94 @@ class Calls:
         _turn(not on)
 
     def tms_get_current_tag(self) -> bytes:
+        """Says which tag this thread's memory gets.
+
+        Returns:
+            The tag of the innermost region, as ASCII; b"default" in none.
+        """
         region = self._region()
         return (region.tag if region is not None else DEFAULT_TAG).encode()
 
     def tms_get_enable_cpu_backup(self) -> bool:
+        """Says whether a pause keeps the bytes of what this thread allocates now.
+
+        Returns:
+            The region's `enable_cpu_backup`; in none, TMS_INIT_ENABLE_CPU_BACKUP of a whole process, else False.
+        """
         region = self._region()
         return region is not None and region.backup
 
     def tms_get_cpu_backup_backend(self) -> bytes:
+        """Says where the program wants the bytes to be kept. amem keeps them in the broker's pool, whatever this says.
+
+        Returns:
+            b"cpu", b"pinned" or b"mmap".
+        """
         region = self._region()
         return (region.backend if region is not None else _default_backend()).encode()
 
     def tms_get_enable_disk_backup(self) -> bool:
+        """Says whether bytes are kept on a disk.
+
+        Returns:
+            False, always.
+        """
         return False
 
     def tms_get_retain_cpu_backup(self) -> bool:
+        """Gets TorchMemorySaver.retain_cpu_backup.
+
+        Returns:
+            What was set last.
+        """
         return self._saver.retain_cpu_backup
 
     def tms_set_retain_cpu_backup(self, retain: bool) -> None:
+        """Sets TorchMemorySaver.retain_cpu_backup.
+
+        Args:
+            retain: What the property has from now on.
+        """
         self._saver.retain_cpu_backup = retain
 
     def set_memory_margin_bytes(self, value: int) -> None:
+        """Sets TorchMemorySaver.memory_margin_bytes.
+
+        Args:
+            value: Bytes of each device.
+
+        Raises:
+            InvalidArgumentError: The number is negative, or does not fit into 64 bits.
+        """
         self._saver.memory_margin_bytes = value
 
     def tms_pause(self, tag: Optional[bytes]) -> int:
+        """Calls TorchMemorySaver.pause().
+
+        Args:
+            tag: The tag as ASCII; None or b"": all memory of regions.
+
+        Returns:
+            0, always: a failure is an error that is raised.
+
+        Raises:
+            Error: As TorchMemorySaver.pause().
+        """
         self._saver.pause(tag.decode() if tag else None)
         return 0
 
     def tms_resume(self, tag: Optional[bytes]) -> int:
+        """Calls TorchMemorySaver.resume().
+
+        Args:
+            tag: The tag as ASCII; None or b"": all memory of regions.
+
+        Returns:
+            0, always: a failure is an error that is raised.
+
+        Raises:
+            Error: As TorchMemorySaver.resume().
+        """
         self._saver.resume(tag.decode() if tag else None)
         return 0
 
@@ -172,6 +254,7 @@ class TorchMemorySaver:
     """Regions with tags, and their pause and resume. Any thread. Errors are amem.Error, which is a RuntimeError."""
 
     def __init__(self) -> None:
+        """Makes an object with the settings that the environment has. It changes nothing else."""
         self._impl = _Implementation(self)
         self._margin = 0
         self._retain = flag("TMS_RETAIN_CPU_BACKUP")
@@ -182,10 +265,26 @@ class TorchMemorySaver:
     @contextlib.contextmanager
     def region(self, tag: str = DEFAULT_TAG, enable_cpu_backup: bool = False, enable_disk_backup: bool = False,
                cpu_backup_backend: str | None = None) -> Iterator[None]:
-        """amem.region(tag, keep=enable_cpu_backup): without backup the bytes are dropped and come back zeroed. Within
-        another one: what is allocated has the inner tag. The bytes are in the broker's pool whatever the backend.
+        """Tags what this thread allocates within.
 
-        UnimplementedError: bytes are to be on a disk."""
+        It is amem.region(tag, keep=enable_cpu_backup), but regions may nest here. Within another region what is allocated has the inner
+        tag. The bytes are kept in the broker's pool, whatever the backend.
+
+        Args:
+            tag: 1 to 31 of [A-Za-z0-9._-], not "nccl".
+            enable_cpu_backup: A pause keeps the bytes. False: it drops them, and the memory comes back zeroed.
+            enable_disk_backup: False; amem keeps nothing on disks.
+            cpu_backup_backend: "cpu", "pinned" or "mmap", which say the same here; None: TMS_INIT_CPU_BACKUP_BACKEND, else "pinned".
+
+        Returns:
+            A context manager, which belongs to the thread that enters it.
+
+        Raises:
+            FailedPreconditionError: torch is older than 2.6.
+            InvalidArgumentError: The tag cannot be.
+            UnimplementedError: Bytes are to be on a disk.
+            ValueError: There is no such backend, or a backend is named without `enable_cpu_backup`.
+        """
         if enable_disk_backup:
             raise UnimplementedError(_NO_DISK)
         self._check_backend(enable_cpu_backup, cpu_backup_backend)
@@ -197,7 +296,25 @@ class TorchMemorySaver:
     def cuda_graph(self, cuda_graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global",
                    tag: str = DEFAULT_TAG, enable_cpu_backup: bool = False,
                    cpu_backup_backend: str | None = None) -> Iterator[None]:
-        """torch.cuda.graph with these arguments, its memory in a region."""
+        """Captures a graph, as torch.cuda.graph does, whose memory is in a region.
+
+        Args:
+            cuda_graph: The torch.cuda.CUDAGraph.
+            pool: The graph's pool, as torch.cuda.graph takes it; None: one of its own.
+            stream: The torch.cuda.Stream of the capture; None: one of torch's.
+            capture_error_mode: "global", "thread_local" or "relaxed".
+            tag: 1 to 31 of [A-Za-z0-9._-], not "nccl".
+            enable_cpu_backup: A pause keeps the bytes. False: it drops them, and the memory comes back zeroed.
+            cpu_backup_backend: As of region().
+
+        Returns:
+            A context manager, which belongs to the thread that enters it.
+
+        Raises:
+            InvalidArgumentError: The tag cannot be.
+            UnimplementedError: Bytes are to be on a disk.
+            ValueError: There is no such backend, or a backend is named without `enable_cpu_backup`.
+        """
         import torch
 
         self._check_backend(enable_cpu_backup, cpu_backup_backend)
@@ -210,35 +327,75 @@ class TorchMemorySaver:
 
     @contextlib.contextmanager
     def disable(self, dispose_mem_pool_after_use: bool = True) -> Iterator[None]:
-        """What this thread allocates within is not brokered, as in amem.unbrokered(). Torch allocates from a new pool,
-        whose free memory goes back to the driver at the end; without the argument from one that is kept for the next
-        time."""
+        """Lets what this thread allocates within be the driver's own, as amem.unbrokered() does.
+
+        Args:
+            dispose_mem_pool_after_use: torch allocates from a new pool, whose free memory goes back to the driver at the end. False:
+                from one that is kept for the next time.
+
+        Returns:
+            A context manager, which belongs to the thread that enters it.
+
+        Raises:
+            FailedPreconditionError: torch is older than 2.6.
+        """
         with _on(), _regions.unbrokered_stretch(dispose=dispose_mem_pool_after_use), _within(None):
             yield
 
     def pause(self, tag: str | None = None) -> None:
-        """amem.pause of the tag, or of all memory of regions, and with TMS_INIT_ENABLE=1 of the heap. The program runs
-        on. Nothing when there is no such memory."""
+        """Pauses memory of this process's group. Every rank of the group calls.
+
+        The program runs on, as after amem.pause(). The call does nothing where the group has no such memory.
+
+        Args:
+            tag: The tag that leaves. None: all memory of regions, and with TMS_INIT_ENABLE=1 what is in none, but not NCCL's.
+
+        Raises:
+            Error: As amem.pause().
+        """
         self._operate(_pause, tag)
 
     def resume(self, tag: str | None = None) -> None:
-        """amem.resume of what pause() is about."""
+        """Brings back what was paused. Every rank of the group calls.
+
+        The call does nothing where the group has no such memory.
+
+        Args:
+            tag: The tag that comes back. None: all that pause() without a tag takes.
+
+        Raises:
+            Error: As amem.resume().
+        """
         self._operate(_resume, tag)
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
-        """The bytes that a CUDA tensor had when it was paused, as a tensor on the CPU; None when it is not paused.
+        """Gets the bytes that a CUDA tensor had when it was paused.
 
-        `zero_copy`: a view of the broker's pool, where the bytes lie there in one piece; else a copy. A view is for reading,
-        and only until the resume begins: then other memory is saved in its place. A tag that is saved dense (`amemctl policy
-        GROUP TAG --save dense`) is more often in one piece.
+        A view is for reading, and only until the resume begins: then other memory is saved in its place. A tag that is saved dense
+        (`amemctl policy GROUP TAG --save dense`) is more often in one piece.
 
-        FailedPreconditionError: the pause has dropped the bytes, or another rank of the group has saved them.
-        InvalidArgumentError: the tensor is not on a GPU, not contiguous, or not brokered.
+        Args:
+            x: A contiguous CUDA tensor.
+            zero_copy: A view of the broker's pool, where the bytes lie there in one piece; else a copy.
+
+        Returns:
+            A tensor on the CPU of the same shape and type; None when `x` is not paused.
+
+        Raises:
+            FailedPreconditionError: The pause has dropped the bytes, or another rank of the group has saved them.
+            InvalidArgumentError: The tensor is not on a GPU, not contiguous, or not brokered.
         """
         return _backup.of_tensor(x, zero_copy)
 
     def set_disk_backup_dir(self, path: str) -> None:
-        """UnimplementedError."""
+        """Is there because the original has it. amem keeps nothing on disks.
+
+        Args:
+            path: Is not used.
+
+        Raises:
+            UnimplementedError: Always.
+        """
         raise UnimplementedError(_NO_DISK)
 
     @property
@@ -248,8 +405,11 @@ class TorchMemorySaver:
 
     @property
     def hook_mode(self) -> str:
-        """"preload", always. "torch" may be set too: the same memory is meant, and no allocator has to be chosen; but the
-        shim has to be preloaded all the same."""
+        """The way in which memory is seen: "preload", always.
+
+        "torch" can be set, too: the same memory is meant, and no allocator has to be chosen. The shim has to be preloaded all the
+        same. Any other value is an InvalidArgumentError.
+        """
         return "preload"
 
     @hook_mode.setter
@@ -259,8 +419,10 @@ class TorchMemorySaver:
 
     @property
     def retain_cpu_backup(self) -> bool:
-        """What was set; else TMS_RETAIN_CPU_BACKUP. It changes nothing: the pool stays pinned from pause to pause, and a
-        resume gives the space in it back."""
+        """Whether memory for saved bytes stays between pauses, as was set; else TMS_RETAIN_CPU_BACKUP.
+
+        It changes nothing: the pool stays pinned from pause to pause, and a resume gives the space in it back.
+        """
         return self._retain
 
     @retain_cpu_backup.setter
@@ -269,8 +431,11 @@ class TorchMemorySaver:
 
     @property
     def memory_margin_bytes(self) -> int:
-        """Allocations of brokered memory that would leave less than this free on their device are refused as out of
-        memory. NCCL's are not."""
+        """Bytes that stay free on each device; 0 at first.
+
+        Allocations of brokered memory that would leave less are refused as out of memory. NCCL's are not. A number that is negative or
+        does not fit into 64 bits is an InvalidArgumentError.
+        """
         return self._margin
 
     @memory_margin_bytes.setter

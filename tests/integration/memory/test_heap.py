@@ -70,7 +70,7 @@ def test_twenty_cycles_without_growth(node):
         turn()
     program.verify()
     # Who asks what there is has what was freed, and is kept for a moment, freed first.
-    brokered, held = program.brokered(), node.broker.held()
+    brokered, held = program.brokered(), node.broker.holding()
     # A rank maps a segment of the pool when it first saves there, which may be in any turn.
     rss, descriptors, threads = program.rss_bytes(), program.descriptors(pool=False), program.threads()
     for _ in range(20):

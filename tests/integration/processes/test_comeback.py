@@ -175,7 +175,7 @@ def test_a_create_that_was_under_way_is_made_again(bare_node, puppet):
     node.broker.faults("cuMemCreate:1:hold")
     puppet.send(f"alloc {2 * MIB}")
     puppet.stands()
-    node.broker.held()
+    node.broker.holding()
     dies(node, puppet)
     next_broker(node, puppet)
     puppet.answer()

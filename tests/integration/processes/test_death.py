@@ -85,7 +85,7 @@ def test_killed_while_the_broker_creates(node):
     node.ctl("pause", "train")
     node.broker.faults("cuMemCreate:1:hold")
     resume = node.ctl.start("resume", "train")
-    node.broker.held()
+    node.broker.holding()
     job.ranks[1].kill()
     node.broker.faults()
     answer = resume.finish()

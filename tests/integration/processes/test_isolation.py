@@ -15,7 +15,7 @@ OK, INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_P
 def job(node):
     """Another group, which must not notice anything."""
     job = node.job()
-    held = node.broker.held()
+    held = node.broker.holding()
     job.ask("loop on")
     yield job
     job.ask("loop off")

@@ -39,10 +39,10 @@ def shared(bare_node):
         return bare_node
 
     yield start
-    for child in bare_node.children:
-        if child is not bare_node.broker and child.alive():
-            child.kill()
-    if bare_node.broker is not None:
+    if bare_node.has_broker:
+        for child in bare_node.children:
+            if child is not bare_node.broker and child.alive():
+                child.kill()
         assert bare_node.broker.terminate() == 0
 
 

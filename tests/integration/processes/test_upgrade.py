@@ -54,7 +54,7 @@ def test_again_and_again_nothing_is_left_behind(bare_node, installed):
     node = bare_node
     job = node.job()
     node.ctl("upgrade")
-    held = node.broker.held()
+    held = node.broker.holding()
     for _ in range(3):
         node.ctl("upgrade")
     eventually(lambda: node.broker.holds_at_most(held), what="it has as many descriptors as after the first")

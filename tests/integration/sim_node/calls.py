@@ -3,11 +3,15 @@
 HTTP/2 and gRPC's frames as far as amemd needs them. Header blocks of answers are not decoded: gRPC writes what it says for the first
 time on a connection in plain bytes.
 """
+from __future__ import annotations
+
 import contextlib
 import os
 import socket
 import struct
 import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from sim_node import wire
 from sim_node.child import patience
@@ -18,7 +22,7 @@ INITIAL_WINDOW_SIZE = 4  # of SETTINGS
 
 
 @contextlib.contextmanager
-def effective(uid, gid):
+def effective(uid: int, gid: int) -> Iterator[None]:
     """The sockets that are connected inside are that user's, by the kernel's word."""
     groups = os.getgroups()
     os.setgroups([])
@@ -32,20 +36,22 @@ def effective(uid, gid):
         os.setgroups(groups)
 
 
-def _frame(kind, flags, stream, payload):
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-def _literal(text):
+def _literal(text: str) -> bytes:
     assert len(text) < 127
     return bytes([len(text)]) + text.encode()
 
 
 class Calls:
-    def __init__(self, runtime_dir):
+    def __init__(self, runtime_dir: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.connect(os.path.join(runtime_dir, "control.sock"))
-        self.headers, self.data, self.ended = {}, {}, set()
+        self.headers: dict[int, bytes] = {}
+        self.data: dict[int, bytes] = {}
+        self.ended: set[int] = set()
         self._next = 1
         self._read = b""
         nothing = struct.pack(">HI", INITIAL_WINDOW_SIZE, 0)
@@ -54,7 +60,7 @@ class Calls:
 
     settled = False
 
-    def start(self, method, fields=None, service="amem.v1.Broker", whole=True):
+    def start(self, method: str, fields: wire.Fields | None = None, service: str = "amem.v1.Broker", whole: bool = True) -> int:
         """The number of a new call. `whole`: nothing follows this request."""
         number, self._next = self._next, self._next + 2
         names = {":method": "POST", ":scheme": "http", ":path": f"/{service}/{method}", ":authority": "localhost",
@@ -65,12 +71,12 @@ class Calls:
                             + _frame(DATA, END_STREAM if whole else 0, number, struct.pack(">BI", 0, len(request)) + request))
         return number
 
-    def open_window(self, call, size=1 << 30):
+    def open_window(self, call: int, size: int = 1 << 30) -> None:
         """What waits for it may come now."""
         increment = struct.pack(">I", size)
         self.socket.sendall(_frame(WINDOW_UPDATE, 0, 0, increment) + _frame(WINDOW_UPDATE, 0, call, increment))
 
-    def messages(self, call):
+    def messages(self, call: int) -> list[dict[int, Any]]:
         """What it has answered so far."""
         data, found = self.data.get(call, b""), []
         while len(data) >= 5 and len(data) >= 5 + struct.unpack(">I", data[1:5])[0]:
@@ -79,7 +85,7 @@ class Calls:
             data = data[5 + length:]
         return found
 
-    def await_(self, done, what, limit=20):
+    def await_(self, done: Callable[[], bool], what: str, limit: float = 20) -> None:
         """Reads what comes until done()."""
         deadline = time.monotonic() + patience(limit)
         while not done():
@@ -95,11 +101,11 @@ class Calls:
             self._read += got
             self._take()
 
-    def await_answers(self, calls):
+    def await_answers(self, calls: Iterable[int]) -> None:
         """Each has been taken up, or has ended."""
         self.await_(lambda: all(call in self.headers for call in calls), "answers")
 
-    def _take(self):
+    def _take(self) -> None:
         while len(self._read) >= 9:
             length = struct.unpack(">I", b"\0" + self._read[:3])[0]
             if len(self._read) < 9 + length:
@@ -118,5 +124,5 @@ class Calls:
             if kind in (HEADERS, DATA) and flags & END_STREAM:
                 self.ended.add(stream)
 
-    def close(self):
+    def close(self) -> None:
         self.socket.close()

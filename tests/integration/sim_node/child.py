@@ -1,4 +1,6 @@
 """Child: a process of a test, whose output is logged and waited for line by line, always with a deadline."""
+from __future__ import annotations
+
 import collections
 import json
 import os
@@ -7,6 +9,10 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Died(Exception):
@@ -18,7 +24,7 @@ def patience(seconds: float) -> float:
     return seconds * float(os.environ.get("AMEM_TEST_SLOWNESS", "1"))
 
 
-def eventually(condition, deadline=20, what="condition"):
+def eventually(condition: Callable[[], T], deadline: float = 20, what: str = "condition") -> T:
     """Asks until the answer is true, and returns it. For what nobody announces."""
     end = time.monotonic() + patience(deadline)
     while True:
@@ -29,7 +35,7 @@ def eventually(condition, deadline=20, what="condition"):
         time.sleep(0.01)
 
 
-def processes():
+def processes() -> Iterator[tuple[int, list[bytes]]]:
     """Of all that there are: the pid, and the words of the command line."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -39,7 +45,7 @@ def processes():
             continue
 
 
-def sanitized(pid):
+def sanitized(pid: int) -> bool:
     """Sanitizers keep what has been freed for a while, and their own memory beside it: how much there is says nothing."""
     with open(f"/proc/{pid}/maps") as file:
         return any("libasan.so" in line or "libtsan.so" in line for line in file)
@@ -53,7 +59,7 @@ SERVICE_THREAD = "amem-session"  # of a rank: it carries out what the broker say
 class Child:
     """Standard output and standard error go to one log, marked; lines of output can be waited for."""
 
-    def __init__(self, name, argv, env, log):
+    def __init__(self, name: str, argv: Sequence[object], env: dict[str, str], log: str) -> None:
         self.name = name
         self.log_path = log
         self._fault_file = f"{log}.faults"
@@ -64,14 +70,14 @@ class Child:
         self.process = subprocess.Popen(
             [str(each) for each in argv], env=env, text=True, errors="replace", bufsize=1,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-        self._lines = {"out": queue.Queue(), "err": queue.Queue()}
-        self._seen = {"out": [], "err": []}
+        self._lines: dict[str, queue.Queue[str | None]] = {"out": queue.Queue(), "err": queue.Queue()}
+        self._seen: dict[str, list[str]] = {"out": [], "err": []}
         self._readers = [threading.Thread(target=self._read, args=(stream, pipe), daemon=True)
                          for stream, pipe in (("out", self.process.stdout), ("err", self.process.stderr))]
         for reader in self._readers:
             reader.start()
 
-    def _read(self, stream, pipe):
+    def _read(self, stream: str, pipe: IO[str]) -> None:
         for line in pipe:
             with self._log_lock:
                 self._log.write(f"{stream}: {line}")
@@ -79,19 +85,20 @@ class Child:
         self._lines[stream].put(None)
 
     @property
-    def pid(self):
+    def pid(self) -> int:
         return self.process.pid
 
-    def send(self, line):
+    def send(self, line: str) -> None:
         with self._log_lock:
             self._log.write(f"in: {line}\n")
+        assert self.process.stdin is not None
         try:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
         except BrokenPipeError as error:
             raise Died(f"{self.name} has ended") from error
 
-    def faults(self, *rules):
+    def faults(self, *rules: str) -> None:
         """Rules of the simulated driver (tests/sim/manual.md), counted from now on; none: the end of them."""
         if not rules:
             os.unlink(self._fault_file)
@@ -100,7 +107,7 @@ class Child:
             file.write("\n".join(rules))
         os.rename(self._fault_file + ".new", self._fault_file)
 
-    def line(self, deadline=20, stream="out"):
+    def line(self, deadline: float = 20, stream: str = "out") -> str:
         """The next line."""
         try:
             line = self._lines[stream].get(timeout=patience(deadline))
@@ -112,10 +119,10 @@ class Child:
         self._seen[stream].append(line)
         return line
 
-    def json_line(self, deadline=20):
+    def json_line(self, deadline: float = 20) -> Any:
         return json.loads(self.line(deadline))
 
-    def wait_for(self, text, deadline=20, stream="err"):
+    def wait_for(self, text: str, deadline: float = 20, stream: str = "err") -> str:
         """The first line, of those not read yet, that contains the text."""
         end = time.monotonic() + deadline
         while True:
@@ -123,9 +130,9 @@ class Child:
             if text in line:
                 return line
 
-    def rest(self, stream="err"):
+    def rest(self, stream: str = "err") -> list[str]:
         """The lines so far that nobody has read."""
-        lines = []
+        lines: list[str] = []
         while True:
             try:
                 line = self._lines[stream].get_nowait()
@@ -136,33 +143,33 @@ class Child:
                 return lines
             lines.append(line)
 
-    def output(self, stream="err"):
+    def output(self, stream: str = "err") -> str:
         """Everything that was printed. REQUIRES: the process has ended."""
         for reader in self._readers:
             reader.join(patience(10))
         self._seen[stream] += self.rest(stream)
         return "\n".join(self._seen[stream])
 
-    def wait(self, deadline=20):
+    def wait(self, deadline: float = 20) -> int:
         """The exit status; negative: killed by that signal."""
         try:
             return self.process.wait(patience(deadline))
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self.name} did not end in {deadline} s") from None
 
-    def alive(self):
+    def alive(self) -> bool:
         return self.process.poll() is None
 
-    def signal(self, number):
+    def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def kill(self):
+    def kill(self) -> None:
         """SIGKILL; returns when the process is gone."""
         if self.alive():
             self.signal(signal.SIGKILL)
         self.wait()
 
-    def close(self):
+    def close(self) -> None:
         if self.alive():
             self.signal(signal.SIGCONT)
             self.kill()
@@ -176,9 +183,9 @@ class Child:
         self._log.close()
 
     # ---- what the kernel says of it ----
-    def descriptors(self, pool=True):
+    def descriptors(self, pool: bool = True) -> collections.Counter[str]:
         """How many descriptors are open, by what they refer to; anonymous files by their kind. Without `pool` not its segments."""
-        counts = collections.Counter()
+        counts: collections.Counter[str] = collections.Counter()
         for name in os.listdir(f"/proc/{self.pid}/fd"):
             try:
                 target = os.readlink(f"/proc/{self.pid}/fd/{name}")
@@ -188,7 +195,7 @@ class Child:
                 counts[target.split(":")[0]] += 1
         return counts
 
-    def _status(self, name):
+    def _status(self, name: str) -> int:
         """The number in a line of the kernel's account of the process."""
         with open(f"/proc/{self.pid}/status") as file:
             for line in file:
@@ -196,41 +203,41 @@ class Child:
                     return int(line.split()[1])
         raise Died(f"{self.name} has ended")
 
-    def rss_bytes(self):
+    def rss_bytes(self) -> int:
         """Anonymous resident memory: what the process itself has allocated. 0 under a sanitizer."""
         return 0 if sanitized(self.pid) else self._status("RssAnon") * 1024
 
-    def peak_bytes(self):
+    def peak_bytes(self) -> int:
         """The most memory that was ever resident, shared memory too. 0 under a sanitizer."""
         return 0 if sanitized(self.pid) else self._status("VmHWM") * 1024
 
-    def descriptor_space(self):
+    def descriptor_space(self) -> int:
         """How many descriptors there can be before the kernel makes the table larger."""
         return self._status("FDSize")
 
-    def sleeps(self):
+    def sleeps(self) -> bool:
         """Its main thread waits for another thread, as at the gate."""
         with open(f"/proc/{self.pid}/syscall") as file:
             return file.read().startswith("202 ")  # futex on x86-64
 
-    def threads(self):
+    def threads(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/task"))
 
-    def system_call(self, thread=None):
+    def system_call(self, thread: str | None = None) -> int | None:
         """The number of the one in which the main thread is, or that of this name; None while it runs."""
         folder = f"/proc/{self.pid}/task/{thread and self._thread(thread) or self.pid}"
         with open(f"{folder}/syscall") as file:
             word = file.read().split()[0]
         return None if word == "running" else int(word)
 
-    def _thread(self, name):
+    def _thread(self, name: str) -> str:
         for each in os.listdir(f"/proc/{self.pid}/task"):
             with open(f"/proc/{self.pid}/task/{each}/comm") as file:
                 if file.read().strip() == name:
                     return each
         raise Died(f"{self.name} has no thread {name}")
 
-    def held(self, thread=None):
+    def held(self, thread: str | None = None) -> None:
         """Returns when a fault of the kind `hold` holds its main thread, or that of this name."""
         eventually(lambda: self.system_call(thread) == SLEEP, what=f"{self.name} is held")
 
@@ -238,28 +245,28 @@ class Child:
 class Told(Child):
     """A child that obeys commands, a line each, and answers each with a line of JSON."""
 
-    def answer(self, deadline=20):
+    def answer(self, deadline: float = 20) -> Any:
         """The answer to the oldest command that has none yet; it must be a success."""
         answer = self.json_line(deadline)
         assert answer["ok"], f"{self.name}: {answer['error']}"
         return answer
 
-    def failure(self, deadline=20):
+    def failure(self, deadline: float = 20) -> str:
         """The error text of the answer, which must be a failure."""
         answer = self.json_line(deadline)
         assert not answer["ok"], f"{self.name} was to fail: {answer}"
-        return answer["error"]
+        return str(answer["error"])
 
-    def ask(self, command, deadline=20):
+    def ask(self, command: str, deadline: float = 20) -> Any:
         self.send(command)
         return self.answer(deadline)
 
-    def stands(self, where=LOCK):
+    def stands(self, where: int = LOCK) -> None:
         """Returns when the command that was sent waits: at the gate or for the device, unless `where` says otherwise."""
         eventually(lambda: self.system_call() == where, what=f"{self.name} waits")
         assert self.rest("out") == [], f"{self.name} waits for the next command: it has answered"
 
-    def leave(self):
+    def leave(self) -> None:
         """Ends the process the regular way."""
         self.send("exit")
         self.answer()

@@ -20,7 +20,7 @@ COMBINATIONS = {
 }
 
 
-def settings_of(combination):
+def settings_of(combination: str) -> dict[str, str]:
     """The environment of "driver-12.4+form-dense"; nothing of ""."""
     settings = {}
     for name in combination.split("+") if combination else ():
@@ -30,6 +30,6 @@ def settings_of(combination):
     return settings
 
 
-def chosen():
+def chosen() -> dict[str, str]:
     """The environment of the combination that AMEM_TEST_COMBINATION names; nothing without one."""
     return settings_of(os.environ.get("AMEM_TEST_COMBINATION", ""))

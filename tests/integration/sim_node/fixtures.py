@@ -1,26 +1,31 @@
 """Fixtures of tests on a simulated node, and the logs of all processes with every failure. A conftest imports them."""
+from __future__ import annotations
+
 import os
+import pathlib
 import shutil
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 
 from sim_node.node import Build, Node
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--build-dir", default=os.environ.get("BUILD_DIR", "build/release"),
                      help="build tree under test (default: $BUILD_DIR, else build/release)")
 
 
 @pytest.fixture(scope="session")
-def build(request):
+def build(request: pytest.FixtureRequest) -> Iterator[Build]:
     build = Build(request.config.getoption("--build-dir"))
     yield build
     build.close()
 
 
 @pytest.fixture
-def bare_node(request, build, tmp_path):
+def bare_node(request: pytest.FixtureRequest, build: Build, tmp_path: pathlib.Path) -> Iterator[Node]:
     """A simulated node without a broker."""
     node = Node(build, str(tmp_path))
     if request.node.get_closest_marker("next_broker"):
@@ -30,7 +35,7 @@ def bare_node(request, build, tmp_path):
 
 
 @pytest.fixture
-def installed(bare_node):
+def installed(bare_node: Node) -> str:
     """amemd's path on a node on which it may be replaced. It serves."""
     folder = os.path.join(bare_node.dir, "bin")
     os.mkdir(folder)
@@ -42,9 +47,9 @@ def installed(bare_node):
 
 
 @pytest.fixture
-def node_with(bare_node):
+def node_with(bare_node: Node) -> Iterator[Callable[..., Node]]:
     """Makes the simulated node with a broker of these flags, which must live through the test and end cleanly."""
-    def with_flags(*flags):
+    def with_flags(*flags: str) -> Node:
         bare_node.start_broker(*flags)
         return bare_node
 
@@ -58,17 +63,18 @@ def node_with(bare_node):
 
 
 @pytest.fixture
-def node(node_with):
+def node(node_with: Callable[..., Node]) -> Node:
     """A simulated node with a broker, likewise."""
     return node_with()
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item):
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     report = (yield).get_result()
-    if not report.failed or "tmp_path" not in item.funcargs:
+    if not report.failed or not isinstance(item, pytest.Function) or "tmp_path" not in item.funcargs:
         return
     logs = item.funcargs["tmp_path"]
+    assert isinstance(logs, pathlib.Path)
     for path in sorted(logs.glob("*.log")):
         lines = [line if len(line) < 400 else line[:400] + "..."
                  for line in path.read_text(errors="replace").splitlines()]

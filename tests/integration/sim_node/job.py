@@ -1,14 +1,21 @@
 """Job: the ranks of one group, processes of amem-workload under amemctl run."""
+from __future__ import annotations
+
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from sim_node.child import Told, patience
+
+if TYPE_CHECKING:
+    from sim_node.node import Node
 
 
 class Rank(Told):
     """A process that plays one rank of a job, or several."""
 
-    def __init__(self, job, number, argv, env):
+    def __init__(self, job: Job, number: int, argv: Sequence[object], env: dict[str, str]) -> None:
         node = job.node
         self.job = job
         self.number = number
@@ -23,15 +30,17 @@ class Job:
     one. `rank_env`: by rank number. `run`: the words before the program instead of `amemctl run`.
     """
 
-    def __init__(self, node, name, ranks=2, *, group=None, allocations=8, size="256KiB", shared=0.5, trace=None,
-                 scale=8, per_process=1, kernel_timeout=15, arguments=(), env=None, rank_env=None, run=None):
+    def __init__(self, node: Node, name: str, ranks: int = 2, *, group: str | None = None, allocations: int = 8, size: str = "256KiB",
+                 shared: float = 0.5, trace: str | None = None, scale: float = 8, per_process: int = 1, kernel_timeout: float = 15,
+                 arguments: Sequence[object] = (), env: Mapping[str, str | None] | None = None,
+                 rank_env: Mapping[int, Mapping[str, str | None]] | None = None, run: Sequence[str] | None = None) -> None:
         self.node = node
         self.name = name
         self.group = group or name
         self.per_process = per_process
         rendezvous = tempfile.mkdtemp(dir=node.dir, prefix=name + "-meet-")
         self.rendezvous = rendezvous
-        common = ["--ranks", ranks, "--rendezvous", rendezvous, "--kernel-timeout", patience(kernel_timeout),
+        common: list[object] = ["--ranks", ranks, "--rendezvous", rendezvous, "--kernel-timeout", patience(kernel_timeout),
                   "--devices-per-process", per_process, *arguments]
         if trace is not None:
             common += ["--trace", trace, "--scale", scale]
@@ -45,41 +54,41 @@ class Job:
             launcher = node.launcher(self.group) if run is None else run
             self.ranks.append(node.adopt(Rank(self, number, [*launcher, *argv], rank_environment)))
 
-    def ready(self, deadline=30):
+    def ready(self, deadline: float = 30) -> Job:
         for rank in self.ranks:
             rank.answer(deadline)
         return self
 
-    def send(self, command):
+    def send(self, command: str) -> None:
         for rank in self.ranks:
             rank.send(command)
 
-    def answers(self, deadline=20):
+    def answers(self, deadline: float = 20) -> list[Any]:
         return [rank.answer(deadline) for rank in self.ranks]
 
-    def ask(self, command, deadline=20):
+    def ask(self, command: str, deadline: float = 20) -> list[Any]:
         """Gives every rank the command and returns all answers, by rank."""
         self.send(command)
         return self.answers(deadline)
 
-    def verify(self):
+    def verify(self) -> None:
         """Every mapped byte of every rank is as it must be."""
         for rank, answer in zip(self.ranks, self.ask("verify")):
             assert answer["wrong"] == 0 and answer["bytes"] > 0, f"{rank.name}: {answer}"
 
-    def step(self, rounds=3):
+    def step(self, rounds: int = 3) -> None:
         self.ask(f"step {rounds}")
 
-    def check(self):
+    def check(self) -> None:
         """Bytes are right, collectives still work, and leave right bytes behind."""
         self.verify()
         self.step()
         self.verify()
 
-    def addresses(self):
+    def addresses(self) -> list[Any]:
         return [answer["addresses"] for answer in self.ask("addresses")]
 
-    def leave(self):
+    def leave(self) -> None:
         for rank in self.ranks:
             rank.send("exit")
         for rank in self.ranks:
@@ -87,6 +96,6 @@ class Job:
             status = rank.wait()
             assert status == 0, f"{rank.name} ended with {status}"
 
-    def kill(self):
+    def kill(self) -> None:
         for rank in self.ranks:
             rank.kill()

@@ -1,11 +1,15 @@
 """Node: one simulated node of a test: its driver's directory, its broker, its jobs, their logs."""
+from __future__ import annotations
+
 import glob
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from sim_node.broker import Broker
-from sim_node.child import Died, eventually, processes
+from sim_node.child import Child, Died, eventually, processes
 from sim_node.combinations import chosen
 from sim_node.ctl import Ctl
 from sim_node.job import Job
@@ -13,31 +17,32 @@ from sim_node.puppet import Puppet
 from sim_node.user import Copies
 
 MIB = 1 << 20
+C = TypeVar("C", bound=Child)
 
 
 class Build:
     """The build tree under test."""
 
-    def __init__(self, directory):
+    def __init__(self, directory: str) -> None:
         self.directory = os.path.abspath(directory)
-        self._for_others = None
+        self._for_others: Build | None = None
 
-    def program(self, name):
+    def program(self, name: str) -> str:
         path = os.path.join(self.directory, "bin", name)
         assert os.access(path, os.X_OK), f"{path} is not there: build it, or name the build tree with --build-dir"
         return path
 
     @property
-    def sim_libraries(self):
+    def sim_libraries(self) -> str:
         return os.path.join(self.directory, "lib", "sim")
 
-    def for_others(self):
+    def for_others(self) -> Build:
         """The same build where other users reach it."""
         if self._for_others is None:
             self._for_others = CopiedBuild(self)
         return self._for_others
 
-    def close(self):
+    def close(self) -> None:
         if self._for_others is not None:
             self._for_others.close()
 
@@ -45,20 +50,20 @@ class Build:
 class CopiedBuild(Build):
     """Copies of the programs that are asked for, of the shim and of the simulated driver."""
 
-    def __init__(self, original):
+    def __init__(self, original: Build) -> None:
         self._original = original
         self._copies = Copies()
         super().__init__(self._copies.directory)
         for name in ("libamem_shim.so", "sim"):
             self._copies.of(os.path.join(original.directory, "lib", name), original.directory)
 
-    def program(self, name):
+    def program(self, name: str) -> str:
         return self._copies.of(self._original.program(name), self._original.directory)
 
-    def for_others(self):
+    def for_others(self) -> Build:
         return self
 
-    def close(self):
+    def close(self) -> None:
         self._copies.close()
 
 
@@ -68,7 +73,7 @@ class Node:
     CONTEXT_BYTES = 2 * MIB
     MEMORY = 96 * MIB
 
-    def __init__(self, build, logs):
+    def __init__(self, build: Build, logs: str) -> None:
         self.build = build
         self.logs = logs
         # Not pytest's directory: a socket's path must be short.
@@ -85,14 +90,15 @@ class Node:
             "AMEM_RUNTIME_DIR": self.runtime_dir,
             "LD_LIBRARY_PATH": build.sim_libraries,
         }
-        self.children = []
-        self.broker = None
+        self.children: list[Child] = []
+        self._broker: Broker | None = None
         self.ctl = Ctl(self)
 
-    def env(self, more=None, build=None):
+    def env(self, more: Mapping[str, str | None] | None = None, build: Build | None = None) -> dict[str, str]:
         """The environment of every process of the node. `build`: of another user's, who does not reach the node's own build."""
-        env = {name: value for name, value in os.environ.items()
-               if not name.startswith(("AMEM_", "CUDA_", "LD_", "NCCL_")) and name not in ("RANK", "WORLD_SIZE")}
+        env: dict[str, str | None] = {
+            name: value for name, value in os.environ.items()
+            if not name.startswith(("AMEM_", "CUDA_", "LD_", "NCCL_")) and name not in ("RANK", "WORLD_SIZE")}
         env.update(chosen())
         env.update(self.settings)
         if build is not None:
@@ -100,61 +106,76 @@ class Node:
         env.update(more or {})
         return {name: value for name, value in env.items() if value is not None}
 
-    def log_file(self, name):
+    def log_file(self, name: str) -> str:
         return os.path.join(self.logs, name.replace("/", "_") + ".log")
 
-    def adopt(self, child):
+    def adopt(self, child: C) -> C:
         self.children.append(child)
         return child
 
-    def start_broker(self, *flags, **options):
+    @property
+    def has_broker(self) -> bool:
+        """Whether a broker was started, even if it has ended."""
+        return self._broker is not None
+
+    @property
+    def broker(self) -> Broker:
+        """The broker that was started last."""
+        assert self._broker is not None, "no broker was started"
+        return self._broker
+
+    @broker.setter
+    def broker(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def start_broker(self, *flags: str, **options: Any) -> Broker:
         self.broker = self.adopt(Broker(self, flags, **options)).ready()
         return self.broker
 
-    def await_broker(self, broker):
-        def ready():
+    def await_broker(self, broker: Child) -> None:
+        def ready() -> bool:
             assert broker.alive(), f"{broker.name} ended with {broker.wait()}: {broker.output()}"
             if not os.path.exists(os.path.join(self.runtime_dir, "control.sock")) or not self.ctl.reachable():
                 return False
             pool = self.ctl.status()["pool"]
-            return pool["ready_bytes"] >= pool["configured_bytes"] or pool["error"]
+            return pool["ready_bytes"] >= pool["configured_bytes"] or bool(pool["error"])
 
         eventually(ready, what=f"{broker.name} serves")
 
-    def launcher(self, group, build=None):
+    def launcher(self, group: str, build: Build | None = None) -> list[str]:
         return [(build or self.build).program("amemctl"), "--runtime-dir", self.runtime_dir, "run", "--group", group, "--"]
 
-    def holder_pid(self):
+    def holder_pid(self) -> int:
         """The process id of the broker's holder."""
         for pid, words in processes():
             if words[0].endswith(b"amem-holder") and any(self.runtime_dir.encode() in word for word in words):
                 return pid
         raise Died("there is no holder")
 
-    def job(self, name="train", ranks=2, **options):
+    def job(self, name: str = "train", ranks: int = 2, **options: Any) -> Job:
         """A job whose ranks are up."""
         return Job(self, name, ranks, **options).ready()
 
-    def puppet(self, name="puppet", device=0, **options):
+    def puppet(self, name: str = "puppet", device: int = 0, **options: Any) -> Puppet:
         """A puppet that is up."""
         puppet = self.adopt(Puppet(self, name, device, **options))
         puppet.answer()
         return puppet
 
-    def context_bytes(self, device, *jobs):
+    def context_bytes(self, device: int, *jobs: Job) -> int:
         """What the contexts of these jobs' ranks occupy on a device."""
         ordinals = [(rank.number + i) % 2 for job in jobs for rank in job.ranks if rank.alive()
                     for i in range(job.per_process)]
         return self.CONTEXT_BYTES * ordinals.count(device)
 
-    def trace(self, kind):
+    def trace(self, kind: str) -> str:
         """A committed trace, for --trace."""
         here = os.path.dirname(os.path.abspath(__file__))
         path = os.path.join(here, "..", "..", "traces", f"nccl-2.28.9-2ranks-{kind}-rank%r.trace")
         assert glob.glob(path.replace("%r", "*"))
         return os.path.normpath(path)
 
-    def close(self):
+    def close(self) -> None:
         for child in reversed(self.children):
             child.close()
         shutil.rmtree(self.dir, ignore_errors=True)

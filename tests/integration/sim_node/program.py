@@ -1,14 +1,22 @@
 """Program: a process of amem-heap, which uses device memory as a program without NCCL does."""
+from __future__ import annotations
+
 import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from sim_node.child import Told
+
+if TYPE_CHECKING:
+    from sim_node.node import Node
 
 
 class Program(Told):
     """The answers to its commands are those of amem-workload. `scope` is AMEM_SCOPE; None: without the shim. `group`:
     another name than its own."""
 
-    def __init__(self, node, name="train", scope="heap", rank=0, env=None, group=None):
+    def __init__(self, node: Node, name: str = "train", scope: str | None = "heap", rank: int = 0,
+                 env: Mapping[str, str | None] | None = None, group: str | None = None) -> None:
         environment = node.env({"RANK": str(rank), "AMEM_LOG": "debug", **(env or {})})
         if scope is not None:
             shim = os.path.join(node.build.directory, "lib", "libamem_shim.so")
@@ -20,21 +28,21 @@ class Program(Told):
         node.adopt(self)
         self.answer(30)
 
-    def verify(self):
+    def verify(self) -> None:
         answer = self.ask("verify", 60)
         assert answer["wrong"] == 0 and answer["checked"] > 0, answer
 
-    def stats(self):
+    def stats(self) -> Any:
         [stats] = self.ask("stats")["stats"]
         return stats
 
-    def brokered(self):
+    def brokered(self) -> dict[tuple[str, int], int]:
         """Resident bytes by tag and device."""
         return {(each["tag"], each["device"]): each["resident_bytes"] for each in self.stats()["brokered"]}
 
-    def paused(self):
+    def paused(self) -> dict[tuple[str, int], int]:
         return {(each["tag"], each["device"]): each["paused_bytes"] for each in self.stats()["brokered"]}
 
-    def unbrokered(self):
+    def unbrokered(self) -> dict[tuple[str, int], int]:
         """Bytes by kind and device."""
         return {(each["kind"], each["device"]): each["bytes"] for each in self.stats()["unbrokered"]}

@@ -1,11 +1,13 @@
 """Two groups, train and rollout, that take turns."""
+from sim_node.ctl import Answer
+from sim_node.node import Node
 
 
-def states(node):
+def states(node: Node) -> tuple[str, str]:
     return node.ctl.state("train"), node.ctl.state("rollout")
 
 
-def lines(answer, group, phase=None):
+def lines(answer: Answer, group: str, phase: str | None = None) -> list[int]:
     """The numbers of the lines of progress about a group."""
     return [i for i, line in enumerate(answer.lines)
             if line["group"] == group and (phase is None or line["phase"] == phase)]

@@ -2,9 +2,16 @@
 
 Messages are protobuf (proto/amem/v1/session.proto), of which this knows numbers, byte strings and nesting.
 """
+from __future__ import annotations
+
 import os
 import socket
 import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# The fields of a message by their numbers.
+Fields = Mapping[int, Any]
 
 PROTOCOL = 13  # kProtocolVersion of common/protocol.h
 
@@ -13,7 +20,7 @@ HELLO, CREATE, REDEEM, FREE, PIN, GROUP_REQUEST, CUT_STATUS, PHASE_DONE = range(
 REPLY, POOL_SEGMENT, QUIESCE, STEP, SAVE, RELEASE, MAP, LOAD, OPEN = range(30, 39)
 
 
-def _varint(value):
+def _varint(value: int) -> bytes:
     out = b""
     while value >= 0x80:
         out += bytes([value & 0x7F | 0x80])
@@ -21,7 +28,7 @@ def _varint(value):
     return out + bytes([value])
 
 
-def encode(fields):
+def encode(fields: Fields) -> bytes:
     """{number: int, bytes, str or dict}"""
     out = b""
     for number, value in fields.items():
@@ -36,12 +43,12 @@ def encode(fields):
     return out
 
 
-def decode(data):
+def decode(data: bytes) -> dict[int, Any]:
     """{number: value}; of repeated fields the last one."""
-    fields = {}
+    fields: dict[int, Any] = {}
     at = 0
 
-    def varint():
+    def varint() -> int:
         nonlocal at
         value = shift = 0
         while True:
@@ -64,20 +71,20 @@ def decode(data):
 
 
 class Session:
-    def __init__(self, runtime_dir, timeout=10):
+    def __init__(self, runtime_dir: str, timeout: float = 10) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(timeout)
         self.socket.connect(os.path.join(runtime_dir, "session.sock"))
         self.seq = 0
 
-    def send_raw(self, data, descriptors=()):
+    def send_raw(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))]
         self.socket.sendmsg([data], ancillary if descriptors else [])
 
-    def send(self, body, fields, seq=0):
+    def send(self, body: int, fields: Fields, seq: int = 0) -> None:
         self.send_raw(encode({1: seq, body: fields} if seq else {body: fields}))
 
-    def receive(self):
+    def receive(self) -> tuple[int, dict[int, Any]]:
         """(body's number, its fields); descriptors are closed. ConnectionError when the broker hung up."""
         data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 20, 256)
         for each in descriptors:
@@ -88,23 +95,23 @@ class Session:
         body = next(number for number in message if number >= 10)
         return body, decode(message[body])
 
-    def expect(self, body):
+    def expect(self, body: int) -> dict[int, Any]:
         while True:
             got, fields = self.receive()
             if got == body:
                 return fields
 
-    def ask(self, body, fields):
+    def ask(self, body: int, fields: Fields) -> tuple[int, str, dict[int, Any]]:
         """The reply: (code, text, fields)."""
         self.seq += 1
         self.send(body, fields, self.seq)
         reply = self.expect(REPLY)
         return reply.get(1, 0), reply.get(2, b"").decode(), reply
 
-    def hello(self, group, protocol=PROTOCOL, rank=0):
+    def hello(self, group: str, protocol: int = PROTOCOL, rank: int = 0) -> tuple[int, str, dict[int, Any]]:
         return self.ask(HELLO, {1: protocol, 2: "test", 3: group, 4: rank, 5: "test", 6: os.getpid()})
 
-    def hung_up(self):
+    def hung_up(self) -> bool:
         """Waits until the broker has closed the connection."""
         try:
             while True:
@@ -114,5 +121,5 @@ class Session:
         except TimeoutError:
             return False
 
-    def close(self):
+    def close(self) -> None:
         self.socket.close()

@@ -1,4 +1,6 @@
 """Tensors that are nothing but memory, on the simulated driver. CPU tensors are bytes."""
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import types
@@ -10,7 +12,7 @@ class OutOfMemoryError(RuntimeError):
     pass
 
 
-def driver():
+def driver() -> ctypes.CDLL:
     global _driver
     if _driver is None:
         _driver = ctypes.CDLL("libcuda.so.1")
@@ -24,13 +26,13 @@ def driver():
 
 
 class Copy:
-    def __init__(self, data):
+    def __init__(self, data: bytes) -> None:
         self.data = data
 
-    def read(self):
+    def read(self) -> bytes:
         return self.data
 
-    def cpu(self):
+    def cpu(self) -> Copy:
         return self
 
 
@@ -41,11 +43,11 @@ class Device:
 class Storage:
     device = Device()
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         self.size, self.address = 0, ctypes.c_uint64()
         self.resize_(size)
 
-    def resize_(self, size):
+    def resize_(self, size: int) -> None:
         if self.size:
             assert driver().cuMemFree_v2(self.address) == 0
         self.size, self.address = 0, ctypes.c_uint64()
@@ -54,49 +56,51 @@ class Storage:
                 raise OutOfMemoryError(f"no {size} bytes")
             self.size = size
 
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.size
 
-    def resizable(self):
+    def resizable(self) -> bool:
         return True
 
-    def data_ptr(self):
+    def data_ptr(self) -> int:
         return self.address.value or 0
 
-    def cpu(self):
+    def cpu(self) -> Copy:
         return Copy(self.read())
 
     clone = cpu  # the tests' devices are small
 
-    def copy_(self, other):
+    def copy_(self, other: Copy | Storage) -> None:
         self.write(other.read())
 
-    def read(self):
+    def read(self) -> bytes:
         data = ctypes.create_string_buffer(self.size)
         assert driver().cuMemcpyDtoH_v2(data, self.address, ctypes.c_size_t(self.size)) == 0
         return data.raw
 
-    def write(self, data):
+    def write(self, data: bytes) -> None:
         assert driver().cuMemcpyHtoD_v2(self.address, data, ctypes.c_size_t(len(data))) == 0
 
 
 class Tensor:
-    def __init__(self, size=0, storage=None):
+    def __init__(self, size: int = 0, storage: Storage | None = None) -> None:
         self.storage = storage or Storage(size)
         self.data = self
 
-    def untyped_storage(self):
+    def untyped_storage(self) -> Storage:
         return self.storage
 
-    def fill(self, seed):
+    def fill(self, seed: int) -> None:
         self.storage.write(bytes((seed + at) % 251 + 1 for at in range(4096)) * (self.storage.size // 4096))
 
-    def sum(self):
+    def sum(self) -> int:
         return sum(self.storage.read()[::61])
 
 
 class Parameter(Tensor):
-    def __init__(self, tensor):
+    main_grad: Tensor
+
+    def __init__(self, tensor: Tensor) -> None:
         self.storage, self.data = tensor.storage, tensor
 
 

@@ -8,7 +8,7 @@ class MemPool:
 cuda = types.SimpleNamespace(kept=[], is_available=lambda: False, MemPool=MemPool)
 
 
-def empty_cache():
+def empty_cache() -> None:
     while cuda.kept:
         cuda.kept.pop().free()
 

@@ -12,8 +12,11 @@ The newest of each have been tried: Ray 2.60, PyTorch 2.15.0, verl 0.9.1, OpenRL
 """
 import json
 import os
+import pathlib
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import pytest
 
@@ -22,24 +25,25 @@ pytest.importorskip("cryptography", reason="cryptography is not installed (Debia
 
 import amem.ray  # noqa: E402
 from ray_nodes import MIB, RayNodes, nothing_left  # noqa: E402
+from sim_node.node import Build  # noqa: E402
 
 NODES = 4
 STEPS = 5
 
 
 @pytest.fixture
-def raylets(build, tmp_path):
+def raylets(build: Build, tmp_path: pathlib.Path) -> Iterator[RayNodes]:
     nodes = RayNodes(build, tmp_path)
     yield nodes
     nodes.close()
     nothing_left()
 
 
-def resident(cluster, group):
+def resident(cluster: amem.ray.Cluster, group: str) -> list[int]:
     return [each.resident_bytes for answer in cluster.status().values() for each in answer.result().groups if each.name == group]
 
 
-def rl_loop(cluster, train, start_rollout):
+def rl_loop(cluster: amem.ray.Cluster, train: Any, start_rollout: Callable[[], Any]) -> Any:
     """Both have fill(step), check() and about(), which give what all of their ranks give."""
     about = train.about()
     assert all(each["shim"] and each["group"] == "train" for each in about)
@@ -60,7 +64,7 @@ def rl_loop(cluster, train, start_rollout):
     return rollout
 
 
-def test_verl(raylets):
+def test_verl(raylets: RayNodes) -> None:
     pytest.importorskip("verl", reason="verl is not installed (pip install verl)")
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from verl_rank import VerlRank
@@ -68,7 +72,7 @@ def test_verl(raylets):
     pool = RayResourcePool(process_on_nodes=[1] * NODES, use_gpu=True, max_colocate_count=2)
     with amem.ray.Cluster(pool.get_placement_groups(), pool="64MiB") as cluster:
 
-        def start(group):
+        def start(group: str) -> Any:
             rank_class = cluster.actor(ray.remote(VerlRank), group)
             return RayWorkerGroup(resource_pool=pool, ray_cls_with_init=RayClassWithInitArgs(rank_class, group))
 
@@ -81,21 +85,21 @@ def test_verl(raylets):
 class Group:
     """OpenRLHF's, with calls that wait."""
 
-    def __init__(self, actors):
+    def __init__(self, actors: Any) -> None:
         self.actors = actors
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *arguments: ray.get(self.actors.async_run_method(name, *arguments))
 
 
-def test_openrlhf(raylets):
+def test_openrlhf(raylets: RayNodes) -> None:
     pytest.importorskip("openrlhf", reason="OpenRLHF is not installed (pip install openrlhf)")
     from openrlhf_rank import OpenrlhfRank, RayActorGroup
 
     placed = raylets.placed()
     with amem.ray.Cluster(placed, pool="64MiB") as cluster:
 
-        def start(group):
+        def start(group: str) -> Group:
             rank_class = cluster.actor(ray.remote(OpenrlhfRank), group)
             return Group(RayActorGroup(NODES, 1, rank_class, pg=placed, num_gpus_per_actor=0.4))
 
@@ -146,8 +150,12 @@ sys.meta_path.insert(0, _Finder())
 '''
 
 
+class Command(Protocol):
+    def __call__(self, *arguments: str) -> tuple[RayNodes, str]: ...
+
+
 @pytest.fixture
-def command(build, tmp_path):
+def command(build: Build, tmp_path: pathlib.Path) -> Iterator[Command]:
     """Runs a driver to its end, as the job of two nodes on which amemd runs. Gives the nodes, and what it said."""
     stood_in = tmp_path / "stood_in"
     for name in ("vllm", "flash_attn"):
@@ -162,7 +170,7 @@ def command(build, tmp_path):
     for sim in nodes.sims:
         sim.start_broker()
 
-    def run(*arguments):
+    def run(*arguments: str) -> tuple[RayNodes, str]:
         job = {"runtime_env": {"env_vars": {"PYTHONPATH": path}}}  # as `ray job submit` hands it over
         done = subprocess.run([sys.executable, "-m", "amem.ray", "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, env={**os.environ, "PYTHONPATH": path, "RAY_ADDRESS": nodes.cluster.address,
@@ -173,7 +181,7 @@ def command(build, tmp_path):
     nodes.close()
 
 
-def test_the_command_of_openrlhf(command):
+def test_the_command_of_openrlhf(command: Command) -> None:
     """It ends where it wants a model, which is after all of its actors that have GPUs have been made."""
     pytest.importorskip("openrlhf", reason="OpenRLHF is not installed (pip install openrlhf)")
     sizes = [word for role in ("actor", "ref", "critic") for word in (f"--{role}.num_nodes", "1", f"--{role}.num_gpus_per_node", "2")]
@@ -189,7 +197,7 @@ def test_the_command_of_openrlhf(command):
     assert "'/nowhere'" in said, said
 
 
-def test_the_driver_of_verl(command, tmp_path):
+def test_the_driver_of_verl(command: Command, tmp_path: pathlib.Path) -> None:
     """run_ppo() with a configuration of its own, and in its runner the calls of its trainer that make workers and servers."""
     pytest.importorskip("verl", reason="verl is not installed (pip install verl)")
     nodes, said = command("--group", "WorkerDict=trainer:regions", "--group", "vLLMHttpServer={name}:heap",

@@ -4,6 +4,7 @@ OpenRLHF's groups of actors are its own, unmodified. Its import wants vLLM and f
 """
 import sys
 from importlib.machinery import ModuleSpec
+from typing import Any
 from unittest.mock import MagicMock
 
 from transformers.utils import import_utils
@@ -22,15 +23,15 @@ __all__ = ["OpenrlhfRank", "RayActorGroup"]
 
 
 class OpenrlhfRank(BaseDistributedActor):
-    def __init__(self, world_size, rank, master_addr, master_port):
+    def __init__(self, world_size: int, rank: int, master_addr: str | None, master_port: int | None) -> None:
         super().__init__(world_size, rank, master_addr, master_port)
         self.memory = Rank(f"rank{rank}")
 
-    def fill(self, step):
+    def fill(self, step: int) -> int:
         return self.memory.fill(step)
 
-    def check(self):
+    def check(self) -> int:
         return self.memory.check()
 
-    def about(self):
+    def about(self) -> dict[str, Any]:
         return self.memory.about()

@@ -6,6 +6,7 @@ runtime_env of this actor.
 import json
 import subprocess
 import sys
+from typing import Any
 
 import ray
 
@@ -24,7 +25,7 @@ class ReferenceModelActor(Holder):
 
 @ray.remote(num_cpus=0)
 class PPOTrainer:
-    def about(self):
+    def about(self) -> dict[str, Any]:
         return about()
 
 
@@ -46,21 +47,24 @@ print(json.dumps(ray.get(worker.about.remote())))
 
 @ray.remote
 class RolloutRayActor(Holder):
-    def worker(self):
+    def worker(self) -> Any:
         env = json.dumps(dict(ray.get_runtime_context().runtime_env))
         done = subprocess.run([sys.executable, "-c", CORE, env], stdout=subprocess.PIPE, check=True, text=True)
         return json.loads(done.stdout.splitlines()[-1])
 
 
-def main():
+def main() -> None:
     places = [each for each in sys.argv[1:] if each != "--ray-workers"]
     ray.init(runtime_env={"env_vars": {"OF_JOB": "yes"}})
-    engines = [RolloutRayActor.options(num_cpus=0, num_gpus=0.2, resources={places[0]: 0.1}).remote() for _ in range(2)]
+    engine_class: Any = RolloutRayActor
+    trainer_classes: tuple[Any, ...] = (PolicyModelActor, ReferenceModelActor)
+    other_class: Any = PPOTrainer
+    engines = [engine_class.options(num_cpus=0, num_gpus=0.2, resources={places[0]: 0.1}).remote() for _ in range(2)]
     trainers = [kind.options(num_cpus=0, num_gpus=0.2, resources={place: 0.1}).remote()
-                for kind in (PolicyModelActor, ReferenceModelActor) for place in places]
+                for kind in trainer_classes for place in places]
     ray.get([each.load.remote(f"engine{number}") for number, each in enumerate(engines)])
     ray.get([each.load.remote(f"trainer{number}") for number, each in enumerate(trainers)])
-    others = [PPOTrainer.remote()]
+    others = [other_class.remote()]
     workers = ray.get([each.worker.remote() for each in engines if "--ray-workers" in sys.argv])
     tell_test(driver=about(), task=ray.get(task.remote()), workers=workers,
               **{name: ray.get([each.about.remote() for each in actors])

@@ -1,6 +1,8 @@
 """A job of verl's, as verl 0.9 makes it: the driver makes a runner alone. The runner makes workers, of a class that it makes itself, and
 servers, which have names and environments."""
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import ray
 
@@ -11,7 +13,7 @@ class Worker(Holder):
     pass
 
 
-def create_colocated_worker_cls():
+def create_colocated_worker_cls() -> Any:
     class WorkerDict(Worker):
         pass
 
@@ -19,18 +21,18 @@ def create_colocated_worker_cls():
 
 
 class vLLMHttpServer(Holder):  # noqa: N801: as it is called there
-    def core(self):
+    def core(self) -> Any:
         return about_child()
 
 
 class AgentLoopWorker:
-    def about(self):
+    def about(self) -> dict[str, Any]:
         return about()
 
 
 @ray.remote(num_cpus=0)
 class TaskRunner:
-    def run(self, nodes):
+    def run(self, nodes: Sequence[str]) -> dict[str, Any]:
         worker_class, server_class = create_colocated_worker_cls(), ray.remote(vLLMHttpServer)
         self.workers = [
             worker_class.options(num_gpus=0.3, num_cpus=0, resources={place: 0.1}, name=f"abcWorkerDict_{number}:0",
@@ -45,13 +47,14 @@ class TaskRunner:
         return {"runner": about(), "task": ray.get(task.remote()), "cores": ray.get([each.core.remote() for each in self.servers]),
                 **{name: ray.get([each.about.remote() for each in actors]) for name, actors in made}}
 
-    def actors(self):
+    def actors(self) -> list[Any]:
         return self.workers + self.servers
 
 
-def main():
+def main() -> None:
     ray.init(runtime_env={"env_vars": {"OF_JOB": "yes"}})
-    runner = TaskRunner.remote()
+    runner_class: Any = TaskRunner
+    runner = runner_class.remote()
     tell_test(**ray.get(runner.run.remote(sys.argv[1:])))
     play(ray.get(runner.actors.remote()))
 

@@ -1,6 +1,8 @@
 """RayNodes: real raylets on this machine, each of which is a simulated node with a driver of its own."""
 import os
+import pathlib
 import time
+from typing import Any
 
 # From Ray 2.60 on a cluster wants a token, which Ray keeps in the user's home. With it, drivers that an actor starts lose their actors.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -10,7 +12,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 from ray.util import placement_group, remove_placement_group  # noqa: E402
 
 from sim_node.child import eventually, patience  # noqa: E402
-from sim_node.node import Node  # noqa: E402
+from sim_node.node import Build, Node  # noqa: E402
 
 MIB = 1 << 20
 POOL = 64 * MIB
@@ -20,10 +22,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class RayNodes:
     """The first raylet is the head's, where the driver is; it is a node as the others are."""
 
-    def __init__(self, build, logs, count=4, memory=256 * MIB, dashboard=False):
-        self.sims = []
-        self.raylets = []
-        self.groups = []
+    def __init__(self, build: Build, logs: pathlib.Path, count: int = 4, memory: int = 256 * MIB, dashboard: bool = False) -> None:
+        self.sims: list[Node] = []
+        self.raylets: list[Any] = []  # Ray's, as its placement groups
+        self.groups: list[Any] = []
         self.cluster = Cluster()
         for number in range(count):
             folder = logs / f"node{number}"
@@ -38,27 +40,26 @@ class RayNodes:
                 resources={f"place{number}": 1}, **more))
         ray.init(address=self.cluster.address, log_to_driver=False)
 
-    def placed(self, *numbers):
+    def placed(self, *numbers: int) -> Any:
         """A placement group with a bundle on each of these nodes, in this order; by default on all."""
-        numbers = numbers or range(len(self.raylets))
-        group = placement_group([{"CPU": 1, "GPU": 1, f"place{number}": 0.1} for number in numbers])
+        group = placement_group([{"CPU": 1, "GPU": 1, f"place{number}": 0.1} for number in numbers or range(len(self.raylets))])
         assert group.wait(patience(60)), "the placement group is not placed"
         self.groups.append(group)
         return group
 
-    def kill_raylet(self, node_id):
+    def kill_raylet(self, node_id: str) -> float:
         """SIGKILL, as when the machine goes; not the head's. Gives the time at which it was done."""
         [raylet] = [each for each in self.raylets if each.node_id == node_id]
         assert raylet is not self.cluster.head_node
         self.cluster.remove_node(raylet, allow_graceful=False)
         return time.monotonic()
 
-    def free(self):
+    def free(self) -> None:
         """The placement groups so far are not needed any more."""
         while self.groups:
             remove_placement_group(self.groups.pop())
 
-    def close(self):
+    def close(self) -> None:
         if ray.is_initialized():
             self.free()
             ray.shutdown()
@@ -67,7 +68,7 @@ class RayNodes:
             sim.close()
 
 
-def left_behind():
+def left_behind() -> list[str]:
     """Processes and directories of clusters that amem.ray has started, on this machine."""
     found = [os.path.join("/tmp", name) for name in os.listdir("/tmp") if name.startswith(f"amem-{os.getuid()}-")]
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -81,5 +82,5 @@ def left_behind():
     return found
 
 
-def nothing_left(deadline=30):
+def nothing_left(deadline: float = 30) -> None:
     eventually(lambda: not left_behind(), deadline=deadline, what="nothing is left behind")

@@ -1,15 +1,16 @@
 """Rank: an actor that holds device memory and knows each byte of it."""
 import ctypes
 import os
+from typing import Any
 
 CHUNK = 64 << 10
 
 
-def must(code):
+def must(code: int) -> None:
     assert code == 0, f"CUDA error {code}"
 
 
-def pattern(seed, size):
+def pattern(seed: int, size: int) -> bytes:
     """Bytes in which no two chunks are alike, whatever the seed."""
     words = (ctypes.c_uint32 * (size // 4))()
     value = (seed * 2654435761 + 12345) & 0xFFFFFFFF
@@ -23,7 +24,7 @@ def pattern(seed, size):
 class Rank:
     """`blocks` allocations of `size` bytes on the first device that this process sees."""
 
-    def __init__(self, name, blocks=4, size=1 << 20):
+    def __init__(self, name: str, blocks: int = 4, size: int = 1 << 20) -> None:
         self.seed = sum(name.encode()) * 1000
         self.size = size
         self.step = 0
@@ -39,13 +40,13 @@ class Rank:
             self.blocks.append(address)
         self.fill(0)
 
-    def _enter(self):
+    def _enter(self) -> None:
         must(self.cuda.cuCtxSetCurrent(self.context))  # an actor's calls need not come on one thread
 
-    def _expected(self, number):
+    def _expected(self, number: int) -> bytes:
         return pattern(self.seed + self.step * 10 + number, self.size)
 
-    def fill(self, step):
+    def fill(self, step: int) -> int:
         """New bytes everywhere, which depend on the step."""
         self._enter()
         self.step = step
@@ -53,7 +54,7 @@ class Rank:
             must(self.cuda.cuMemcpyHtoD_v2(block, self._expected(number), ctypes.c_size_t(self.size)))
         return step
 
-    def check(self):
+    def check(self) -> int:
         """The step of the last fill(), when every byte is as that has left it."""
         self._enter()
         for number, block in enumerate(self.blocks):
@@ -62,11 +63,11 @@ class Rank:
             assert held.raw == self._expected(number), f"block {number} is not as step {self.step} left it"
         return self.step
 
-    def about(self):
+    def about(self) -> dict[str, Any]:
         with open("/proc/self/maps", encoding="utf-8") as maps:
             shim = any("libamem_shim" in line for line in maps)
         return {"pid": os.getpid(), "shim": shim, "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
                 "directory": os.environ.get("AMEM_RUNTIME_DIR"), "group": os.environ.get("AMEM_GROUP")}
 
-    def variable(self, name):
+    def variable(self, name: str) -> str | None:
         return os.environ.get(name)

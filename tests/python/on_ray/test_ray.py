@@ -1,11 +1,15 @@
 """amem.ray on a real Ray: each of four raylets of this machine is a simulated node."""
+import functools
 import gc
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -20,6 +24,7 @@ from amem.ray._node import Started  # noqa: E402
 from ray_nodes import MIB, POOL, RayNodes, left_behind, nothing_left  # noqa: E402
 from ray_rank import Rank  # noqa: E402
 from sim_node.child import Child, eventually, patience  # noqa: E402
+from sim_node.node import Build  # noqa: E402
 
 STEPS = 12
 AT_REST = ("RUNNING", "PAUSED")
@@ -27,21 +32,21 @@ LOST_WITHIN = 40  # seconds: Ray's own time to notice, and a machine that does m
 
 
 @pytest.fixture(scope="module")
-def raylets(build, tmp_path_factory):
+def raylets(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
     nodes = RayNodes(build, tmp_path_factory.mktemp("ray"))
     yield nodes
     nodes.close()
 
 
 @pytest.fixture
-def nodes(raylets):
+def nodes(raylets: RayNodes) -> Iterator[RayNodes]:
     yield raylets
     raylets.free()
     nothing_left()
 
 
 @pytest.fixture
-def own_nodes(build, tmp_path, raylets):
+def own_nodes(build: Build, tmp_path: pathlib.Path, raylets: RayNodes) -> Iterator[RayNodes]:
     """Some of which are to die. Ray has one driver in a process."""
     ray.shutdown()
     nodes = RayNodes(build, tmp_path)
@@ -50,11 +55,12 @@ def own_nodes(build, tmp_path, raylets):
     ray.init(address=raylets.cluster.address, log_to_driver=False)
 
 
-def answers(calls, deadline=60):
-    return ray.get(list(calls), timeout=patience(deadline))
+def answers(calls: Iterable[Any], deadline: float = 60) -> list[Any]:
+    found: list[Any] = ray.get(list(calls), timeout=patience(deadline))
+    return found
 
 
-def start_ranks(cluster, group, bundles=range(4)):
+def start_ranks(cluster: Cluster, group: str, bundles: Iterable[int] = range(4)) -> list[Any]:
     """One in each bundle; two groups share its GPU."""
     actor = ray.remote(Rank)
     ranks = [actor.options(num_cpus=0, num_gpus=0.5, **cluster.options(bundle, group)).remote(f"{group}{bundle}")
@@ -63,30 +69,35 @@ def start_ranks(cluster, group, bundles=range(4)):
     return ranks
 
 
-def driver_environment(nodes, build):
+def driver_environment(nodes: RayNodes, build: Build) -> dict[str, str]:
     path = os.pathsep.join((os.path.join(build.directory, "python"), os.path.dirname(os.path.abspath(__file__))))
     return {**os.environ, "PYTHONPATH": path, "RAY_ADDRESS": nodes.cluster.address}
 
 
-def end_ranks(*groups):
+def end_ranks(*groups: Sequence[Any]) -> None:
     for rank in (each for group in groups for each in group):
         ray.kill(rank)
 
 
-def states(cluster, group):
+def states(cluster: Cluster, group: str) -> list[str]:
     """Of the nodes that answer."""
     return [each.state.name for answer in cluster.status().values() if answer.value is not None
             for each in answer.value.groups if each.name == group]
 
 
-def resident(cluster, group):
+def at_rest(cluster: Cluster, group: str) -> bool:
+    """On the three nodes that are left."""
+    return len(states(cluster, group)) == 3 and set(states(cluster, group)) <= set(AT_REST)
+
+
+def resident(cluster: Cluster, group: str) -> list[int]:
     return [each.resident_bytes for answer in cluster.status().values() for each in answer.result().groups if each.name == group]
 
 
 # ---- what it is for -----------------------------------------------------------------------------------------------
 
 
-def test_an_rl_loop_with_two_swaps_a_step(nodes):
+def test_an_rl_loop_with_two_swaps_a_step(nodes: RayNodes) -> None:
     with amem.ray.Cluster(nodes.placed(), pool="64MiB") as cluster:
         assert len(set(cluster.nodes)) == 4 and len(set(cluster.addresses)) == 4
         train = start_ranks(cluster, "train")
@@ -142,7 +153,7 @@ class Rollout(Rank):
 """
 
 
-def test_the_example_of_the_manual(nodes, build, tmp_path):
+def test_the_example_of_the_manual(nodes: RayNodes, build: Build, tmp_path: pathlib.Path) -> None:
     manual = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "docs", "ray.md")
     with open(manual, encoding="utf-8") as file:
         example = file.read().split("```python\n")[1].split("```")[0]
@@ -156,7 +167,7 @@ def test_the_example_of_the_manual(nodes, build, tmp_path):
     assert "2 [2, 2, 2, 2] [3, 3, 3, 3]" in done.stdout.splitlines(), done.stdout
 
 
-def test_several_placement_groups(nodes):
+def test_several_placement_groups(nodes: RayNodes) -> None:
     """As verl's: one for each node."""
     groups = [nodes.placed(number) for number in (2, 1)]
     with amem.ray.Cluster(groups, pool=POOL) as cluster:
@@ -170,7 +181,7 @@ def test_several_placement_groups(nodes):
             cluster.options(2, "train")
 
 
-def test_two_bundles_of_one_node(nodes):
+def test_two_bundles_of_one_node(nodes: RayNodes) -> None:
     with amem.ray.Cluster(nodes.placed(1, 1), pool=POOL) as cluster:
         assert cluster.nodes == (nodes.raylets[1].node_id,)
         env = cluster.runtime_env("train", base={"LD_PRELOAD": "/lib/other.so", "A": "b"})["env_vars"]
@@ -179,7 +190,7 @@ def test_two_bundles_of_one_node(nodes):
         assert cluster.options(1, "train", "nccl")["scheduling_strategy"].placement_group_bundle_index == 1
 
 
-def test_nodes_of_one_machine_have_directories_of_their_own(nodes):
+def test_nodes_of_one_machine_have_directories_of_their_own(nodes: RayNodes) -> None:
     with amem.ray.Cluster(nodes.placed(0, 1), pool=POOL) as cluster:
         with pytest.raises(amem.FailedPreconditionError, match="Say in which bundle"):
             cluster.runtime_env("train")
@@ -187,13 +198,13 @@ def test_nodes_of_one_machine_have_directories_of_their_own(nodes):
         assert len(set(directories)) == 2 and all(os.stat(each).st_mode & 0o777 == 0o700 for each in directories)
 
 
-def test_an_actor_class_for_code_that_makes_the_actors(nodes):
+def test_an_actor_class_for_code_that_makes_the_actors(nodes: RayNodes) -> None:
     placed = nodes.placed(0, 1)
     with amem.ray.Cluster(placed, pool=POOL) as cluster:
         ranks = cluster.actor(ray.remote(num_cpus=0, runtime_env={"env_vars": {"OF": "the class"}})(Rank), "train")
         assert ranks.__ray_actor_class__ is Rank and "check" in dir(ranks)
 
-        def made(number, **more):
+        def made(number: int, **more: Any) -> Any:
             where = PlacementGroupSchedulingStrategy(placed, placement_group_bundle_index=number)
             return ranks.options(num_gpus=0.5, scheduling_strategy=where, **more).remote("rank")
 
@@ -204,14 +215,15 @@ def test_an_actor_class_for_code_that_makes_the_actors(nodes):
             cluster.runtime_env("train", bundle=bundle)["env_vars"]["AMEM_RUNTIME_DIR"] for bundle in (1, 0)]
         assert answers(actor.variable.remote("OF") for actor in actors) == ["the class", "the call"]
         end_ranks(actors)
-        for without_bundle in (ranks.remote, lambda name: made(-1)):
+        without: tuple[Callable[[str], Any], ...] = (ranks.remote, lambda name: made(-1))
+        for without_bundle in without:
             with pytest.raises(amem.FailedPreconditionError, match="Say in which bundle"):
                 without_bundle("rank")
         with pytest.raises(amem.InvalidArgumentError, match="is no actor class: ray.remote"):
             cluster.actor(Rank, "train")
 
 
-def machines():
+def machines() -> Cluster:
     """A cluster of three nodes, as it is where each is a machine of its own."""
     cluster = object.__new__(Cluster)
     cluster._closed = False
@@ -220,20 +232,20 @@ def machines():
     return cluster
 
 
-def test_nodes_that_are_machines_have_one_environment():
+def test_nodes_that_are_machines_have_one_environment() -> None:
     env = machines().runtime_env("train", "regions", required=False)["env_vars"]
     assert env == {"AMEM_GROUP": "train", "AMEM_RUNTIME_DIR": "/tmp/amem-0-job", "LD_PRELOAD": "/amem/shim.so",
                    "NCCL_CUMEM_ENABLE": "1", "AMEM_SCOPE": "regions"}
 
 
-def test_names_of_nodes_that_are_machines():
+def test_names_of_nodes_that_are_machines() -> None:
     """amemd says the host's name, or the address of one that has not joined."""
     said = machines()._explained("node 'host1' failed: x; node '10.0.0.2:7070': gone; node 'else' knows", ["host0"])
     assert said == (f"node 'host1' (Ray's {'1' * 12}) failed: x; node '10.0.0.2:7070' (Ray's {'2' * 12}): gone; "
                     "node 'else' knows")
 
 
-def test_amemd_serves_all_gpus_of_the_node(nodes):
+def test_amemd_serves_all_gpus_of_the_node(nodes: RayNodes) -> None:
     """Though Ray may hide them from who has asked for none."""
     with amem.ray.Cluster(nodes.placed(0), pool=POOL) as cluster:
         [answer] = cluster.status().values()
@@ -245,12 +257,12 @@ def test_amemd_serves_all_gpus_of_the_node(nodes):
 # ---- the pool is Ray's resource -----------------------------------------------------------------------------------
 
 
-def test_a_pool_larger_than_the_nodes_memory(nodes):
+def test_a_pool_larger_than_the_nodes_memory(nodes: RayNodes) -> None:
     with pytest.raises(amem.ResourceExhaustedError, match=f"has {256 * MIB} bytes .* is to have {512 * MIB}"):
         amem.ray.Cluster(nodes.placed(), pool="512MiB")
 
 
-def test_memory_that_is_in_use(nodes):
+def test_memory_that_is_in_use(nodes: RayNodes) -> None:
     group = nodes.placed(0)
     with amem.ray.Cluster(group, pool="192MiB"):
         with pytest.raises(amem.DeadlineExceededError, match="its resource memory may be in use"):
@@ -258,12 +270,12 @@ def test_memory_that_is_in_use(nodes):
 
 
 @pytest.mark.parametrize("text, size", (("64GiB", 64 << 30), ("2 mib", 2 << 20), ("4194304", 4 << 20), (0, 0)))
-def test_sizes(text, size):
+def test_sizes(text: int | str, size: int) -> None:
     assert size_of(text) == size
 
 
 @pytest.mark.parametrize("text", ("64GB", "", "1MiB", "much", -2 << 20, 5, 2.5, True))
-def test_what_is_no_size(text):
+def test_what_is_no_size(text: Any) -> None:
     with pytest.raises(amem.InvalidArgumentError, match="is no size of a pool"):
         size_of(text)
 
@@ -271,7 +283,7 @@ def test_what_is_no_size(text):
 # ---- amemd that runs already --------------------------------------------------------------------------------------
 
 
-def test_amemd_that_runs_already(nodes, build):
+def test_amemd_that_runs_already(nodes: RayNodes, build: Build) -> None:
     first, second = nodes.sims[:2]
     first.start_broker()
     try:
@@ -297,7 +309,7 @@ def test_amemd_that_runs_already(nodes, build):
             assert all(answer.result().pid not in (first.broker.pid, second.broker.pid) for answer in cluster.status().values())
     finally:
         for sim in (first, second):
-            if sim.broker is not None:
+            if sim.has_broker:
                 sim.broker.kill()
     with pytest.raises(amem.FailedPreconditionError, match="runs on no node"):
         amem.ray.Cluster(one, pool=None)
@@ -306,7 +318,7 @@ def test_amemd_that_runs_already(nodes, build):
 # ---- what goes wrong ----------------------------------------------------------------------------------------------
 
 
-def test_errors_are_amems_own_and_name_the_node(nodes):
+def test_errors_are_amems_own_and_name_the_node(nodes: RayNodes) -> None:
     with amem.ray.Cluster(nodes.placed(0, 1), pool=POOL) as cluster:
         ranks = start_ranks(cluster, "train", [0])
         with pytest.raises(amem.NotFoundError) as caught:
@@ -318,7 +330,7 @@ def test_errors_are_amems_own_and_name_the_node(nodes):
         cluster.pause("train")
 
 
-def test_amemd_that_dies_alone(nodes):
+def test_amemd_that_dies_alone(nodes: RayNodes) -> None:
     with amem.ray.Cluster(nodes.placed(0, 1), pool=POOL) as cluster:
         pids = [answer.result().pid for answer in cluster.status().values()]
         for number in (1, 0):
@@ -332,7 +344,7 @@ def test_amemd_that_dies_alone(nodes):
 
 
 @pytest.mark.parametrize("lost", (0, 1), ids=("the_leader", "another"))
-def test_a_raylet_that_is_killed_in_the_middle(own_nodes, lost):
+def test_a_raylet_that_is_killed_in_the_middle(own_nodes: RayNodes, lost: int) -> None:
     """The controller is told which node it was; the other nodes come to rest; close() leaves nothing."""
     cluster = amem.ray.Cluster(own_nodes.placed(1, 2, 3, 0), pool=POOL)
     train = start_ranks(cluster, "train")
@@ -340,11 +352,11 @@ def test_a_raylet_that_is_killed_in_the_middle(own_nodes, lost):
     rollout = start_ranks(cluster, "rollout")
     ended, turns = [], []
 
-    def loop():
+    def loop() -> None:
         groups = ["rollout", "train"]
         try:
             while True:
-                cluster.swap(*groups)
+                cluster.swap(groups[0], groups[1])
                 groups.reverse()
                 turns.append(time.monotonic())
         except Exception as error:
@@ -364,8 +376,7 @@ def test_a_raylet_that_is_killed_in_the_middle(own_nodes, lost):
     assert cluster.nodes[lost][:12] in error.text
     survivors = [node for number, node in enumerate(cluster.nodes) if number != lost]
     for group in ("train", "rollout"):
-        eventually(lambda group=group: len(states(cluster, group)) == 3 and set(states(cluster, group)) <= set(AT_REST),
-                   what=f"{group} is at rest on {survivors}")
+        eventually(functools.partial(at_rest, cluster, group), what=f"{group} is at rest on {survivors}")
     with pytest.raises(amem.UnavailableError, match=cluster.nodes[lost][:12]):
         cluster.swap("train", "rollout")
     eventually(lambda: isinstance(cluster.status()[cluster.nodes[lost]].error, amem.UnavailableError), what="Ray knows it")
@@ -376,13 +387,13 @@ def test_a_raylet_that_is_killed_in_the_middle(own_nodes, lost):
     end_ranks(train, rollout)
 
 
-def test_close_in_the_middle(nodes):
+def test_close_in_the_middle(nodes: RayNodes) -> None:
     """Of operations of another thread, which are told."""
     cluster = amem.ray.Cluster(nodes.placed(0, 1), pool=POOL)
     ranks = start_ranks(cluster, "train", range(2))
     turns, ended = [], []
 
-    def loop():
+    def loop() -> None:
         try:
             while True:
                 cluster.pause("train")
@@ -401,7 +412,7 @@ def test_close_in_the_middle(nodes):
     end_ranks(ranks)
 
 
-def test_a_cluster_that_nobody_has_any_more(nodes):
+def test_a_cluster_that_nobody_has_any_more(nodes: RayNodes) -> None:
     cluster = amem.ray.Cluster(nodes.placed(0), pool=POOL)
     assert left_behind()
     del cluster
@@ -429,7 +440,7 @@ if sys.argv[1] == "waits":
 
 
 @pytest.mark.parametrize("end", ("killed", "returns"))
-def test_a_driver_that_ends_leaves_nothing(nodes, build, tmp_path, end):
+def test_a_driver_that_ends_leaves_nothing(nodes: RayNodes, build: Build, tmp_path: pathlib.Path, end: str) -> None:
     """By SIGKILL, or without close(); its group is paused."""
     driver = Child("driver", [sys.executable, "-c", DRIVER, "waits" if end == "killed" else "ends"],
                    driver_environment(nodes, build), str(tmp_path / "driver.log"))
@@ -444,7 +455,7 @@ def test_a_driver_that_ends_leaves_nothing(nodes, build, tmp_path, end):
         driver.close()
 
 
-def test_without_the_word_there_is_no_ray():
+def test_without_the_word_there_is_no_ray() -> None:
     script = "import sys, amem, amem.ray; assert not {'ray', 'cryptography'} & set(sys.modules); print('good')"
     done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
                           capture_output=True, text=True, timeout=60)

@@ -1,6 +1,7 @@
 """The certificates of amem.ray: made in this process, shown to amemds."""
 import datetime
 import os
+import pathlib
 import pickle
 import re
 import socket
@@ -16,26 +17,26 @@ from cryptography.hazmat.primitives.serialization import Encoding  # noqa: E402
 
 import amem  # noqa: E402
 from amem.ray._certificates import DAYS, Authority, Identity  # noqa: E402
-from sim_node.node import Node  # noqa: E402
+from sim_node.node import Build, Node  # noqa: E402
 from sim_node.prometheus import free_port  # noqa: E402
 
 PEM = Encoding.PEM
 
 
-def files(folder, authority, ip="127.0.0.1"):
+def files(folder: pathlib.Path, authority: Authority, ip: str = "127.0.0.1") -> str:
     identity = Identity.make()
     identity.write(str(folder), authority.sign(identity.request, ip), authority.certificate)
     return str(folder)
 
 
-def test_files_are_this_users_alone(tmp_path):
+def test_files_are_this_users_alone(tmp_path: pathlib.Path) -> None:
     made = files(tmp_path / "tls", Authority("job"))
     assert sorted(os.listdir(made)) == ["ca.crt", "tls.crt", "tls.key"]
     assert os.stat(made).st_mode & 0o777 == 0o700
     assert all(os.stat(os.path.join(made, name)).st_mode & 0o077 == 0 for name in os.listdir(made))
 
 
-def test_what_a_certificate_says(tmp_path):
+def test_what_a_certificate_says(tmp_path: pathlib.Path) -> None:
     authority = Authority("job")
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     made = x509.load_pem_x509_certificate(authority.sign(Identity.make().request, "10.0.0.7"))
@@ -52,20 +53,20 @@ def test_what_a_certificate_says(tmp_path):
     assert datetime.timedelta(DAYS - 1) < left <= datetime.timedelta(DAYS)
 
 
-def test_the_key_stays_where_it_was_made():
+def test_the_key_stays_where_it_was_made() -> None:
     identity = Identity.make()
     assert b"PRIVATE" not in identity.request and b"PRIVATE" in identity.key
     assert b"PRIVATE" not in Authority("job").certificate
 
 
-def test_what_is_no_request():
+def test_what_is_no_request() -> None:
     authority, request = Authority("job"), Identity.make().request
     for bad, ip in ((b"nonsense", "10.0.0.1"), (request, "node1"), (request[:200] + request[210:], "10.0.0.1")):
         with pytest.raises(amem.InvalidArgumentError, match="no certificate for"):
             authority.sign(bad, ip)
 
 
-def far(build, tmp_path, *folders):
+def far(build: Build, tmp_path: pathlib.Path, *folders: str) -> tuple[list[Node], list[str]]:
     nodes, ports = [], []
     for number, folder in enumerate(folders):
         (tmp_path / f"node{number}").mkdir()
@@ -76,7 +77,7 @@ def far(build, tmp_path, *folders):
 
 
 @pytest.mark.parametrize("whose", ("one authority", "another authority", "another address"))
-def test_amemds_take_those_of_one_authority_for_their_own_addresses(build, tmp_path, whose):
+def test_amemds_take_those_of_one_authority_for_their_own_addresses(build: Build, tmp_path: pathlib.Path, whose: str) -> None:
     one = Authority("job")
     second = files(tmp_path / "two", Authority("other") if whose == "another authority" else one,
                    "10.0.0.7" if whose == "another address" else "127.0.0.1")
@@ -105,7 +106,7 @@ def test_amemds_take_those_of_one_authority_for_their_own_addresses(build, tmp_p
             node.close()
 
 
-def test_errors_come_over_whole():
+def test_errors_come_over_whole() -> None:
     """As values of an actor's answers."""
     for code in amem.Code:
         error = pickle.loads(pickle.dumps(amem.errors.error_of(code, "rank 3 did not come")))

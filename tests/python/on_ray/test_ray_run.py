@@ -5,12 +5,16 @@ amemd runs on each node already.
 import importlib.util
 import json
 import os
+import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import pytest
 
 from sim_node.child import patience
+from sim_node.node import Build, Node
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 VERL = ("--group", "WorkerDict=trainer:regions", "--group", "vLLMHttpServer={name}:heap")
@@ -20,26 +24,28 @@ OPENRLHF = ("--group", "*ModelActor=trainer:heap", "--group", "RolloutRayActor=e
 class Driver:
     """The driver of a job."""
 
-    def __init__(self, build, options, program, address="", **env):
+    def __init__(self, build: Build, options: Sequence[str], program: Sequence[str], address: str = "", **env: str) -> None:
         path = os.pathsep.join((os.path.join(build.directory, "python"), HERE))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "amem.ray", "run", *options, *program],
             env={**os.environ, "PYTHONPATH": path, "RAY_ADDRESS": address, **env},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def answer(self):
+    def answer(self) -> Any:
         """What the stand-in tells next."""
+        assert self._process.stdout is not None and self._process.stderr is not None
         for line in self._process.stdout:
             if line.startswith("TEST "):
                 return json.loads(line.removeprefix("TEST "))
         raise AssertionError(self._process.stderr.read())
 
-    def call(self, *what):
+    def call(self, *what: object) -> Any:
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(what) + "\n")
         self._process.stdin.flush()
         return self.answer()["done"]
 
-    def end(self):
+    def end(self) -> tuple[int, str]:
         """Its exit code, and all that it said that was not told."""
         out, err = self._process.communicate(timeout=patience(120))
         return self._process.returncode, out + err
@@ -59,12 +65,12 @@ class Driver:
     (["WorkerDict=e{index}"], '"WorkerDict=e{index}" has {index}. A group can have {name} (the actor\'s name) and {number} (0 for'),
     (["Work*=a", "WorkerDict=b"], '"WorkerDict=b:heap" never counts, because "Work*=a:heap" stands before it'),
 ))
-def test_what_is_refused_at_the_command(build, groups, sentence):
+def test_what_is_refused_at_the_command(build: Build, groups: list[str], sentence: str) -> None:
     code, said = Driver(build, [word for group in groups for word in ("--group", group)], ["nowhere.py"]).end()
     assert code == 2 and said.startswith("python3 -m amem.ray: ") and sentence in said and len(said.splitlines()) == 1, said
 
 
-def test_without_a_shim(build):
+def test_without_a_shim(build: Build) -> None:
     code, said = Driver(build, VERL, ["nowhere.py"], AMEM_SHIM="/nowhere/libamem_shim.so").end()
     assert code == 2 and "there is no libamem_shim.so (looked for /nowhere/libamem_shim.so)" in said and len(said.splitlines()) == 1, said
 
@@ -78,7 +84,7 @@ def test_without_a_shim(build):
     ("A={name}", "A", "-" + "x" * 80 + "/1", 5, "x" * 61 + "-1"),
     ("A={name}", "A", "...", 5, "A"),
 ))
-def test_names_of_groups(rule, class_name, actor_name, number, group):
+def test_names_of_groups(rule: str, class_name: str, actor_name: str | None, number: int, group: str) -> None:
     from amem.ray._rules import parse_rule
 
     found = parse_rule(rule)
@@ -95,21 +101,21 @@ import amem  # noqa: E402
 from ray_nodes import MIB, RayNodes  # noqa: E402
 
 PLACES = ("place0", "place1")
-UNTOUCHED = {"shim": False, "OF_JOB": "yes"}
+UNTOUCHED: dict[str, object] = {"shim": False, "OF_JOB": "yes"}
 DASHBOARD = importlib.util.find_spec("aiohttp_cors") is not None  # of ray[default]. It has Ray's state API
 # An older one refuses the runtime_env that it has given itself: a driver that an actor starts cannot hand it on.
 HANDS_ON = tuple(map(int, ray.__version__.split(".")[:2])) >= (2, 55)
 
 
 @pytest.fixture(scope="module")
-def raylets(build, tmp_path_factory):
+def raylets(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
     nodes = RayNodes(build, tmp_path_factory.mktemp("ray"), count=2, dashboard=DASHBOARD)
     yield nodes
     nodes.close()
 
 
 @pytest.fixture
-def nodes(raylets):
+def nodes(raylets: RayNodes) -> Iterator[RayNodes]:
     """With amemd on each."""
     for sim in raylets.sims:
         sim.start_broker()
@@ -118,26 +124,30 @@ def nodes(raylets):
         sim.broker.kill()
 
 
+class Drive(Protocol):
+    def __call__(self, options: Sequence[str], *program: str) -> Driver: ...
+
+
 @pytest.fixture
-def drive(nodes, build):
-    def start(options, *program):
+def drive(nodes: RayNodes, build: Build) -> Drive:
+    def start(options: Sequence[str], *program: str) -> Driver:
         return Driver(build, options, program, nodes.cluster.address)
 
     return start
 
 
-def groups_of(sim):
+def groups_of(sim: Node) -> dict[str, int]:
     """Resident bytes by the group's name."""
     with amem.Broker(sim.runtime_dir) as broker:
         return {group.name: group.resident_bytes for group in broker.groups()}
 
 
-def of_node(sim, **what):
+def of_node(sim: Node, **what: str) -> dict[str, object]:
     return {"shim": True, "LD_PRELOAD": amem.shim_path(), "AMEM_ON": "1", "AMEM_RUNTIME_DIR": sim.runtime_dir, "NCCL_CUMEM_ENABLE": "1",
             "OF_JOB": "yes", **what}
 
 
-def turn(sims, group, driver, step):
+def turn(sims: Sequence[Node], group: str, driver: Driver, step: int) -> None:
     """The group leaves its GPUs, comes back, and has its bytes."""
     actors = len(driver.call("fill", step))
     for sim in sims:
@@ -148,16 +158,16 @@ def turn(sims, group, driver, step):
     assert driver.call("check") == [step] * actors
 
 
-def unmatched(said, line):
+def unmatched(said: str, line: str) -> int:
     """How often the line is said, or that it cannot be known."""
     return said.count(line if DASHBOARD else "because Ray's state API does not answer")
 
 
-def without_directory(found):
+def without_directory(found: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in found.items() if name != "AMEM_RUNTIME_DIR"}
 
 
-def test_a_job_of_verls(nodes, drive):
+def test_a_job_of_verls(nodes: RayNodes, drive: Drive) -> None:
     """Workers and servers are made in a worker process, after the driver's own ray.init."""
     first, second = nodes.sims
     driver = drive(VERL, "-m", "played_verl", *PLACES)
@@ -180,7 +190,7 @@ def test_a_job_of_verls(nodes, drive):
     assert "no actor of this job" not in said
 
 
-def test_a_job_of_openrlhfs(nodes, drive):
+def test_a_job_of_openrlhfs(nodes: RayNodes, drive: Drive) -> None:
     """The driver makes all actors. Engines have no names, and one that uses Ray has workers of its own."""
     first, second = nodes.sims
     driver = drive((*OPENRLHF, "--required"), os.path.join(HERE, "played_openrlhf.py"), *(["--ray-workers"] if HANDS_ON else []), *PLACES)
@@ -192,7 +202,7 @@ def test_a_job_of_openrlhfs(nodes, drive):
     assert about["engines"] == engines
     assert [without_directory(each) for each in about["workers"]] == [without_directory(each) for each in engines if HANDS_ON]
     for found in (about["task"], *about["others"]):
-        assert without_directory(found) == {**UNTOUCHED, "AMEM_REQUIRED": "1"}
+        assert without_directory(found) == UNTOUCHED | {"AMEM_REQUIRED": "1"}
     assert about["driver"] == {"shim": False}
     assert groups_of(first) == {"trainer": 8 * MIB, "engine0": 4 * MIB, "engine1": 4 * MIB}
     turn((first, second), "trainer", driver, 1)
@@ -203,7 +213,7 @@ def test_a_job_of_openrlhfs(nodes, drive):
     assert 'amem: RolloutRayActor: group "engine1", scope heap' in said
 
 
-def test_a_rule_that_matches_nothing(drive):
+def test_a_rule_that_matches_nothing(drive: Drive) -> None:
     driver = drive(("--group", "WorkrDict=trainer:regions"), "-m", "played_verl", *PLACES)
     about = driver.answer()
     assert not any(each["shim"] for each in about["workers"] + about["servers"])
@@ -230,20 +240,20 @@ print(ray.get(worker.ready.remote()), sys.argv, __name__)
 """
 
 
-def small_job(tmp_path, end="", runtime_env="None"):
+def small_job(tmp_path: pathlib.Path, end: str = "", runtime_env: str = "None") -> str:
     (tmp_path / "small.py").write_text(ENDS.replace("{END}", end).replace("{RUNTIME_ENV}", runtime_env))
     return str(tmp_path / "small.py")
 
 
 @pytest.mark.parametrize("end, code", (("sys.exit(7)", 7), ("raise ValueError('of the job')", 1), ("ray.shutdown()", 0)))
-def test_the_end_is_the_jobs(drive, tmp_path, end, code):
+def test_the_end_is_the_jobs(drive: Drive, tmp_path: pathlib.Path, end: str, code: int) -> None:
     job = drive(("--group", "WorkerDict=a", "--group", "Never=b"), small_job(tmp_path, end), "--its", "own").end()
     assert job[0] == code and f"True ['{tmp_path}/small.py', '--its', 'own'] __main__" in job[1], job[1]
     assert unmatched(job[1], 'no actor of this job was of the class Never, so it ran as without amem where "Never=b:heap"') == 1, job[1]
 
 
 @pytest.mark.skipif(not DASHBOARD, reason="Ray's job submission is not installed (pip install 'ray[default]')")
-def test_a_job_that_is_submitted(nodes, build, tmp_path):
+def test_a_job_that_is_submitted(nodes: RayNodes, build: Build, tmp_path: pathlib.Path) -> None:
     """Its driver starts on the cluster, and the job has a runtime_env of its own."""
     path = os.pathsep.join((os.path.join(build.directory, "python"), HERE))
     env = {"env_vars": {"PYTHONPATH": path, "OF_SUBMISSION": "yes", "LD_PRELOAD": "libm.so.6"}}
@@ -258,10 +268,10 @@ def test_a_job_that_is_submitted(nodes, build, tmp_path):
     assert [each["AMEM_GROUP"] for each in about["workers"]] == ["trainer"] * 2
     assert [each["AMEM_GROUP"] for each in about["servers"]] == ["vllm_server_0_0", "vllm_server_1_0"]
     assert {each["LD_PRELOAD"] for each in about["workers"] + about["servers"]} == {f"{amem.shim_path()}:libm.so.6"}
-    assert without_directory(about["runner"]) == {**UNTOUCHED, "OF_SUBMISSION": "yes", "LD_PRELOAD": "libm.so.6"}
+    assert without_directory(about["runner"]) == UNTOUCHED | {"OF_SUBMISSION": "yes", "LD_PRELOAD": "libm.so.6"}
 
 
-def test_no_amemd_on_a_node(raylets, build, tmp_path):
+def test_no_amemd_on_a_node(raylets: RayNodes, build: Build, tmp_path: pathlib.Path) -> None:
     """The job runs as without amem, and says so; with --required its rank does not."""
     started = Driver(build, ("--group", "WorkerDict=a"), (small_job(tmp_path),), raylets.cluster.address)
     code, said = started.end()
@@ -271,12 +281,12 @@ def test_no_amemd_on_a_node(raylets, build, tmp_path):
     assert code != 0 and "amemd does not run" in said, said
 
 
-def test_a_hook_of_the_job_itself(drive, tmp_path):
+def test_a_hook_of_the_job_itself(drive: Drive, tmp_path: pathlib.Path) -> None:
     code, said = drive(("--group", "WorkerDict=a"), small_job(tmp_path, runtime_env="{'worker_process_setup_hook': 'os.getpid'}")).end()
     assert code != 0 and "the job's runtime_env has the worker_process_setup_hook 'os.getpid', and amem needs one of its own" in said, said
 
 
-def test_what_the_maker_of_an_actor_has_chosen(drive, tmp_path):
+def test_what_the_maker_of_an_actor_has_chosen(drive: Drive, tmp_path: pathlib.Path) -> None:
     """And the runtime directory that the command names, and what is in LD_PRELOAD."""
     (tmp_path / "chosen.py").write_text("""
 import os

@@ -1,30 +1,33 @@
 """The supervisor of amem.ray: amemd lives as long as who wants it, and leaves nothing. It needs neither Ray nor
 certificates."""
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from typing import NoReturn
 
 import pytest
 
 import amem
 from amem.ray._kept import Kept
 from sim_node.child import Child, eventually, patience, processes
+from sim_node.node import Build, Node
 
 FLAGS = ["--pool-size", "64MiB", "--pool-segment", "16MiB", "--pool-chunk", "64KiB"]
 
 
 @pytest.fixture
-def directory(bare_node, monkeypatch):
+def directory(bare_node: Node, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of an amemd on a simulated node."""
     for name, value in bare_node.settings.items():
         monkeypatch.setenv(name, value)
     return tempfile.mkdtemp(prefix="kept-", dir=bare_node.dir)
 
 
-def left(directory):
+def left(directory: str) -> list[str]:
     """The processes that have to do with the directory, and itself: a name for each."""
     found = ["directory"] if os.path.exists(directory) else []
     for pid, words in processes():
@@ -34,16 +37,16 @@ def left(directory):
     return sorted(found)
 
 
-def pid_of(program, directory):
+def pid_of(program: str, directory: str) -> int:
     [pid] = [each.split()[1] for each in left(directory) if each.startswith(program)]
     return int(pid)
 
 
-def gone(directory, deadline=20):
+def gone(directory: str, deadline: float = 20) -> None:
     eventually(lambda: not left(directory), deadline, "nothing is left")
 
 
-def test_end_returns_when_nothing_is_left(directory):
+def test_end_returns_when_nothing_is_left(directory: str) -> None:
     kept = Kept(directory, FLAGS)
     kept.wait(patience(30))
     assert kept.fault() is None
@@ -57,7 +60,7 @@ def test_end_returns_when_nothing_is_left(directory):
 
 
 @pytest.mark.parametrize("stopped", ("amemd", "amem-holder"))
-def test_who_does_not_obey_is_killed(directory, monkeypatch, stopped):
+def test_who_does_not_obey_is_killed(directory: str, monkeypatch: pytest.MonkeyPatch, stopped: str) -> None:
     kept = Kept(directory, FLAGS)
     kept.wait(patience(30))
     os.kill(pid_of(stopped, directory), signal.SIGSTOP)
@@ -65,7 +68,7 @@ def test_who_does_not_obey_is_killed(directory, monkeypatch, stopped):
     assert left(directory) == []
 
 
-def test_with_ranks_that_live_on(bare_node, directory):
+def test_with_ranks_that_live_on(bare_node: Node, directory: str) -> None:
     """What they have stays theirs; the holder, which would wait for them, does not."""
     kept = Kept(directory, FLAGS)
     kept.wait(patience(30))
@@ -86,7 +89,7 @@ time.sleep(600)
 """
 
 
-def test_it_ends_with_a_process_that_is_killed(build, bare_node, directory):
+def test_it_ends_with_a_process_that_is_killed(build: Build, bare_node: Node, directory: str) -> None:
     env = bare_node.env({"PYTHONPATH": os.path.join(build.directory, "python")})
     process = bare_node.adopt(Child("actor", [sys.executable, "-c", SCRIPT, directory, *FLAGS], env,
                                     bare_node.log_file("actor")))
@@ -97,7 +100,7 @@ def test_it_ends_with_a_process_that_is_killed(build, bare_node, directory):
 
 
 @pytest.mark.parametrize("number, rest", ((signal.SIGTERM, []), (signal.SIGKILL, ["directory"])))
-def test_a_supervisor_that_is_ended(directory, number, rest):
+def test_a_supervisor_that_is_ended(directory: str, number: int, rest: list[str]) -> None:
     """By SIGTERM, as a service manager does, or worse: then only the directory is left."""
     kept = Kept(directory, FLAGS)
     kept.wait(patience(30))
@@ -107,17 +110,16 @@ def test_a_supervisor_that_is_ended(directory, number, rest):
     assert eventually(kept.fault, what="it is told") == "amemd's supervisor has ended, and amemd with it"
 
 
-def test_amemd_that_is_killed(directory):
+def test_amemd_that_is_killed(directory: str) -> None:
     kept = Kept(directory, FLAGS)
     kept.wait(patience(30))
     os.kill(pid_of("amemd", directory), signal.SIGKILL)
-    eventually(kept.fault, what="it is told")
-    assert kept.fault().startswith("amemd was killed by signal 9; the last of what it said:\n")
+    assert str(eventually(kept.fault, what="it is told")).startswith("amemd was killed by signal 9; the last of what it said:\n")
     assert kept.end()
     assert left(directory) == []
 
 
-def test_amemd_that_does_not_start(directory, tmp_path):
+def test_amemd_that_does_not_start(directory: str, tmp_path: pathlib.Path) -> None:
     kept = Kept(directory, ["--pool-size", "much"])
     with pytest.raises(amem.InternalError, match="(?s)amemd has ended with status .*much"):
         kept.wait(patience(30))
@@ -125,17 +127,17 @@ def test_amemd_that_does_not_start(directory, tmp_path):
     gone(directory)
 
 
-def test_there_is_no_amemd(directory, monkeypatch):
+def test_there_is_no_amemd(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amem._programs.__file__", "/nowhere/_programs.py")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(amem.NotFoundError, match="there is no /nowhere/bin/amemd, and no amemd in PATH"):
         Kept(directory, FLAGS)
 
 
-def test_ready_or_why_not(directory, monkeypatch):
+def test_ready_or_why_not(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept(directory, FLAGS)
 
-    def not_yet(_):  # it may be fast
+    def not_yet(_: amem.Broker) -> NoReturn:  # it may be fast
         raise amem.UnavailableError("nobody is there")
 
     monkeypatch.setattr(amem.Broker, "status", not_yet)
@@ -146,7 +148,7 @@ def test_ready_or_why_not(directory, monkeypatch):
     gone(directory)
 
 
-def test_the_supervisor_imports_nothing_of_amem():
+def test_the_supervisor_imports_nothing_of_amem() -> None:
     from amem.ray import _supervisor
 
     script = (f"import runpy, sys; runpy.run_path({_supervisor.__file__!r}); "

@@ -5,6 +5,7 @@ The workers and the servers are the test's. verl's import wants vLLM, which is s
 import asyncio
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import hydra
 import ray
@@ -18,32 +19,33 @@ from verl_rank import VerlRank
 
 
 class vLLMHttpServer(Holder):  # noqa: N801: as it is called there
-    def __init__(self, **given):
+    def __init__(self, **given: Any) -> None:
         super().__init__()
         self.load(f"server{given['replica_rank']}")
 
-    async def get_master_address(self):
+    async def get_master_address(self) -> tuple[str, int, int]:
         return "127.0.0.1", 1, 2
 
-    async def launch_server(self, **given):
+    async def launch_server(self, **given: Any) -> None:
         pass
 
-    async def get_server_address(self):
+    async def get_server_address(self) -> tuple[str, int]:
         return "127.0.0.1", 1
 
 
 class Replica(vLLMReplica):
     """With the servers of this file, and nothing that needs a model."""
 
-    def __init__(self, rank, workers):
+    def __init__(self, rank: int, workers: list[Any]) -> None:
         self.replica_rank, self.workers, self.world_size, self.nnodes, self.gpus_per_replica_node = rank, workers, 1, 1, 1
         self.server_class = ray.remote(num_cpus=0)(vLLMHttpServer)
         self.is_reward_model = self.is_teacher_model = False
-        self.name_suffix, self.servers = "", []
+        self.name_suffix = ""
+        self.servers: list[Any] = []
         self.config, self.model_config, self.rollout_mode = SimpleNamespace(max_num_seqs=1), None, None
 
 
-def switched_on(worker):
+def switched_on(worker: object) -> tuple[str, ...]:
     """The frameworks in the process of a worker, after what a trainer there imports and, when it makes an engine, imports."""
     import amem
     import verl.workers.engine_workers
@@ -54,7 +56,7 @@ def switched_on(worker):
 
 @ray.remote(num_cpus=0)
 class TaskRunner:
-    def run(self, config):
+    def run(self, config: Any) -> None:
         pool = RayResourcePool(process_on_nodes=[1] * config.trainer.nnodes, use_gpu=True, max_colocate_count=2)
         classes = {"actor": RayClassWithInitArgs(ray.remote(VerlRank), "actor")}
         together = RayWorkerGroup(resource_pool=pool, ray_cls_with_init=create_colocated_worker_cls(classes))
@@ -69,7 +71,7 @@ class TaskRunner:
 
 
 @hydra.main(config_path=os.path.join(os.path.dirname(main_ppo.__file__), "config"), config_name="ppo_trainer", version_base=None)
-def main(config):
+def main(config: Any) -> None:
     main_ppo.run_ppo(config, TaskRunner)
 
 

@@ -35,8 +35,10 @@ TOUCHING = ("step", "prepare_grads", "step_with_ready_grads", "state_dict", "loa
 
 
 class Megatron(Framework):
-    """Megatron. What --rl-offload-optimizer-during-inference copies to the CPU leaves by amem: gradients are dropped, as Megatron
-    drops them, and the optimizer's state is kept and comes back late."""
+    """Megatron. What --rl-offload-optimizer-during-inference copies to the CPU leaves by amem.
+
+    Gradients are dropped, as Megatron drops them. The optimizer's state is kept and comes back late.
+    """
 
     name, title, distribution = "megatron", "megatron-core", "megatron-core"
     modules = ("megatron.core.distributed", "megatron.core.optimizer")
@@ -45,13 +47,24 @@ class Megatron(Framework):
     how_to_start = "start the trainer with `amemctl run --group NAME --scope regions -- torchrun ...`"
 
     def version(self) -> str:
-        """As Framework.version()."""
+        """Says which version is installed.
+
+        Returns:
+            megatron.core's `__version__`.
+        """
         import megatron.core
 
         return str(megatron.core.__version__)
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """As Framework.hooks()."""
+        """Finds the functions of Megatron that amem needs. Changes nothing.
+
+        Returns:
+            What hook() has returned.
+
+        Raises:
+            FailedPreconditionError: A function is not there, or takes other parameters.
+        """
         from megatron.core.distributed import DistributedDataParallel
         from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 
@@ -62,7 +75,12 @@ class Megatron(Framework):
         return found
 
     def install(self) -> None:
-        """As Framework.install()."""
+        """Puts amem's functions in the place of Megatron's that offload and restore. A second call changes nothing.
+
+        Raises:
+            FailedPreconditionError: This version, or this process, is not one that amem can serve.
+            UnavailableError: There is no broker.
+        """
         self.check()
         from megatron.core.distributed import DistributedDataParallel
         from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
@@ -123,7 +141,17 @@ def parameters(model: Any) -> list[Any]:
 
 
 def gradients(model: Any) -> list[Any]:
-    """Finds the buffers of a model's gradients, as parameters() does."""
+    """Finds the buffers of a model's gradients.
+
+    Args:
+        model: DistributedDataParallel, or the list of its chunks.
+
+    Returns:
+        The tensors that can be moved. A buffer that holds parameters, too, is not among them.
+
+    Raises:
+        FailedPreconditionError: The model is another one, or NCCL has registered its buffers.
+    """
     buffers = _buffers(model)
     return others((each for buffer in buffers for each in (buffer.grad_data, *buffer.extra_main_grads)),
                   (buffer.param_data for buffer in buffers))  # one buffer may serve as both
@@ -151,8 +179,10 @@ def optimizer_state(optimizer: Any) -> list[Any]:
 
 
 def prepare(model: Any = None, optimizer: Any = None, *, params: bool = False, grads: bool = True) -> int:
-    """Moves what is given into regions. offloaded() does it by itself. Programs that capture CUDA graphs call it before, and
-    after the first step, when the optimizer has its state.
+    """Moves what is given into regions.
+
+    offloaded() does it by itself. Programs that capture CUDA graphs call it before, and after the first step, when the optimizer
+    has its state.
 
     Args:
         model: DistributedDataParallel, or the list of its chunks.
@@ -205,8 +235,9 @@ def _check() -> None:
 @contextlib.contextmanager
 def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False, grads: bool = True, nccl: bool = False,
               wait: bool = True, late: bool = True, timeout: float | None = None) -> Iterator[Future[None]]:
-    """Has memory off the GPU within: the optimizer's state, the gradients, whose bytes are dropped, and what is asked for. All
-    else of the process goes on. Every rank of the group enters and leaves.
+    """Has memory off the GPU within: the optimizer's state, the gradients, whose bytes are dropped, and what is asked for.
+
+    All else of the process goes on. Every rank of the group enters and leaves.
 
     Args:
         model: DistributedDataParallel, or the list of its chunks.
@@ -218,8 +249,8 @@ def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False,
         late: Leaving does not wait for the optimizer's state; the optimizer's own calls do. Nothing else may touch it.
         timeout: Seconds, as of amem.pause().
 
-    Yields:
-        A future that ends when the memory is paused, or with the error.
+    Returns:
+        A context manager. It gives a future that ends when the memory is paused, or with the error.
 
     Raises:
         Error: As Framework.check(), amem.move(), amem.pause() and amem.resume(). After one of the pause everything is on the GPU.
@@ -262,8 +293,9 @@ class _Switch(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Adds --rl-amem-offload-during-rollout, which is --rl-offload-optimizer-during-inference and amem.enable(). Megatron takes this
-    function as its extra_args_provider. Where Megatron cannot be switched on, the option is an error.
+    """Adds --rl-amem-offload-during-rollout, which is --rl-offload-optimizer-during-inference and amem.enable().
+
+    Megatron takes this function as its extra_args_provider. Where Megatron cannot be switched on, the option is an error.
 
     Args:
         parser: Megatron's.

@@ -1,5 +1,7 @@
-"""SGLang's --enable-memory-saver by amem: its tags by the distribution torch_memory_saver that comes with amem, and NCCL's
-memory, too, when nothing else of the engine is on the GPU.
+"""SGLang's --enable-memory-saver by amem.
+
+SGLang's tags leave by the distribution torch_memory_saver that comes with amem. NCCL's memory leaves, too, when nothing else of the
+engine is on the GPU.
 
 SGLang loads register() in each of its processes, by the entry point in its group sglang.srt.plugins. For an SGLang that is
 not to use amem it changes nothing. Imports neither SGLang nor torch by itself. docs/frameworks.md is the manual.
@@ -38,27 +40,46 @@ class Sglang(Framework):
     _installed = False
 
     def version(self) -> str:
-        """As Framework.version()."""
+        """Says which version is installed.
+
+        Returns:
+            sglang.version's `__version__`.
+        """
         import sglang.version
 
         return str(sglang.version.__version__)
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """As Framework.hooks()."""
+        """Finds the functions of SGLang that amem needs. Changes nothing.
+
+        Returns:
+            What hook() has returned.
+
+        Raises:
+            FailedPreconditionError: A function is not there, or takes other parameters.
+        """
         from sglang.srt.managers.scheduler_components import weight_updater
 
         manager = weight_updater.SchedulerWeightUpdaterManager
         return [hook(manager, name, "self", "recv_req") for name in ("release_memory_occupation", "resume_memory_occupation")]
 
     def check_process(self) -> None:
-        """As Framework.check_process(). The processes that one without the shim starts get it from there."""
+        """Says whether amem can serve this process. The processes that one without the shim starts get it from there.
+
+        Raises:
+            FailedPreconditionError: The process has the shim, and its scope leaves the memory on the GPU.
+            UnavailableError: There is no broker.
+        """
         if _shim.is_loaded():
             super().check_process()
         else:
             check_broker(self.purpose)
 
     def install(self) -> None:
-        """As Framework.install(). The checks come when SGLang asks for its memory saver."""
+        """Puts amem's functions around SGLang's. A second call changes nothing.
+
+        The checks come when SGLang asks for its memory saver.
+        """
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
         if self._installed:
@@ -80,14 +101,14 @@ def register() -> None:
 
 
 def _create(original: Callable[..., Any], enable: bool) -> Any:
-    """SGLang asks for its memory saver: in the process that starts the others, and in each of those."""
+    """Around the function by which SGLang asks for its memory saver: in the process that starts the others, and in each of those."""
     if enable and _chosen():
         known()["sglang"].check()
     return original(enable)
 
 
 def _chosen() -> bool:
-    """SGLang's memory saver is amem's. FailedPreconditionError: it is another one, in a process that amem serves."""
+    """Whether SGLang's memory saver is amem's. FailedPreconditionError: it is another one, in a process that amem serves."""
     module = sys.modules.get("torch_memory_saver")
     if module is None:
         return False

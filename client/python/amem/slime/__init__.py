@@ -1,5 +1,7 @@
-"""slime and Miles: a trainer that sleeps keeps its process groups. Their destruction and making become a pause and a resume of
-NCCL's memory. `--custom-megatron-init-path amem.slime.megatron_init` is how slime and Miles call amem.enable().
+"""slime and Miles: a trainer that sleeps keeps its process groups.
+
+Their destruction and making become a pause and a resume of NCCL's memory. `--custom-megatron-init-path amem.slime.megatron_init` is
+how slime and Miles call amem.enable().
 
 The rest of the trainer leaves by the distribution torch_memory_saver that comes with amem, which both of them use as it is.
 docs/rl-frameworks.md is the manual. Imports neither by itself.
@@ -50,7 +52,13 @@ class _Trainer(Framework):
     _installed = False
 
     def check(self) -> None:
-        """As Framework.check(), and the memory saver and the group are those with which NCCL's memory can leave."""
+        """Says whether amem can serve this version of the trainer in this process. Changes nothing.
+
+        Raises:
+            FailedPreconditionError: As of Framework.check(); or the memory saver is the original one, or the group is of this process
+                alone, with which NCCL's memory cannot leave.
+            UnavailableError: There is no broker.
+        """
         super().check()
         if not isinstance(sys.modules["torch_memory_saver"].torch_memory_saver, _saver.TorchMemorySaver):
             raise FailedPreconditionError(
@@ -60,7 +68,12 @@ class _Trainer(Framework):
                 f"{self.name}'s trainer is the group {_rank.group()}, of this process alone, so NCCL's memory is not brokered: {_HOW}")
 
     def install(self) -> None:
-        """As Framework.install()."""
+        """Puts amem's functions in the place of the trainer's that destroy and make process groups. A second call changes nothing.
+
+        Raises:
+            FailedPreconditionError: This version, or this process, is not one that amem can serve.
+            UnavailableError: There is no broker.
+        """
         if not self._installed:
             self.check()
             self._put()
@@ -68,7 +81,7 @@ class _Trainer(Framework):
 
     @abc.abstractmethod
     def _put(self) -> None:
-        """amem's functions in the place of the trainer's."""
+        """Puts amem's functions in the place of the trainer's."""
 
 
 class Slime(_Trainer):
@@ -80,11 +93,22 @@ class Slime(_Trainer):
     purpose = "slime's trainer is to sleep by amem"
 
     def version(self) -> str:
-        """As Framework.version(). slime's modules have none."""
+        """Says which version is installed.
+
+        Returns:
+            The distribution's version: slime's modules have none.
+        """
         return importlib.metadata.version(self.distribution)
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """As Framework.hooks()."""
+        """Finds the functions of slime that amem needs. Changes nothing.
+
+        Returns:
+            What hook() has returned.
+
+        Raises:
+            FailedPreconditionError: A function is not there, or takes other parameters.
+        """
         return _found("slime")
 
     def _put(self) -> None:
@@ -99,7 +123,14 @@ class Miles(_Trainer):
     purpose = "Miles' trainer is to sleep by amem"
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """As Framework.hooks()."""
+        """Finds the functions of Miles that amem needs. Changes nothing.
+
+        Returns:
+            What hook() has returned.
+
+        Raises:
+            FailedPreconditionError: A function is not there, or takes other parameters.
+        """
         return _found("miles")
 
     def _put(self) -> None:
@@ -107,11 +138,12 @@ class Miles(_Trainer):
 
 
 def megatron_init(args: Any = None) -> None:
-    """Is what `--custom-megatron-init-path` of slime and Miles names: amem.enable() in each of the trainer's processes, which requires
-    slime or Miles.
+    """Calls amem.enable() in each of the trainer's processes, and requires slime or Miles.
+
+    It is what `--custom-megatron-init-path` of slime and Miles names.
 
     Args:
-        args: slime's.
+        args: The options that slime or Miles gives. They are not used.
 
     Raises:
         Error: As amem.enable(require=True), for slime or Miles.
@@ -120,11 +152,11 @@ def megatron_init(args: Any = None) -> None:
 
 
 def _paused() -> None:
-    """NCCL's memory; what is in the process groups stays usable. Errors as amem.pause(): the trainer does not sleep then."""
+    """Pauses NCCL's memory; what is in the process groups stays usable. Errors as amem.pause(): the trainer does not sleep then."""
     idle()  # no collective still runs
     take(["nccl"])
 
 
 def _here() -> None:
-    """Errors as amem.resume()."""
+    """Resumes NCCL's memory. Errors as amem.resume()."""
     bring(["nccl"])

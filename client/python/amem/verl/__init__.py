@@ -1,5 +1,7 @@
-"""verl: what its trainers copy to the CPU and back leaves and comes back by amem. verl's param_offload and optimizer_offload say
-what leaves, as always. `actor_rollout_ref.model.external_lib=amem.verl.external_lib` is how verl calls amem.enable().
+"""verl: what its trainers copy to the CPU and back leaves and comes back by amem.
+
+verl's param_offload and optimizer_offload say what leaves, as always. `actor_rollout_ref.model.external_lib=amem.verl.external_lib` is
+how verl calls amem.enable().
 
 docs/rl-frameworks.md is the manual. Imports neither verl nor torch by itself.
 """
@@ -118,7 +120,14 @@ class Verl(Framework):
     how_to_start = "start the job with `python3 -m amem.ray run`, as docs/rl-frameworks.md says"
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """As Framework.hooks()."""
+        """Finds the functions of verl, and of those engines that can be imported, that amem needs. Changes nothing.
+
+        Returns:
+            What hook() has returned.
+
+        Raises:
+            FailedPreconditionError: A function is not there, or takes other parameters.
+        """
         from verl.workers import engine_workers
         from verl.workers.engine import base
 
@@ -133,7 +142,12 @@ class Verl(Framework):
         return found
 
     def install(self) -> None:
-        """As Framework.install()."""
+        """Puts amem's functions in the place of verl's that copy parameters, gradients and optimizers. A second call changes nothing.
+
+        Raises:
+            FailedPreconditionError: This version, or this process, is not one that amem can serve.
+            UnavailableError: There is no broker.
+        """
         self.check()  # nothing is changed before all of it has been found
         from verl.workers import engine_workers
         from verl.workers.engine import base

@@ -53,13 +53,26 @@ class Vllm(Framework):
     logger = logging.getLogger("vllm.amem")  # below vLLM's, so that it is shown where vLLM's lines are
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """As Framework.hooks(), of the engine. Workers have their own."""
+        """Finds the functions of vLLM's engine that amem needs. Workers have their own. Changes nothing.
+
+        Returns:
+            What hook() has returned.
+
+        Raises:
+            FailedPreconditionError: A function is not there, or takes other parameters.
+        """
         from vllm.engine.arg_utils import EngineArgs
 
         return [hook(EngineArgs, "create_engine_config", "self"), *_engine_hooks()]
 
     def install(self) -> None:
-        """As Framework.install(). The checks come when an engine is made that is to sleep by amem, before a model is loaded."""
+        """Adds amem's worker to what vLLM's options and engine know. A second call changes nothing more.
+
+        The checks come when an engine is made that is to sleep by amem, before a model is loaded.
+
+        Raises:
+            FailedPreconditionError: This vLLM has moved what amem needs of its engine.
+        """
         arguments = sys.modules.get("vllm.engine.arg_utils")
         if arguments is not None:  # where options are read
             _extend_arguments(arguments.EngineArgs)
@@ -198,9 +211,11 @@ def _extend_arguments(engine_args: Any) -> None:
 
 # ---- the engine: what a failed sleep or wake leaves behind ----
 def _extend_engine() -> None:
-    """vLLM's executor stops reading its workers' answers at the first failure, and takes the rest for those of the next
-    call; its engine stays without scheduling when it could not sleep. An engine whose workers are amem's goes on as it
-    was instead, and the caller gets the error."""
+    """Lets an engine whose workers are amem's go on as it was after a sleep that failed. The caller gets the error.
+
+    vLLM's own executor stops reading its workers' answers at the first failure, and takes the rest for those of the next call. Its
+    engine stays without scheduling when it could not sleep.
+    """
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
 

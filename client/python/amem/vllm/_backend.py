@@ -14,14 +14,38 @@ class Backend(CuMemBackend):  # type: ignore[misc]
     """vLLM's own backend over amem's allocator. So it is vLLM's version that says which tags a level keeps."""
 
     def suspend(self, level: int = 1) -> None:
+        """Puts the worker to sleep.
+
+        Args:
+            level: As of Worker.sleep().
+
+        Raises:
+            Error: As Allocator.sleep(). The state is as before.
+        """
         with self._or_as_before():
             super().suspend(level)
 
     def resume(self, tags: list[str] | None = None) -> None:
+        """Brings the worker's memory back.
+
+        Args:
+            tags: As of Allocator.wake_up().
+
+        Raises:
+            Error: As Allocator.wake_up(). The state is as before.
+        """
         with self._or_as_before():
             super().resume(tags)
 
     def discard(self, tags: tuple[str, ...]) -> None:
+        """Drops the bytes of tags, and takes their memory off the GPU.
+
+        Args:
+            tags: The pools, such as ("kv_cache",).
+
+        Raises:
+            Error: As Allocator.discard(). The state is as before.
+        """
         with self._or_as_before():
             super().discard(tags)
 
@@ -37,20 +61,45 @@ class Backend(CuMemBackend):  # type: ignore[misc]
 
     @classmethod
     def is_supported(cls) -> bool:
+        """Says whether this process can sleep by amem.
+
+        Returns:
+            The shim is loaded.
+        """
         return _shim.is_loaded()
 
     @classmethod
     def preserves_communicators(cls) -> bool:
+        """Says whether NCCL's communicators are usable after a resume.
+
+        Returns:
+            True.
+        """
         return True
 
     @classmethod
     def preserves_compiled_artifacts(cls) -> bool:
+        """Says whether compiled code is usable after a resume.
+
+        Returns:
+            True.
+        """
         return True
 
     @classmethod
     def preserves_graphs_with_communicators(cls) -> bool:
+        """Says whether CUDA graphs with collectives in them are usable after a resume.
+
+        Returns:
+            True: all memory comes back at its addresses.
+        """
         return True
 
     @classmethod
     def supports_durable_storage(cls) -> bool:
+        """Says whether what is saved outlives the process.
+
+        Returns:
+            False.
+        """
         return False

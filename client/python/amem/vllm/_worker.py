@@ -26,16 +26,25 @@ _NOT_THERE = re.compile(r"no memory of tag '([^']+)'")
 
 
 class Allocator:
-    """What vLLM's CuMemAllocator is asked for: its pools are regions, its sleep is a pause of the whole group. So NCCL's
-    memory, graphs and workspaces leave, too. With only_tags() it is a pause of the pools alone."""
+    """What vLLM's CuMemAllocator is asked for: its pools are regions, its sleep is a pause of the whole group.
+
+    So NCCL's memory, graphs and workspaces leave, too. With only_tags() it is a pause of the pools alone.
+
+    Attributes:
+        asleep: The tags that are off the GPU by a sleep or a discard.
+        paused: A pause of ours has taken something, or may have.
+        torn: The last pause has failed meanwhile.
+        takes_nccl: NCCL's memory leaves with the pools, where only_tags() holds.
+    """
 
     def __init__(self) -> None:
+        """Makes an allocator without pools."""
         self._tags: set[str] = set()  # of all pools so far
         self._graphs: Any = None  # torch's pool
         self.forget()
 
     def forget(self) -> None:
-        """As before the first pool: the engine has ended."""
+        """Goes back to before the first pool: the engine has ended."""
         self._tags.clear()
         self.asleep: set[str] = set()
         self.paused = False  # a pause of ours has taken something, or may have
@@ -45,7 +54,20 @@ class Allocator:
 
     @contextlib.contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
-        """Keeps the bytes: an operator may pause the group while requests run. What a sleep drops, it says itself."""
+        """Lets what this thread allocates within be a pool of vLLM's: a region that keeps its bytes.
+
+        They are kept because an operator may pause the group while requests run. What a sleep drops, it says itself.
+
+        Args:
+            tag: The pool's tag, such as "weights" or "kv_cache"; None: "default".
+
+        Returns:
+            A context manager, which belongs to the thread that enters it. Pools nest.
+
+        Raises:
+            FailedPreconditionError: torch is older than 2.6.
+            InvalidArgumentError: The tag cannot be.
+        """
         tag = tag or "default"
         self._tags.add(tag)
         with _regions.outside(), _regions.region(tag):  # vLLM's pools nest
@@ -53,7 +75,14 @@ class Allocator:
 
     @contextlib.contextmanager
     def cudagraph_pool(self) -> Iterator[tuple[int, int]]:
-        """The pool that vLLM captures its graphs into. Where the whole group leaves, vLLM needs none: see _choose_backend()."""
+        """Has the pool that vLLM captures its graphs into. Where the whole group leaves, vLLM needs none: see _choose_backend().
+
+        Returns:
+            A context manager, which gives the id of torch's pool: two numbers.
+
+        Raises:
+            Error: The shim refuses the region.
+        """
         if self._graphs is None:
             self._graphs = torch.cuda.MemPool()
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._graphs))  # it lives on, as the pools of regions do
@@ -62,6 +91,18 @@ class Allocator:
             yield self._graphs.id
 
     def sleep(self, offload_tags: Iterable[str] | str | None = None) -> None:
+        """Pauses the pools, and without only_tags() all else of the group. Every worker calls.
+
+        Args:
+            offload_tags: The tags whose bytes are kept; None: "default". The bytes of the others are dropped, and the memory comes back
+                zeroed.
+
+        Raises:
+            AbortedError: A rank has died meanwhile. Some of the memory may have left.
+            DeadlineExceededError: A rank did not come. Some of the memory may have left.
+            Error: As amem.pause(). The group is as it was.
+            FailedPreconditionError: The engine is asleep already.
+        """
         kept = {"default"} if offload_tags is None else {offload_tags} if isinstance(offload_tags, str) else set(offload_tags)
         tags = self._tags | {_NCCL} if self.takes_nccl else self._tags
         going = tags - self.asleep  # the others left by an earlier sleep, or have been discarded
@@ -76,7 +117,14 @@ class Allocator:
         self._pause(going, drop, whole=not only_tags())
 
     def discard(self, tags: Iterable[str] | str) -> None:
-        """The bytes of these tags; the rest runs on."""
+        """Drops the bytes of tags, and takes their memory off the GPU. The rest runs on. Every worker calls.
+
+        Args:
+            tags: One tag, or several. Those that are asleep already, or that no pool has, are left out.
+
+        Raises:
+            Error: As sleep().
+        """
         going = {tags} if isinstance(tags, str) else set(tags)
         going = going & self._tags - self.asleep
         self._pause(going, going)
@@ -97,10 +145,25 @@ class Allocator:
             self._rest_paused |= whole
 
     def wake_up(self, tags: Iterable[str] | None = None) -> None:
+        """Resumes what was asleep. Every worker calls.
+
+        Args:
+            tags: Those of "weights" and "kv_cache" that come back, with all other tags; None: everything.
+
+        Raises:
+            Error: As amem.resume(). The engine sleeps on.
+        """
         self.wake(set() if tags is None else self.asleep.intersection(DEFERRABLE) - set(tags))
 
     def wake(self, left: set[str]) -> None:
-        """All but the tags that are `left`."""
+        """Resumes all but some tags. Does nothing where nothing is paused.
+
+        Args:
+            left: The tags that stay off the GPU.
+
+        Raises:
+            Error: As amem.resume(). The engine sleeps on.
+        """
         if not self.paused:
             return  # nothing to bring back
         if not left and not only_tags():
@@ -113,14 +176,26 @@ class Allocator:
         self.asleep, self.paused, self._rest_paused, self.torn = self.asleep & left, bool(left), False, False
 
     def get_current_usage(self) -> int:
-        """Bytes of the pools. vLLM asks whether another engine of this process has some."""
+        """Says how much memory the pools have. vLLM asks whether another engine of this process has some.
+
+        Returns:
+            Bytes, on the GPU and paused.
+        """
         return sum(each.resident_bytes + each.paused_bytes
                    for each in _rank.stats().brokered if each.tag in self._tags)
 
 
 def _of_those_there(tags: set[str], operate: Callable[[list[str]], None], whole: bool = False) -> set[str]:
-    """Operates on the tags, without those that the group has no memory of: a pool that nothing was allocated from. Gives the
-    tags that there are. `whole`: also on none."""
+    """Operates on the tags, without those that the group has no memory of: a pool that nothing was allocated from.
+
+    Args:
+        tags: What is asked for.
+        operate: Pauses or resumes the tags of a list.
+        whole: Also with no tag left.
+
+    Returns:
+        The tags that there are.
+    """
     while tags or whole:
         try:
             operate(sorted(tags))
@@ -137,9 +212,25 @@ _allocator = Allocator()
 
 
 class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
-    """--worker-cls amem.vllm.Worker"""
+    """vLLM's GPU worker, whose sleep mode is amem's: --worker-cls amem.vllm.Worker.
+
+    vLLM makes it in each worker process, and calls it from that process's main thread.
+    """
 
     def __init__(self, vllm_config: Any, *args: Any, **options: Any) -> None:
+        """Makes the worker, and puts amem's allocator in the place of vLLM's.
+
+        Args:
+            vllm_config: vLLM's VllmConfig.
+            *args: What else vLLM's worker takes.
+            **options: What else vLLM's worker takes by name.
+
+        Raises:
+            FailedPreconditionError: This vLLM has moved what amem needs of its workers, or the process has no shim, or its scope leaves
+                the memory on the GPU.
+            InvalidArgumentError: The engine's sleep mode is off.
+            UnavailableError: There is no broker.
+        """
         _check_worker()
         check_sleep_mode(vllm_config.model_config.enable_sleep_mode)
         known()["vllm"].check_process()
@@ -150,6 +241,11 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
         _choose_backend(vllm_config.model_config)
 
     def init_device(self) -> None:
+        """Does what vLLM's worker does, and then looks whether this process has a session with the broker.
+
+        Raises:
+            FailedPreconditionError: It has none.
+        """
         super().init_device()
         if not _rank.is_active():
             raise FailedPreconditionError(
@@ -157,6 +253,15 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
                 "its log says why. A worker that was forked has none: set VLLM_WORKER_MULTIPROC_METHOD=spawn")
 
     def sleep(self, level: int = 1) -> None:
+        """Puts the worker to sleep. Its memory has left when this returns.
+
+        Args:
+            level: 1 keeps the weights' bytes, 2 drops them. 0, which only stops the engine's scheduling, does not come here.
+
+        Raises:
+            Error: As amem.pause().
+            FailedPreconditionError: An operator has paused the group, or the engine is asleep already.
+        """
         self._amem_begin()
         try:
             super().sleep(level)
@@ -167,6 +272,14 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             _logger.info("amem: the engine sleeps; %s", error)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
+        """Brings the worker's memory back.
+
+        Args:
+            tags: Those of "weights" and "kv_cache" that come back, with all other tags; None: everything.
+
+        Raises:
+            Error: As amem.resume(). The worker sleeps on.
+        """
         saved: dict[str, Any] = getattr(self, "_sleep_saved_buffers", {})
         later = saved and tags is not None and "weights" not in tags and "weights" in _allocator.asleep
         if later:  # until 0.26 vLLM restores buffers, which lie among the weights, with any wake
@@ -178,6 +291,15 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
                 self._sleep_saved_buffers = saved
 
     def discard(self, tags: tuple[str, ...]) -> None:
+        """Drops the bytes of tags, and takes their memory off the GPU. vLLM 0.31 and later call it.
+
+        Args:
+            tags: The pools, such as ("kv_cache",).
+
+        Raises:
+            Error: As amem.pause().
+            FailedPreconditionError: An operator has paused the group.
+        """
         self._amem_begin()
         super().discard(tags)
 
@@ -188,7 +310,16 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             raise FailedPreconditionError(f"an operator has paused the group '{_rank.group()}'. Resume it first")
 
     def amem_call(self, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> str:
-        """Calls sleep, wake_up or discard; the answer is empty, or says what went wrong."""
+        """Calls a method, and answers with what went wrong. A worker that raises would end vLLM's reading of the others' answers.
+
+        Args:
+            method: "sleep", "wake_up" or "discard".
+            args: The method's arguments.
+            options: The method's arguments by name.
+
+        Returns:
+            An empty text, or what went wrong, beginning with the method's name.
+        """
         try:
             getattr(self, method)(*args, **options)
         except Error as error:
@@ -199,8 +330,13 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
         return ""
 
     def amem_come_back(self) -> None:
-        """After a sleep or a discard that failed, here or in another worker: what it has taken is on the GPU again. What an
-        operator has paused is the operator's."""
+        """Brings what a sleep or a discard has taken back to the GPU after it has failed, here or in another worker.
+
+        What an operator has paused is the operator's.
+
+        Raises:
+            Error: As amem.resume().
+        """
         before = self._amem_before
         if _allocator.torn or _allocator.asleep != before:
             if not before:
@@ -214,6 +350,7 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             _register_cache()
 
     def shutdown(self) -> None:
+        """Does what vLLM's worker does, and forgets the engine's pools."""
         super().shutdown()
         _allocator.forget()
 

@@ -10,13 +10,13 @@ from vllm import _engine, _worker
 from vllm._shapes import __version__, since
 
 
-def _serve():
+def _serve() -> None:
     from vllm import _server
 
     return _server.main()
 
 
-def _module(name, **members):
+def _module(name: str, **members: object) -> None:
     parent = "vllm"
     for part in name.split("."):
         full = f"{parent}.{part}"

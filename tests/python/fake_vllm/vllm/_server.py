@@ -9,20 +9,20 @@ from vllm._engine import EngineArgs, EngineCore, load_general_plugins
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    core = None
+    core: EngineCore
 
-    def log_message(self, *words):
+    def log_message(self, *words: object) -> None:
         pass
 
-    def answer(self, status, body=None):
+    def answer(self, status: int, body: object = None) -> None:
         self.send_response(status)
         self.end_headers()
         self.wfile.write(json.dumps(body).encode())
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         self.answer(200, {"is_sleeping": self.core.is_sleeping()} if self.path == "/is_sleeping" else None)
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         url = urllib.parse.urlsplit(self.path)
         query = urllib.parse.parse_qs(url.query)
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
@@ -35,7 +35,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.answer(200, {"results": self.core.model_executor.collective_rpc(body["method"], args=body["args"])})
             elif url.path == "/v1/completions":
                 assert not self.core.is_sleeping(), "requests wait"
-                tokens = self.core.model_executor.collective_rpc("execute", args=([each % 256 for each in body["prompt"]], body["max_tokens"]))[0]
+                tokens = self.core.model_executor.collective_rpc("execute", args=(
+                    [each % 256 for each in body["prompt"]], body["max_tokens"]))[0]
                 return self.answer(200, {"choices": [{"token_ids": tokens}]})
             elif url.path == "/wake_up":
                 self.core.wake_up(query.get("tags"))
@@ -46,7 +47,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return self.answer(200, {})
 
 
-def main():
+def main() -> None:
     load_general_plugins()
     parser = argparse.ArgumentParser()
     parser.add_argument("serve")

@@ -16,5 +16,5 @@ __version__ = os.environ.get("FAKE_VLLM_VERSION", "0.26.0+fake")
 _NUMBERS = tuple(int(each) for each in __version__.split(".")[:2])
 
 
-def since(minor):
+def since(minor: int) -> bool:
     return _NUMBERS >= (0, minor)

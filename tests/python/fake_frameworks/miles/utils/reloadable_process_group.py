@@ -1,9 +1,9 @@
 made = []
 
 
-def destroy_process_groups():
+def destroy_process_groups() -> None:
     made.append("destroyed")
 
 
-def reload_process_groups():
+def reload_process_groups() -> None:
     made.append("made")

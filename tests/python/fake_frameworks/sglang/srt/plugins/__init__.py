@@ -5,7 +5,7 @@ import logging
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 
-def load_plugins():
+def load_plugins() -> None:
     try:
         importlib.import_module("amem.sglang").register()
     except Exception:

@@ -2,6 +2,8 @@ import enum
 import functools
 import logging
 import pkgutil
+from collections.abc import Callable
+from typing import Any
 
 
 class HookType(enum.Enum):
@@ -9,14 +11,14 @@ class HookType(enum.Enum):
 
 
 class HookRegistry:
-    _hooks = {}
+    _hooks: dict[str, Callable[..., Any]] = {}
 
     @classmethod
-    def register(cls, target, hook, hook_type):
+    def register(cls, target: str, hook: Callable[..., Any], hook_type: HookType) -> None:
         cls._hooks[target] = hook
 
     @classmethod
-    def apply_hooks(cls):
+    def apply_hooks(cls) -> None:
         for target, hook in cls._hooks.items():
             try:
                 cls._apply(target, hook)
@@ -24,7 +26,7 @@ class HookRegistry:
                 logging.getLogger(__name__).exception("Failed to apply hooks to %s", target)
 
     @staticmethod
-    def _apply(target, hook):
+    def _apply(target: str, hook: Callable[..., Any]) -> None:
         path, _, name = target.rpartition(".")
         owner = pkgutil.resolve_name(path)
         original = getattr(owner, name)

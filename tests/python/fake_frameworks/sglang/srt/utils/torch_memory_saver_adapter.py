@@ -1,3 +1,4 @@
+from typing import Any
 import torch_memory_saver
 
 _memory_saver = torch_memory_saver.torch_memory_saver
@@ -5,5 +6,5 @@ _memory_saver = torch_memory_saver.torch_memory_saver
 
 class TorchMemorySaverAdapter:
     @staticmethod
-    def create(enable: bool):
+    def create(enable: bool) -> Any:
         return _memory_saver if enable else None

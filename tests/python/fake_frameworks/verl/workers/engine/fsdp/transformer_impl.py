@@ -2,29 +2,29 @@
 copied = []
 
 
-def offload_fsdp_model_to_cpu(model, empty_cache=True):
+def offload_fsdp_model_to_cpu(model: object, empty_cache: bool = True) -> None:
     copied.append(model)
 
 
-def load_fsdp_model_to_gpu(model):
+def load_fsdp_model_to_gpu(model: object) -> None:
     copied.append(model)
 
 
-def offload_fsdp_optimizer(optimizer):
+def offload_fsdp_optimizer(optimizer: object) -> None:
     copied.append(optimizer)
 
 
-def load_fsdp_optimizer(optimizer, device_id):
+def load_fsdp_optimizer(optimizer: object, device_id: int) -> None:
     copied.append(optimizer)
 
 
 class FSDPEngine:
     is_param_offload_enabled = True
 
-    def __init__(self, module, optimizer):
+    def __init__(self, module: object, optimizer: object) -> None:
         self.module, self.optimizer = module, optimizer
 
-    def to(self, device, model=True, optimizer=True, grad=True):
+    def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
         if device == "cpu":
             offload_fsdp_model_to_cpu(self.module)
             if optimizer:

@@ -2,29 +2,29 @@
 from verl.workers.engine.fsdp.transformer_impl import copied
 
 
-def offload_megatron_model_to_cpu(models):
+def offload_megatron_model_to_cpu(models: object) -> None:
     copied.append(models)
 
 
-def load_megatron_model_to_gpu(models, load_grad=True, load_frozen_params=True):
+def load_megatron_model_to_gpu(models: object, load_grad: bool = True, load_frozen_params: bool = True) -> None:
     copied.append(models)
 
 
-def offload_megatron_optimizer(optimizers):
+def offload_megatron_optimizer(optimizers: object) -> None:
     copied.append(optimizers)
 
 
-def load_megatron_optimizer(optimizers):
+def load_megatron_optimizer(optimizers: object) -> None:
     copied.append(optimizers)
 
 
 class MegatronEngine:
     is_param_offload_enabled = True
 
-    def __init__(self, module, optimizer):
+    def __init__(self, module: object, optimizer: object) -> None:
         self.module, self.optimizer = module, optimizer
 
-    def to(self, device, model=True, optimizer=True, grad=True):
+    def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
         if device == "cpu":
             offload_megatron_model_to_cpu(self.module)
             if optimizer:
