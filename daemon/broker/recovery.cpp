@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -86,18 +87,27 @@ Status Recovery::run(Stock stock) {
   for (const auto& [id, row] : allocations_read_) of_group_[row.group()].push_back(id);
   std::map<GroupId, std::map<AllocationId, Memory>> memory;
   for (auto group = members_.begin(); group != members_.end();) {
-    const std::string missing = find_memory(group->first, stock, memory[group->first]);
+    std::string missing = find_lost(group->first);
+    if (missing.empty()) missing = find_memory(group->first, stock, memory[group->first]);
     if (missing.empty()) {
       ++group;
       continue;
     }
-    spdlog::error(
-        "group '{}' cannot be taken up again: {}. Its ranks run on without amem, or wait for ever "
-        "(AMEM_ORPHAN): restart them",
-        groups_read_[group->first].name(), missing);
-    for (const auto& [id, member] : group->second) group_of_.erase(id);
-    leave_to_writers(group->first, group->second, stock);
+    leave(group->first, group->second, missing, stock);
     group = members_.erase(group);
+  }
+  // A rank that is not taken up may write to what it has open of another group.
+  for (auto group = members_.begin(); group != members_.end();) {
+    auto& found = memory[group->first];
+    const std::string unknown = find_unknown_guest(found);
+    if (unknown.empty()) {
+      ++group;
+      continue;
+    }
+    give_back(group->first, found);
+    leave(group->first, group->second, unknown, stock);
+    members_.erase(group);
+    group = members_.begin();  // its own ranks may be guests, too
   }
   for (auto& [id, members] : members_) take_group(id, members);
   take_limbo(stock);  // what is given back is written beside it
@@ -107,6 +117,7 @@ Status Recovery::run(Stock stock) {
   take_guests_memory(stock);
   node_.pools.restored();
   let_go_of_the_rest(stock);
+  record.flush_soon();  // of processes that were found by their numbers
   for (auto& [id, group] : node_.groups) groups_.drive(group);
   if (!node_.ranks.empty())
     spdlog::info("taken up again: {} groups, {} allocations; waits for {} ranks to come back",
@@ -200,6 +211,17 @@ void Recovery::take_pool(Stock& stock) {
   }
 }
 
+void Recovery::leave(GroupId id, std::map<RankId, Member>& members, const std::string& why,
+                     Stock& stock) {
+  spdlog::error(
+      "group '{}' cannot be taken up again: {}. Its ranks run on without amem, or wait for ever "
+      "(AMEM_ORPHAN): restart them",
+      groups_read_[id].name(), why);
+  left_.insert(id);
+  for (const auto& [rank, member] : members) group_of_.erase(rank);
+  leave_to_writers(id, members, stock);
+}
+
 /// The group is not taken up: what its ranks may be saving to is in their limbo.
 void Recovery::leave_to_writers(GroupId id, std::map<RankId, Member>& members, Stock& stock) {
   const v1::record::Group& group = groups_read_.at(id);
@@ -208,14 +230,15 @@ void Recovery::leave_to_writers(GroupId id, std::map<RankId, Member>& members, S
     const auto found = saved_read_.find(allocation);
     if (!saving || found == saved_read_.end()) continue;
     const v1::record::Saved& saved = found->second;
-    if (!members.contains(saved.saver())) continue;  // its process has ended
+    const bool lives = members.contains(saved.saver()) || lost_[id].contains(saved.saver());
+    if (!lives) continue;
     v1::record::Limbo& limbo = limbo_read_[saved.saver()];
     limbo.mutable_extents()->MergeFrom(saved.extents());
     *limbo.mutable_owner() = group.owner();
   }
   for (auto& [rank, member] : members)
-    if (limbo_read_.contains(rank))
-      stock.emplace(holder_key(HolderKind::kProcess, rank), std::move(member.process));
+    if (limbo_read_.contains(rank) && member.process.held)
+      stock.emplace(holder_key(HolderKind::kProcess, rank), std::move(member.process.fd));
 }
 
 void Recovery::take_limbo(Stock& stock) {
@@ -242,26 +265,87 @@ void Recovery::take_limbo(Stock& stock) {
         (void)node_.records.write_limbo(*rank);
       continue;
     }
+    v1::record::Limbo of = row;
+    if (rank_row != ranks_read_.end()) {
+      of.set_pid(rank_row->second.pid());
+      of.set_pid_namespace(rank_row->second.pid_namespace());
+    }
     Row kept_row = adopt(RowKind::kLimbo, id);
-    (void)node_.records.write_limbo(kept_row, id, taken, account->owner());
-    std::optional<Fd> process = take(stock, HolderKind::kProcess, id);
-    saved_.await_end(process ? std::make_shared<const Fd>(std::move(*process)) : nullptr, account,
-                     std::move(taken), std::move(kept_row),
-                     node_.records.record().adopt(HolderKind::kProcess, id));
+    (void)node_.records.write_limbo(kept_row, id, taken, account->owner(), of);
+    Process process = find_process(stock, id, of.pid(), of.pid_namespace());
+    if (process.lost) {
+      spdlog::warn(
+          "{} of the pool stay taken: pid {} may still be writing there, and its descriptor is "
+          "lost. Restart amemd and amem-holder when no job needs them",
+          format_size(std::accumulate(
+              taken.begin(), taken.end(), std::uint64_t{0},
+              [](std::uint64_t sum, const Extent& extent) { return sum + extent.length; })),
+          of.pid());
+      saved_.keep(account, std::move(taken), std::move(kept_row));
+      continue;
+    }
+    SharedFd fd = process.fd ? std::make_shared<const Fd>(std::move(process.fd)) : nullptr;
+    Record& record = node_.records.record();
+    Kept kept = process.held || fd == nullptr ? record.adopt(HolderKind::kProcess, id)
+                                              : record.keep(HolderKind::kProcess, id, fd);
+    saved_.await_end(std::move(fd), account, std::move(taken), std::move(kept_row),
+                     std::move(kept));
   }
 }
 
 // ---- groups -------------------------------------------------------------------------------------
 
+/// The holder has the descriptor before the row is written, and the row goes first. So where it is
+/// missing the holder had not been given everything, or had no space for it, and the process may
+/// well live. What has its number now is it, or it has ended: either way its end is not missed.
+Recovery::Process Recovery::find_process(Stock& stock, RankId id, pid_t pid,
+                                         std::uint64_t pid_namespace) {
+  if (std::optional<Fd> fd = take(stock, HolderKind::kProcess, id))
+    return {std::move(*fd), true, false};
+  if (pid <= 0 || pid_namespace == 0 || pid_namespace != amem::pid_namespace())
+    return {{}, false, true};
+  Numbered found = process_with(pid);
+  const bool lost = !found.process && !found.ended;
+  return {std::move(found.process), false, lost};
+}
+
 void Recovery::find_members(Stock& stock) {
   for (const auto& [id, row] : ranks_read_) {
     if (!groups_read_.contains(row.group())) continue;
-    // Without it nobody could say when the process has ended: it has, then.
-    std::optional<Fd> process = take(stock, HolderKind::kProcess, id);
-    if (!process) continue;
-    members_[row.group()][id] = {row, std::move(*process)};
+    Process process = find_process(stock, id, row.pid(), row.pid_namespace());
+    if (process.lost) {
+      lost_[row.group()].insert(id);
+      (void)members_[row.group()];
+    }
+    if (!process.fd) continue;
+    members_[row.group()][id] = {row, std::move(process)};
     group_of_[id] = row.group();
   }
+}
+
+std::string Recovery::find_lost(GroupId id) const {
+  const auto found = lost_.find(id);
+  if (found == lost_.end()) return {};
+  const v1::record::Rank& row = ranks_read_.at(*found->second.begin());
+  return "rank " + std::to_string(row.number()) + " (pid " + std::to_string(row.pid()) +
+         ") may live, and the descriptor of its process is lost";
+}
+
+std::string Recovery::find_unknown_guest(const std::map<AllocationId, Memory>& memory) const {
+  for (const auto& [id, what] : memory) {
+    if (!what.resident) continue;
+    for (const RankId guest : what.row.guests()) {
+      const auto row = ranks_read_.find(guest);
+      if (row == ranks_read_.end() || group_of_.contains(guest)) continue;
+      const auto group = groups_read_.find(row->second.group());
+      const bool ended = group == groups_read_.end() || !left_.contains(group->first);
+      if (ended) continue;
+      return "rank " + std::to_string(row->second.number()) + " of group '" + group->second.name() +
+             "' may have allocation " + std::to_string(id) +
+             " open, and that group is not taken up";
+    }
+  }
+  return {};
 }
 
 GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) {
@@ -276,14 +360,16 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
     rank.peer.pid = member.row.pid();
     rank.peer.uid = member.row.uid();
     rank.peer.groups = {member.row.gids().begin(), member.row.gids().end()};
-    rank.peer.process = std::make_shared<const Fd>(std::move(member.process));
+    rank.peer.process = std::make_shared<const Fd>(std::move(member.process.fd));
     rank.peer.account = account;
     rank.number = member.row.number();
     rank.program = member.row.program();
     rank.shim_version = member.row.shim_version();
     rank.key = token_of(member.row.session());
     rank.row = adopt(RowKind::kRank, rank_id);
-    rank.kept = node_.records.record().adopt(HolderKind::kProcess, rank_id);
+    Record& record = node_.records.record();
+    rank.kept = member.process.held ? record.adopt(HolderKind::kProcess, rank_id)
+                                    : record.keep(HolderKind::kProcess, rank_id, rank.peer.process);
     // As far as is known; it says more when it comes back.
     if (may_be_saving(row)) rank.saving.insert(Epoch(row.epoch()));
     labels.add(rank_id, rank_label(rank));
@@ -353,11 +439,15 @@ std::string Recovery::find_memory(GroupId id, const Stock& stock,
     if (!missing.empty()) break;
     found.emplace(allocation, std::move(memory));
   }
-  if (missing.empty()) return {};
+  if (!missing.empty()) give_back(id, found);
+  return missing;
+}
+
+void Recovery::give_back(GroupId id, std::map<AllocationId, Memory>& found) {
+  ExtentAllocator& pool = node_.pools.of(account_of(groups_read_.at(id).owner())).extents;
   for (const auto& [allocation, memory] : found)
     if (memory.saved != nullptr) (void)pool.give_back(from_record(memory.saved->extents()));
   found.clear();
-  return missing;
 }
 
 void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& memory, Stock& stock) {

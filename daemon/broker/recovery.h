@@ -46,9 +46,15 @@ class Recovery {
   Status run(Stock stock);
 
  private:
+  /// A rank's process, as far as it is known.
+  struct Process {
+    Fd fd;              // empty: it has ended, or is lost
+    bool held = false;  // the holder has the descriptor
+    bool lost = false;  // it may live, and nobody can say when it ends
+  };
   struct Member {
     v1::record::Rank row;
-    Fd process;
+    Process process;
   };
   struct Memory {
     v1::record::Allocation row = {};
@@ -59,7 +65,16 @@ class Recovery {
   };
 
   Status read(const RecordLog& log);
+  Process find_process(Stock& stock, RankId id, pid_t pid, std::uint64_t pid_namespace);
   void find_members(Stock& stock);
+  /// Which of the group's processes may live and are not known any more. Empty: none.
+  std::string find_lost(GroupId group) const;
+  /// Which of the group's memory a rank may have open whose group is not taken up. Empty: none.
+  std::string find_unknown_guest(const std::map<AllocationId, Memory>& memory) const;
+  /// What find_memory() has taken of the pool for it.
+  void give_back(GroupId id, std::map<AllocationId, Memory>& found);
+  /// The group is not taken up.
+  void leave(GroupId id, std::map<RankId, Member>& members, const std::string& why, Stock& stock);
   void take_pool(Stock& stock);
   /// Which of the group's memory there is. Not empty: what is missing.
   std::string find_memory(GroupId group, const Stock& stock, std::map<AllocationId, Memory>& found);
@@ -95,8 +110,10 @@ class Recovery {
   std::map<std::uint64_t, v1::record::Segment> segments_read_;
   std::map<RankId, v1::record::Limbo> limbo_read_;
   std::map<GroupId, std::map<RankId, Member>> members_;
-  std::map<RankId, GroupId> group_of_;  // of those that live
-  std::set<RowKey> rows_;               // that nobody has adopted yet
+  std::set<GroupId> left_;                    // not taken up
+  std::map<GroupId, std::set<RankId>> lost_;  // whose processes may live, and are not known
+  std::map<RankId, GroupId> group_of_;        // of those that live
+  std::set<RowKey> rows_;                     // that nobody has adopted yet
 };
 
 }  // namespace amem

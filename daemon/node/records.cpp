@@ -129,6 +129,7 @@ Status Records::write(Rank& rank) {
   row.set_program(rank.program);
   row.set_shim_version(rank.shim_version);
   row.set_session(bytes_of(rank.key));
+  row.set_pid_namespace(pid_namespace());
   return record_.write(rank.row, RowKind::kRank, rank.id, row);
 }
 
@@ -156,12 +157,16 @@ Status Records::write_saved(Allocation& allocation, bool leaves, RowReservation*
 }
 
 Status Records::write_limbo(Rank& rank) {
-  return write_limbo(rank.limbo_row, rank.id, rank.limbo, rank.peer.account->owner());
+  v1::record::Limbo limbo;
+  limbo.set_pid(rank.peer.pid);
+  limbo.set_pid_namespace(pid_namespace());
+  return write_limbo(rank.limbo_row, rank.id, rank.limbo, rank.peer.account->owner(), limbo);
 }
 
-Status Records::write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner) {
+Status Records::write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner,
+                            v1::record::Limbo limbo) {
   if (!record_.keeps()) return {};
-  v1::record::Limbo limbo;
+  limbo.clear_extents();
   to_record(extents, *limbo.mutable_extents());
   to_record(owner, *limbo.mutable_owner());
   return record_.write(row, RowKind::kLimbo, rank, limbo);

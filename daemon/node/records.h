@@ -34,8 +34,9 @@ class Records {
   /// What a pause takes of it. `leaves`: of a pause in waves, its ranks are told to let go of it.
   Status write_saved(Allocation& allocation, bool leaves = false, RowReservation* space = nullptr);
   Status write_limbo(Rank& rank);
-  /// Of a rank that may have gone.
-  Status write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner);
+  /// Of a rank that may have gone. `limbo` says which process it is or was.
+  Status write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner,
+                     v1::record::Limbo limbo);
   /// What the release of a pause writes of these, at the most.
   std::uint64_t bytes_of_release(const GroupEntry& group) const;
   std::uint64_t bytes_of_release(const Allocation& allocation) const;

@@ -216,6 +216,13 @@ void SavedBytes::await_end(SharedFd process, std::shared_ptr<Account> account, E
   if (ended.watch == 0) loop_.at(Clock::now() + kTeardown, [this, key] { free_ended(key); });
 }
 
+void SavedBytes::keep(std::shared_ptr<Account> account, Extents extents, Row row) {
+  Ended& ended = ended_[next_key_++];
+  ended.account = std::move(account);
+  ended.extents = std::move(extents);
+  ended.row = std::move(row);
+}
+
 void SavedBytes::free_ended(std::uint64_t key) {
   const auto it = ended_.find(key);
   if (it == ended_.end()) return;

@@ -51,6 +51,8 @@ class SavedBytes {
   /// The extents go back to the pool when the process has ended; null: when it surely has.
   void await_end(SharedFd process, std::shared_ptr<Account> account, Extents extents, Row row,
                  Kept kept);
+  /// The extents never go back: nobody can say when the process ends.
+  void keep(std::shared_ptr<Account> account, Extents extents, Row row);
   /// Gives another holder the processes whose ends are awaited.
   void hold_again();
 

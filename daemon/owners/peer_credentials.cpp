@@ -45,6 +45,17 @@ std::vector<gid_t> groups_of(int socket, gid_t first) {
 
 }  // namespace
 
+Numbered process_with(pid_t pid) {
+  Fd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  const bool ended = !process && errno == ESRCH;
+  return {std::move(process), ended};
+}
+
+std::uint64_t pid_namespace() {
+  struct stat found {};
+  return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
+}
+
 bool kernel_tells_ends() {
   const Fd own(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   return own || errno != ENOSYS;

@@ -30,6 +30,16 @@ struct PeerCredentials {
 /// 6.9) none of them is another one.
 bool same_process(const PeerCredentials& a, const PeerCredentials& b);
 
+/// What has this number now. It may be another process than the one that had it once.
+struct Numbered {
+  Fd process;          // pidfd; empty: there is none, or it is not known
+  bool ended = false;  // there is none
+};
+Numbered process_with(pid_t pid);
+
+/// In which processes have the numbers that amemd sees. 0: it is not known.
+std::uint64_t pid_namespace();
+
 /// Whether this kernel can tell when a process has ended (pidfd, Linux 5.3).
 bool kernel_tells_ends();
 

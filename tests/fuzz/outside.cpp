@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <map>
 
 #include "common/fd.h"
 #include "common/protocol.h"
@@ -27,6 +29,7 @@ struct Peer {
 std::atomic<std::int64_t> now_ns;  // the pool's thread asks, too
 std::uint8_t last_token = 0;
 std::deque<Peer> peers;
+std::map<pid_t, int> processes;  // of all that have connected; -1: it has ended
 
 }  // namespace
 
@@ -34,11 +37,17 @@ void begin() {
   now_ns = std::chrono::nanoseconds(std::chrono::hours(1)).count();
   last_token = 0;
   peers.clear();
+  processes.clear();
 }
 
 void pass(std::chrono::milliseconds time) { now_ns += std::chrono::nanoseconds(time).count(); }
 
-void connects(pid_t pid, uid_t uid, int process) { peers.push_back({pid, uid, process}); }
+void connects(pid_t pid, uid_t uid, int process) {
+  peers.push_back({pid, uid, process});
+  processes[pid] = process;
+}
+
+void ends(pid_t pid) { processes[pid] = -1; }
 
 void nobody_connects() { peers.clear(); }
 
@@ -61,9 +70,11 @@ using amem::fuzz::outside::kPeerPidfd;
 using amem::fuzz::outside::last_token;
 using amem::fuzz::outside::now_ns;
 using amem::fuzz::outside::peers;
+using amem::fuzz::outside::processes;
 
 extern "C" {
 int __real_getsockopt(int socket, int level, int option, void* value, socklen_t* size);
+long __real_syscall(long number, long a, long b, long c, long d, long e, long f);
 ssize_t __real_getrandom(void* buffer, std::size_t size, unsigned flags);
 
 /// std::chrono::steady_clock::now(), whose time_point is returned as what it consists of.
@@ -84,6 +95,16 @@ int __wrap_getsockopt(int socket, int level, int option, void* value, socklen_t*
   if (process < 0) return -1;
   std::memcpy(value, &process, sizeof process);
   return 0;
+}
+
+/// A process that has connected is found by its number; so is that it has ended.
+long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f) {
+  const auto found = processes.find(static_cast<pid_t>(a));
+  if (number != SYS_pidfd_open || found == processes.end())
+    return __real_syscall(number, a, b, c, d, e, f);
+  if (found->second >= 0) return ::fcntl(found->second, F_DUPFD_CLOEXEC, 0);
+  errno = ESRCH;
+  return -1;
 }
 
 /// Tokens that an input can foresee: the n-th is n, sixteen times.

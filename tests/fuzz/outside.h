@@ -16,6 +16,8 @@ void pass(std::chrono::milliseconds time);
 /// Who the next ones are that connect, in their order. `process`: readable once it has ended; the
 /// caller's.
 void connects(pid_t pid, uid_t uid, int process);
+/// A process that has connected has ended.
+void ends(pid_t pid);
 /// Those whom nobody has asked about yet will not be: who they connected to has ended.
 void nobody_connects();
 

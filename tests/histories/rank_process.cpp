@@ -106,6 +106,7 @@ void RankProcess::die() {
   const std::uint64_t one = 1;
   require(::write(process_.get(), &one, sizeof one) == sizeof one, "a process ends");
   process_.reset();  // the broker has its own
+  fuzz::outside::ends(kFirstPid + number_);
   socket_.reset();
   memory_.clear();
   commands_.clear();

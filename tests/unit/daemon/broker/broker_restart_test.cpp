@@ -432,6 +432,32 @@ class UnusableTest : public BrokerRestartTest {
     all.reset();
     ASSERT_NO_FATAL_FAILURE(begin_broker());
   }
+  /// The broker has ended, and another holder had got nothing of any process yet. `known`: which of
+  /// the ranks can be found by the numbers of their processes.
+  void lose_processes(const std::set<RankId>& known) {
+    supervisor.reset();
+    std::unique_ptr<HolderClient> all = connect();
+    Result<std::map<HolderKey, Fd>> there = all->list();
+    ASSERT_TRUE(there.ok());
+    for (const auto& [key, fd] : there.value())
+      if (kind_of(key) == HolderKind::kProcess) all->drop(key);
+    // Without any process that lives the holder would end.
+    const Fd alive = process_with(::getpid()).process;
+    all->put(holder_key(HolderKind::kProcess, 1U << 30U), alive.get());
+    ASSERT_TRUE(all->flush().ok());
+    Result<RecordLog> record = RecordLog::open(std::move(there.value().at(kRecord)));
+    ASSERT_TRUE(record.ok());
+    std::map<RowKey, v1::record::Rank> rows;
+    record.value().each([&](RowKey key, std::string_view bytes) {
+      if (kind_of_row(key) != RowKind::kRank || known.contains(static_cast<RankId>(id_of_row(key))))
+        return;
+      ASSERT_TRUE(rows[key].ParseFromArray(bytes.data(), static_cast<int>(bytes.size())));
+    });
+    for (auto& [key, row] : rows) {
+      row.set_pid_namespace(row.pid_namespace() + 1);
+      ASSERT_TRUE(record.value().put(key, row.SerializeAsString()).ok());
+    }
+  }
   void expect_refused(const std::string& why) {
     for (int i = 0; i < 2; ++i) {
       const Status status = attach();
@@ -508,6 +534,93 @@ TEST_F(UnusableTest, WhatItsRanksMayBeWritingToIsNobodysUntilTheyEnd) {
   EXPECT_EQ(status().groups_size(), 0);
   EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB);
   restart();
+  EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB);
+  a.die();
+  EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
+}
+
+// A row without its process is not one of a rank that has ended: another holder may not have got
+// the process yet when the broker ended.
+TEST_F(UnusableTest, ARankWhoseProcessTheHolderLacksIsFoundByItsNumber) {
+  two();
+  end_broker();
+  ASSERT_NO_FATAL_FAILURE(lose_processes({r1.id, r2.id}));
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  EXPECT_EQ(pause().code(), Code::kUnavailable) << "nobody has come back";
+  both_come_back();
+  ASSERT_TRUE(pause().ok());
+  restart();
+  both_come_back();
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
+TEST_F(UnusableTest, ARankThatEndsMeanwhileIsGoneThoughTheHolderLacksItsProcess) {
+  join(a, "train", 0);
+  join(b, "train", 1);
+  const std::uint64_t memory = a.create(gpu(0), 4 * kMiB);
+  b.share(a, memory);
+  end_broker();
+  ASSERT_NO_FATAL_FAILURE(lose_processes({a.id, b.id}));
+  b.die();
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
+  a.die();
+  EXPECT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+}
+
+TEST_F(UnusableTest, AGroupOneOfWhoseProcessesIsNotKnownIsNotTakenUp) {
+  two();
+  end_broker();
+  ASSERT_NO_FATAL_FAILURE(lose_processes({r1.id}));
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  EXPECT_EQ(status().groups_size(), 0) << "r2 could write to what a pause of r1 saves";
+  EXPECT_EQ(FakeRank::code(r1.come_back(socket())), Code::kNotFound);
+  EXPECT_EQ(FakeRank::code(r2.come_back(socket())), Code::kNotFound);
+}
+
+TEST_F(UnusableTest, NorIsOneWhoseMemorySuchARankMayHaveOpen) {
+  join_here(r3, "other", 0);
+  const std::uint64_t others = r3.create(gpu(1), 2 * kMiB);
+  join_here(r1, "train", 0);
+  of_a = r1.create(gpu(0), 4 * kMiB);
+  r1.share(r3, others);
+  end_broker();
+  ASSERT_NO_FATAL_FAILURE(lose_processes({r3.id}));
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  EXPECT_EQ(status().groups_size(), 0);
+  EXPECT_EQ(FakeRank::code(r3.come_back(socket())), Code::kNotFound);
+}
+
+TEST_F(UnusableTest, WhatARankThatIsNotKnownMayBeWritingToIsNobodysEver) {
+  join(a, "train", 0);
+  ASSERT_NE(a.create(gpu(0), 4 * kMiB), 0U);
+  a.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
+  begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_save_tag] > 0; }));
+  end_broker();
+  ASSERT_NO_FATAL_FAILURE(lose_processes({}));
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  EXPECT_EQ(status().groups_size(), 0);
+  EXPECT_EQ(status().pool().used_bytes(), 4 * kMiB);
+}
+
+// Of one that can be found by its number the bytes are nobody's until it ends.
+TEST_F(UnusableTest, WhatARankThatIsFoundMayBeWritingToIsNobodysUntilItEnds) {
+  join(a, "train", 0);
+  ASSERT_NE(a.create(gpu(0), 4 * kMiB), 0U);
+  const std::uint64_t lost = a.create(gpu(0), 2 * kMiB);
+  a.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
+  begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_save_tag] > 0; }));
+  end_broker();
+  ASSERT_NO_FATAL_FAILURE(lose_processes({a.id}));
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  ASSERT_NO_FATAL_FAILURE(restart_without(lost));
+  EXPECT_EQ(status().groups_size(), 0);
+  end_broker();
+  ASSERT_NO_FATAL_FAILURE(lose_processes({a.id}));
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
   EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB);
   a.die();
   EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
