@@ -4,6 +4,7 @@ import pathlib
 import re
 import shlex
 import subprocess
+import tempfile
 
 import pytest
 
@@ -48,8 +49,10 @@ def words_of(simple):
 
 
 def run(*words):
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
-                          env={**os.environ, "AMEM_RUNTIME_DIR": "/nonexistent/amem"})
+    """In a folder of its own, since some commands write the file that they name."""
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60, check=False, cwd=folder,
+                              stdin=subprocess.DEVNULL, env={**os.environ, "AMEM_RUNTIME_DIR": "/nonexistent/amem"})
 
 
 def fault_of_amemctl(build, words):
