@@ -97,11 +97,12 @@ int __wrap_getsockopt(int socket, int level, int option, void* value, socklen_t*
   return 0;
 }
 
-/// A process that has connected is found by its number; so is that it has ended.
+/// A process that has connected is found by its number, also when it has ended. Other calls do not
+/// look at the table: other threads make them, too.
 long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f) {
+  if (number != SYS_pidfd_open) return __real_syscall(number, a, b, c, d, e, f);
   const auto found = processes.find(static_cast<pid_t>(a));
-  if (number != SYS_pidfd_open || found == processes.end())
-    return __real_syscall(number, a, b, c, d, e, f);
+  if (found == processes.end()) return __real_syscall(number, a, b, c, d, e, f);
   if (found->second >= 0) return ::fcntl(found->second, F_DUPFD_CLOEXEC, 0);
   errno = ESRCH;
   return -1;
