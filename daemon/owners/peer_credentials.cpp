@@ -52,8 +52,11 @@ Numbered process_with(pid_t pid) {
 }
 
 std::uint64_t pid_namespace() {
-  struct stat found {};
-  return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
+  static const std::uint64_t own = [] {
+    struct stat found {};
+    return ::stat("/proc/self/ns/pid", &found) == 0 ? std::uint64_t{found.st_ino} : 0;
+  }();
+  return own;
 }
 
 bool kernel_tells_ends() {
