@@ -285,9 +285,7 @@ void Recovery::take_limbo(Stock& stock) {
       continue;
     }
     SharedFd fd = process.fd ? std::make_shared<const Fd>(std::move(process.fd)) : nullptr;
-    Record& record = node_.records.record();
-    Kept kept = process.held || fd == nullptr ? record.adopt(HolderKind::kProcess, id)
-                                              : record.keep(HolderKind::kProcess, id, fd);
+    Kept kept = fd != nullptr ? keep(id, process.held, fd) : Kept();
     saved_.await_end(std::move(fd), account, std::move(taken), std::move(kept_row),
                      std::move(kept));
   }
@@ -307,6 +305,12 @@ Recovery::Process Recovery::find_process(Stock& stock, RankId id, pid_t pid,
   Numbered found = process_with(pid);
   const bool lost = !found.process && !found.ended;
   return {std::move(found.process), false, lost};
+}
+
+Kept Recovery::keep(RankId id, bool held, const SharedFd& process) {
+  Record& record = node_.records.record();
+  return held ? record.adopt(HolderKind::kProcess, id)
+              : record.keep(HolderKind::kProcess, id, process);
 }
 
 void Recovery::find_members(Stock& stock) {
@@ -367,9 +371,7 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
     rank.shim_version = member.row.shim_version();
     rank.key = token_of(member.row.session());
     rank.row = adopt(RowKind::kRank, rank_id);
-    Record& record = node_.records.record();
-    rank.kept = member.process.held ? record.adopt(HolderKind::kProcess, rank_id)
-                                    : record.keep(HolderKind::kProcess, rank_id, rank.peer.process);
+    rank.kept = keep(rank_id, member.process.held, rank.peer.process);
     // As far as is known; it says more when it comes back.
     if (may_be_saving(row)) rank.saving.insert(Epoch(row.epoch()));
     labels.add(rank_id, rank_label(rank));

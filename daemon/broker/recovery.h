@@ -66,6 +66,8 @@ class Recovery {
 
   Status read(const RecordLog& log);
   Process find_process(Stock& stock, RankId id, pid_t pid, std::uint64_t pid_namespace);
+  /// The holder keeps the process, which it may have got from the broker before.
+  Kept keep(RankId id, bool held, const SharedFd& process);
   void find_members(Stock& stock);
   /// Which of the group's processes may live and are not known any more. Empty: none.
   std::string find_lost(GroupId group) const;
