@@ -458,6 +458,12 @@ class UnusableTest : public BrokerRestartTest {
       ASSERT_TRUE(record.value().put(key, row.SerializeAsString()).ok());
     }
   }
+  /// Rank a saves, and does not say yet that it has.
+  void begin_to_save() {
+    a.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
+    begin(Operation::kPause);
+    ASSERT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_save_tag] > 0; }));
+  }
   void expect_refused(const std::string& why) {
     for (int i = 0; i < 2; ++i) {
       const Status status = attach();
@@ -527,9 +533,7 @@ TEST_F(UnusableTest, WhatItsRanksMayBeWritingToIsNobodysUntilTheyEnd) {
   join(a, "train", 0);
   ASSERT_NE(a.create(gpu(0), 4 * kMiB), 0U);
   const std::uint64_t lost = a.create(gpu(0), 2 * kMiB);
-  a.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
-  begin(Operation::kPause);
-  ASSERT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_save_tag] > 0; }));
+  ASSERT_NO_FATAL_FAILURE(begin_to_save());
   ASSERT_NO_FATAL_FAILURE(restart_without(lost));
   EXPECT_EQ(status().groups_size(), 0);
   EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB);
@@ -595,9 +599,7 @@ TEST_F(UnusableTest, NorIsOneWhoseMemorySuchARankMayHaveOpen) {
 TEST_F(UnusableTest, WhatARankThatIsNotKnownMayBeWritingToIsNobodysEver) {
   join(a, "train", 0);
   ASSERT_NE(a.create(gpu(0), 4 * kMiB), 0U);
-  a.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
-  begin(Operation::kPause);
-  ASSERT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_save_tag] > 0; }));
+  ASSERT_NO_FATAL_FAILURE(begin_to_save());
   end_broker();
   ASSERT_NO_FATAL_FAILURE(lose_processes({}));
   ASSERT_NO_FATAL_FAILURE(begin_broker());
@@ -610,9 +612,7 @@ TEST_F(UnusableTest, WhatARankThatIsFoundMayBeWritingToIsNobodysUntilItEnds) {
   join(a, "train", 0);
   ASSERT_NE(a.create(gpu(0), 4 * kMiB), 0U);
   const std::uint64_t lost = a.create(gpu(0), 2 * kMiB);
-  a.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
-  begin(Operation::kPause);
-  ASSERT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_save_tag] > 0; }));
+  ASSERT_NO_FATAL_FAILURE(begin_to_save());
   end_broker();
   ASSERT_NO_FATAL_FAILURE(lose_processes({a.id}));
   ASSERT_NO_FATAL_FAILURE(begin_broker());
