@@ -148,7 +148,7 @@ class Allocator:
         """Resumes what was asleep. Every worker calls.
 
         Args:
-            tags: Those of "weights" and "kv_cache" that come back, with all other tags; None: everything.
+            tags: Which of "weights" and "kv_cache" return. All other tags return, too. None: everything returns.
 
         Raises:
             Error: As amem.resume(). The engine sleeps on.
@@ -275,7 +275,7 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
         """Brings the worker's memory back.
 
         Args:
-            tags: Those of "weights" and "kv_cache" that come back, with all other tags; None: everything.
+            tags: Which of "weights" and "kv_cache" return. All other tags return, too. None: everything returns.
 
         Raises:
             Error: As amem.resume(). The worker sleeps on.
