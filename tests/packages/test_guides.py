@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 PROJECT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", PROJECT / "SECURITY.md",
+PAGES = [*(PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md", "tests/gpu/README.md")),
          *sorted(each for each in (PROJECT / "docs").glob("*.md"))]
 USAGE = 2
 # In the text a command may be spoken of, with what stands for others' words.
