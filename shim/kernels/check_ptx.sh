@@ -1,9 +1,12 @@
 #!/bin/sh
-# sparse.ptx is what sparse.cu compiles to. 77: this compiler is not the one that made it.
+# The .ptx files are what the .cu files compile to. 77: this compiler is not the one that made them.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 "${NVCC:-nvcc}" --version | grep -q 'release 13\.0' || exit 77
-new=$(mktemp)
-trap 'rm -f "$new"' EXIT
+new=$(mktemp -d)
+trap 'rm -rf "$new"' EXIT
 "$here/make_ptx.sh" "$new"
-diff -u "$here/sparse.ptx" "$new"
+for source in "$here"/*.cu; do
+  ptx=$(basename "$source" .cu).ptx
+  diff -u "$here/$ptx" "$new/$ptx"
+done

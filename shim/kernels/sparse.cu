@@ -2,50 +2,13 @@
 //
 // Checked in as sparse.ptx, so that the build needs no CUDA compiler; make_ptx.sh makes it anew.
 #include "common/sparse.h"
+#include "shim/kernels/groups.cuh"
 
 namespace {
 
 using namespace amem::sparse;
 
-constexpr uint32_t kWarp = 32;
-constexpr uint32_t kUnitsPerBlock = kBlock / kUnit;
 constexpr uint32_t kScanUnroll = 8;
-
-/// Where the thread block's group is.
-struct BlockGroup {
-  uint64_t device;
-  uint64_t pool;
-  uint64_t length;
-  uint32_t group;  // of the range
-  uint32_t entry;
-};
-
-__device__ BlockGroup find(const Launch& launch, uint32_t group) {
-  uint32_t low = 0;
-  uint32_t high = launch.ranges;
-  while (high - low > 1) {
-    const uint32_t middle = (low + high) / 2;
-    if (launch.range[middle].first_group <= group)
-      low = middle;
-    else
-      high = middle;
-  }
-  const uint32_t in_range = group - launch.range[low].first_group;
-  return {launch.range[low].device, launch.range[low].pool, launch.range[low].length, in_range,
-          launch.range[low].first_entry + in_range};
-}
-
-/// Units of a block; 0 behind the end of the range.
-__device__ uint32_t units_of(const BlockGroup& here, uint32_t block) {
-  const uint64_t begin = here.group * kGroup + block * kBlock;
-  if (begin >= here.length) return 0;
-  const uint64_t rest = here.length - begin;
-  return rest < kBlock ? rest / kUnit : kUnitsPerBlock;
-}
-
-__device__ uint4* block_at(const BlockGroup& here, uint32_t block) {
-  return reinterpret_cast<uint4*>(here.device + here.group * kGroup + block * kBlock);
-}
 
 __device__ uint4* slot_at(const BlockGroup& here, uint32_t slot) {
   return reinterpret_cast<uint4*>(here.pool + index_bytes(here.length) + slot * kBlock);
@@ -87,12 +50,7 @@ extern "C" __global__ void __launch_bounds__(kScanThreads)
     }
     found = __any_sync(0xffffffffU, any != 0) != 0;
   }
-  __shared__ uint32_t mask;
-  if (threadIdx.x == 0) mask = 0;
-  __syncthreads();
-  if (lane == 0 && found) atomicOr(&mask, 1U << block);
-  __syncthreads();
-  if (threadIdx.x == 0) reinterpret_cast<Entry*>(launch.entries)[here.entry].mask = mask;
+  write_mask(launch, here, found);
 }
 
 extern "C" __global__ void __launch_bounds__(kCopyThreads)

@@ -20,10 +20,6 @@ constexpr std::uint64_t kTrialBytes = 2 * sparse::kUnit + sparse::index_bytes(sp
 
 std::string on(int ordinal) { return " on device " + std::to_string(ordinal); }
 
-std::uint32_t entries_of(const Piece& piece) {
-  return static_cast<std::uint32_t>(sparse::groups(piece.length));
-}
-
 template <class T>
 std::span<T> part_of_table(void* table, std::uint32_t first, std::uint32_t count) {
   return {static_cast<T*>(table) + first, count};
@@ -127,8 +123,8 @@ Status SparseCopier::start() {
   return {};
 }
 
-std::vector<SparseCopier::Listed> SparseCopier::without_gaps(const Device& device,
-                                                             std::span<const Listed> listed) {
+std::vector<Listed> SparseCopier::without_gaps(const Device& device,
+                                               std::span<const Listed> listed) {
   std::vector<Listed> parts;
   for (const Listed& one : listed) {
     const Piece& piece = one.piece;
@@ -336,30 +332,13 @@ Status SparseCopier::launch(Kernel kernel, int ordinal, const Device& device,
 CUresult SparseCopier::launch_all(Kernel kernel, const Device& device,
                                   std::span<const Listed> listed) {
   const bool copies = kernel == Kernel::kGather || kernel == Kernel::kScatter;
-  const unsigned threads = copies ? sparse::kCopyThreads : sparse::kScanThreads;
   const CUfunction function = kernel == Kernel::kScan      ? device.scan
                               : kernel == Kernel::kGather  ? device.gather
                               : kernel == Kernel::kScatter ? device.scatter
                                                            : device.checksum;
-  sparse::Launch launch;
-  void* parameters[] = {&launch};
-  CUresult r = CUDA_SUCCESS;
-  while (r == CUDA_SUCCESS && !listed.empty()) {
-    launch.entries = reinterpret_cast<std::uintptr_t>(device.table.get());
-    launch.ranges = 0;
-    launch.groups = 0;
-    for (const Listed& one :
-         listed.first(std::min<std::size_t>(listed.size(), sparse::kMaxRanges))) {
-      launch.range[launch.ranges++] = {one.piece.address, one.piece.pool, one.piece.length,
-                                       launch.groups, one.first_entry};
-      launch.groups += entries_of(one.piece);
-    }
-    listed = listed.subspan(launch.ranges);
-    const unsigned thread_blocks = launch.groups * (copies ? sparse::kCopyParts : 1);
-    r = driver_.cuLaunchKernel_(function, thread_blocks, 1, 1, threads, 1, 1, 0, device.stream,
-                                parameters, nullptr);
-  }
-  return r;
+  const GroupKernel launched = {function, copies ? sparse::kCopyThreads : sparse::kScanThreads,
+                                copies ? sparse::kCopyParts : 1};
+  return launch_groups(driver_, launched, device.stream, device.table.get(), listed);
 }
 
 Status SparseCopier::wait(int ordinal, const Device& device) {

@@ -19,6 +19,7 @@
 #include "shim/driver/local_devices.h"
 #include "shim/driver/own_memory.h"
 #include "shim/phases/form_copier.h"
+#include "shim/phases/group_launch.h"
 #include "shim/scratch/fifos.h"
 
 namespace amem::shim {
@@ -72,10 +73,6 @@ class SparseCopier final : public FormCopier {
   Status checksums(std::span<Piece> pieces);
 
  private:
-  struct Listed {
-    Piece piece;
-    std::uint32_t first_entry = 0;
-  };
   struct Device {
     CUstream stream = nullptr;
     CUmodule module = nullptr;

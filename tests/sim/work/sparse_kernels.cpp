@@ -1,9 +1,11 @@
 #include "tests/sim/work/sparse_kernels.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <span>
 
+#include "common/block_hash.h"
 #include "common/sparse.h"
 #include "tests/sim/memory/copy.h"
 
@@ -11,6 +13,7 @@ namespace sim {
 namespace {
 
 using namespace amem::sparse;
+namespace block_hash = amem::block_hash;
 
 unsigned char* Bytes(uint64_t address) { return reinterpret_cast<unsigned char*>(address); }
 
@@ -24,7 +27,9 @@ struct Group {
   const amem::sparse::Range& range;
   uint32_t number;  // in the range
 
-  uint64_t entry() const { return launch.entries + (range.first_entry + number) * sizeof(Entry); }
+  uint64_t entry(uint64_t bytes = sizeof(Entry)) const {
+    return launch.entries + (range.first_entry + number) * bytes;
+  }
   Entry* index() const { return reinterpret_cast<Entry*>(range.pool) + number; }
   uint64_t begin(uint32_t block) const { return number * kGroup + block * kBlock; }
   uint64_t bytes(uint32_t block) const {
@@ -110,6 +115,42 @@ uint64_t ChecksumGroup(const Group& group) {
   return 0;
 }
 
+// What the key kernel has stored. One for all modules: a process loads it once for each device.
+block_hash::Key& ModuleKey() {
+  static auto* const key = new block_hash::Key();
+  return *key;
+}
+
+uint64_t HashGroup(const Group& group) {
+  // A hash that lies: all blocks have the same one.
+  static const bool lies = getenv("AMEM_SIM_HASH_LIES") != nullptr;
+  const block_hash::Key& key = ModuleKey();
+  auto* const hashes =
+      reinterpret_cast<block_hash::Hash*>(group.entry(kBlocksPerGroup * sizeof(block_hash::Hash)));
+  for (uint32_t i = 0; i < kBlocksPerGroup; ++i) {
+    block_hash::Sums sums{};
+    for (uint32_t unit = 0; !lies && unit < group.bytes(i) / kUnit; ++unit) {
+      block_hash::Word128 value;
+      memcpy(&value, group.block(i) + unit * sizeof value, sizeof value);
+      block_hash::add(sums, value, key.unit[unit], key.unit[unit + 1], key.unit[unit + 2]);
+    }
+    hashes[i] = block_hash::finish(sums, key.point);
+  }
+  return 0;
+}
+
+uint64_t CompareGroup(const Group& group) {
+  uint32_t mask = 0;
+  uint64_t compared = 0;
+  for (uint32_t i = 0; i < kBlocksPerGroup && group.bytes(i) > 0; ++i) {
+    const unsigned char* copy = Bytes(group.range.pool + group.begin(i));
+    if (memcmp(group.block(i), copy, group.bytes(i)) != 0) mask |= 1U << i;
+    compared += group.bytes(i);
+  }
+  reinterpret_cast<Entry*>(group.entry())->mask = mask;
+  return compared;
+}
+
 struct Kind {
   uint64_t (*group)(const Group&);
   bool writes_device;
@@ -117,12 +158,23 @@ struct Kind {
   bool to_pool;
   uint32_t parts;
   uint32_t threads;
+  uint64_t entry = sizeof(Entry);  // bytes of the table that a group has
+  bool dense = false;              // the pool has the range's bytes as they are
 };
 
 constexpr Kind kScan = {ScanGroup, false, false, false, 1, kScanThreads};
 constexpr Kind kGather = {GatherGroup, false, true, true, kCopyParts, kCopyThreads};
 constexpr Kind kScatter = {ScatterGroup, true, true, false, kCopyParts, kCopyThreads};
 constexpr Kind kChecksum = {ChecksumGroup, false, false, false, 1, kScanThreads};
+constexpr Kind kHash = {HashGroup,
+                        false,
+                        false,
+                        false,
+                        1,
+                        block_hash::kThreads,
+                        kBlocksPerGroup * sizeof(block_hash::Hash)};
+constexpr Kind kCompare = {CompareGroup,         false,         true, false, 1,
+                           block_hash::kThreads, sizeof(Entry), true};
 
 CUresult Run(const Kind& kind, const Launch& launch, const Grid& grid) {
   // What real kernels would leave undone, or do twice.
@@ -136,11 +188,14 @@ CUresult Run(const Kind& kind, const Launch& launch, const Grid& grid) {
     const auto in_range = static_cast<uint32_t>(amem::sparse::groups(range.length));
     if (range.first_group != groups) return CUDA_ERROR_LAUNCH_FAILED;
     groups += in_range;
-    const uint64_t entries = launch.entries + range.first_entry * sizeof(Entry);
+    const uint64_t entries = launch.entries + range.first_entry * kind.entry;
+    const bool may_use_pool = kind.dense
+                                  ? MayUse(range.pool, range.length, kind.to_pool, grid.device)
+                                  : MayUsePool(launch, range, kind.to_pool, grid.device);
     if (!MayUse(range.device, range.length, kind.writes_device, grid.device) ||
-        (kind.uses_pool && !MayUsePool(launch, range, kind.to_pool, grid.device)) ||
+        (kind.uses_pool && !may_use_pool) ||
         (kind.group != ScatterGroup &&
-         CheckAccess(entries, in_range * sizeof(Entry), true, grid.device).memory !=
+         CheckAccess(entries, in_range * kind.entry, true, grid.device).memory !=
              Memory::kPinned)) {
       return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
@@ -173,6 +228,25 @@ CUresult ReadWords(const Words& words, const Grid& grid) {
   return CUDA_SUCCESS;
 }
 
+CUresult StoreKey(const block_hash::SetKey& from, const Grid& grid) {
+  if (grid.thread_blocks[0] != 1 || grid.threads[0] != block_hash::kKeyThreads) {
+    return CUDA_ERROR_LAUNCH_FAILED;
+  }
+  if (CheckAccess(from.key, sizeof(block_hash::Key), false, grid.device).memory !=
+      Memory::kPinned) {
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
+  memcpy(&ModuleKey(), Bytes(from.key), sizeof(block_hash::Key));
+  return CUDA_SUCCESS;
+}
+
+Function MakeKey() {
+  return {[](const Grid& grid, void** values) {
+            return StoreKey(*static_cast<const block_hash::SetKey*>(values[0]), grid);
+          },
+          {sizeof(block_hash::SetKey)}};
+}
+
 Function MakeWords() {
   return {[](const Grid& grid, void** values) {
             return ReadWords(*static_cast<const Words*>(values[0]), grid);
@@ -196,7 +270,10 @@ const std::map<std::string, Function (*)()>& SparseKernels() {
                                                 {kGatherKernel, Make<kGather>},
                                                 {kScatterKernel, Make<kScatter>},
                                                 {kChecksumKernel, Make<kChecksum>},
-                                                {kWordsKernel, MakeWords}};
+                                                {kWordsKernel, MakeWords},
+                                                {block_hash::kKeyKernel, MakeKey},
+                                                {block_hash::kHashKernel, Make<kHash>},
+                                                {block_hash::kCompareKernel, Make<kCompare>}};
   return *kernels;
 }
 

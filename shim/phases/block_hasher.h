@@ -1,0 +1,79 @@
+// BlockHasher: takes hashes of the blocks of pieces on their devices (common/block_hash.h), and
+// compares pieces with their copies in the pool byte for byte.
+//
+// Per device it owns a stream, the kernels, a key, and a table in pinned memory, all made when the
+// device is prepared: a pause allocates nothing. Each device of each process has a key of its own,
+// of random bits of the system. Where the kernels cannot be had it serves nothing, and the caller
+// copies everything. Service thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "common/block_hash.h"
+#include "common/driver.h"
+#include "shim/driver/local_devices.h"
+#include "shim/driver/own_memory.h"
+#include "shim/phases/group_launch.h"
+
+namespace amem::shim {
+
+/// The kernels of shim/kernels/block_hash.cu as the driver takes them: PTX text, embedded by the
+/// build.
+extern const char kBlockHashPtx[];
+
+class BlockHasher {
+ public:
+  BlockHasher(const Driver& driver, LocalDevices& devices) : driver_(driver), devices_(devices) {}
+  ~BlockHasher();
+
+  /// Loads the kernels and makes what they need, once. REQUIRES: the device is in use.
+  void prepare(int device);
+  /// The program has reset this device: all of it went with the context.
+  void forget(int device) { ready_.erase(device), tried_.erase(device); }
+
+  bool serves(const Piece& piece) const;
+  /// The hashes of the pieces' blocks as they are now, in order, and waits for that.
+  /// REQUIRES: it serves all of them.
+  Status hash(std::span<const Piece> pieces, std::vector<std::vector<block_hash::Hash>>& hashes);
+  /// Whether the pool has the bytes of each piece, and waits for that. kDataLoss names the first
+  /// block that differs. REQUIRES: it serves all of them; all copies have ended.
+  Status compare(std::span<const Piece> pieces);
+
+ private:
+  /// Groups of the table, of 512 bytes each: a launch reads so many times 2 MiB.
+  static constexpr std::uint32_t kSpace = 8192;
+
+  struct Device {
+    CUstream stream = nullptr;
+    CUmodule module = nullptr;
+    CUfunction key = nullptr;
+    CUfunction hash = nullptr;
+    CUfunction compare = nullptr;
+    PinnedMemory table;
+  };
+  /// Groups of a piece that one launch serves.
+  struct Part {
+    std::size_t piece = 0;
+    std::uint64_t first_group = 0;
+    Listed listed;
+  };
+
+  CUresult make(int ordinal, Device& device);
+  /// Serves all groups of the pieces, and calls `done` with each part when the table has what the
+  /// kernel has found.
+  Status run(CUfunction Device::*kernel, std::span<const Piece> pieces,
+             const std::function<void(const Device&, const Part&)>& done);
+  Status wait(int ordinal, const Device& device);
+
+  const Driver& driver_;
+  LocalDevices& devices_;
+  std::set<int> tried_;  // what prepare() need not try again
+  std::map<int, Device> ready_;
+};
+
+}  // namespace amem::shim

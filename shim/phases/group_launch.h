@@ -1,0 +1,35 @@
+// How kernels that serve groups of blocks are launched (common/sparse.h: Launch): for a list of
+// pieces, in as few launches as a kernel's parameters allow. Service thread only.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <span>
+
+#include "common/driver.h"
+#include "shim/phases/form_copier.h"
+
+namespace amem::shim {
+
+/// A piece, and where its groups' entries begin in the table of the launch.
+struct Listed {
+  Piece piece;
+  std::uint32_t first_entry = 0;
+};
+
+struct GroupKernel {
+  CUfunction function = nullptr;
+  unsigned threads = 0;
+  unsigned parts = 1;  // thread blocks for each group
+};
+
+/// The piece has so many groups.
+std::uint32_t entries_of(const Piece& piece);
+
+/// Queues the kernel for all of them. `table`: pinned memory. REQUIRES: the device's context is
+/// current.
+CUresult launch_groups(const Driver& driver, const GroupKernel& kernel, CUstream stream,
+                       void* table, std::span<const Listed> listed);
+
+}  // namespace amem::shim
