@@ -67,6 +67,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       pool_(devices, config.pool_place) {
   node_.pool_configured = config.pool_size;
   node_.pool_form = config.pool_save;
+  node_.retain = config.pool_retain;
   node_.swap_wave = config.swap_wave;
   node_.guests = config.guests;
 }

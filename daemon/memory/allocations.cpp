@@ -88,12 +88,12 @@ bool Allocation::store(const Piece& piece, std::uint64_t chunk, Extents& left) {
   while (i < all.size() && offset < piece.offset) offset += all[i++].length;
   if (i == all.size() || offset != piece.offset) return false;
   Stored& here = all[i];
-  const bool told = here.form != Form::kDense || here.checksum != 0;
+  const bool told = here.form != Form::kDense || here.checksum != 0 || here.hashed;
   Extent& extent = saved.extents[i];
   const bool can_be = rule(piece.form).shorter ? piece.bytes > 0 && piece.bytes < here.length
                                                : piece.bytes == here.length;
-  if (told || !can_be || piece.bytes > extent.length) return false;
-  here = {here.length, piece.bytes, piece.form, piece.checksum};
+  if (told || !can_be || piece.bytes > extent.length || piece.unchanged > here.length) return false;
+  here = {here.length, piece.bytes, piece.form, piece.checksum, piece.hashed, piece.unchanged};
   const std::uint64_t used = round_up(piece.bytes, chunk);
   if (used < extent.length) {
     left.push_back({extent.segment, extent.offset + used, extent.length - used});
@@ -101,6 +101,13 @@ bool Allocation::store(const Piece& piece, std::uint64_t chunk, Extents& left) {
   }
   saved.pieces = std::move(all);
   return true;
+}
+
+std::uint64_t Allocation::hashed_by() const {
+  if (!saved.sent) return saved.since;
+  const auto hashed = [](const Stored& each) { return each.hashed && each.form == Form::kDense; };
+  const bool all = std::all_of(saved.pieces.begin(), saved.pieces.end(), hashed);
+  return !saved.pieces.empty() && all ? saved.attempt : 0;
 }
 
 bool Allocation::fits() const {

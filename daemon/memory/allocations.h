@@ -48,7 +48,9 @@ struct Stored {
   std::uint64_t length = 0;  // of the allocation
   std::uint64_t bytes = 0;   // of the pool
   Form form = Form::kDense;
-  std::uint64_t checksum = 0;  // of the piece; 0: none was taken
+  std::uint64_t checksum = 0;   // of the piece; 0: none was taken
+  bool hashed = false;          // the rank has the hashes of these bytes
+  std::uint64_t unchanged = 0;  // bytes that were in the pool already, and so were not copied
 };
 
 /// How a device came to remember where an allocation is.
@@ -104,6 +106,9 @@ struct Saved {
   std::vector<Stored> pieces;  // how, of each extent; empty: byte for byte, and all of them fit
   RankId saver = 0;            // who is to write them; of no pause: 0
   std::uint64_t attempt = 0;   // the pause that has taken them: its Epoch::attempt
+  bool hash = false;           // the saver takes hashes
+  std::uint64_t since = 0;     // they have the bytes of this attempt, until it saves; 0: of none
+  bool sent = false;           // the saver was told to save: since then they may have any bytes
   Row row;                     // of what a pause takes, or has taken
 
   bool empty() const { return extents.empty(); }
@@ -135,8 +140,13 @@ struct Allocation : AllocationIdentity, Residence {
     std::uint64_t bytes = 0;
     Form form = Form::kDense;
     std::uint64_t checksum = 0;
+    bool hashed = false;
+    std::uint64_t unchanged = 0;
   };
   bool store(const Piece& piece, std::uint64_t chunk, Extents& left);
+  /// The pause that has saved what the extents have now, all of it as it is, with its hashes in the
+  /// saver. 0: none, or it is not sure what they have.
+  std::uint64_t hashed_by() const;
   /// Every piece that is longer than its extent is known to be sparse.
   bool fits() const;
   /// Of each extent, how the bytes lie in it.

@@ -26,6 +26,12 @@ struct Extent {
 
 using Extents = std::vector<Extent>;
 
+inline std::uint64_t bytes_of(const Extents& extents) {
+  std::uint64_t bytes = 0;
+  for (const Extent& extent : extents) bytes += extent.length;
+  return bytes;
+}
+
 /// All segments of the pool, by index, those to be used first at the front.
 using SegmentOrder = std::vector<std::uint32_t>;
 

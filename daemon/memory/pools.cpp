@@ -1,5 +1,7 @@
 #include "daemon/memory/pools.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -7,6 +9,12 @@
 #include "daemon/base/units.h"
 
 namespace amem {
+
+void OwnPool::give_back(const Extents& freed) {
+  if (freed.empty()) return;
+  if (Status status = extents.give_back(freed); !status.ok())
+    spdlog::error("pool: {}", status.text());
+}
 
 void Pools::add(PoolSegment segment, std::uint64_t id) {
   if (segment.anew) renewing_ -= segment.size;
@@ -98,6 +106,15 @@ OwnPool& Pools::of(const std::shared_ptr<Account>& account) {
   return pools_.try_emplace(account, chunk_).first->second;
 }
 
+OwnPool* Pools::find(const std::shared_ptr<Account>& account) {
+  return const_cast<OwnPool*>(std::as_const(*this).find(account));
+}
+
+const OwnPool* Pools::find(const std::shared_ptr<Account>& account) const {
+  const auto it = pools_.find(account);
+  return it != pools_.end() ? &it->second : nullptr;
+}
+
 void Pools::leave(const std::shared_ptr<Account>& account) {
   --of(account).processes;
   dissolve_if_idle(account);
@@ -107,7 +124,7 @@ void Pools::saved_less(const std::shared_ptr<Account>& account) { dissolve_if_id
 
 void Pools::dissolve_if_idle(const std::shared_ptr<Account>& account) {
   const auto it = pools_.find(account);
-  if (it == pools_.end() || it->second.processes > 0 || it->second.extents.used() > 0) return;
+  if (it == pools_.end() || it->second.processes > 0 || it->second.used() > 0) return;
   for (OwnPool::Drawn& segment : it->second.segments) {
     write(segment.of, account->owner(), std::nullopt);
     stock_.push_back({std::move(segment.of), account->owner()});
@@ -173,6 +190,11 @@ std::vector<std::uint32_t> Pools::extend(const std::shared_ptr<Account>& account
 
 Status Pools::make_space(const std::shared_ptr<Account>& account, std::uint64_t bytes) {
   OwnPool& pool = of(account);
+  while (pool.extents.available() < bytes) {
+    const std::optional<RetainedCopy> oldest = pool.retained.take_oldest();
+    if (!oldest) break;
+    pool.give_back(oldest->extents);
+  }
   while (pool.extents.available() < bytes && draw(account, pool, -1, false)) continue;
   if (pool.extents.available() >= bytes) return {};
   std::uint64_t renewed = renewing_;
@@ -211,7 +233,14 @@ std::uint64_t Pools::total() const {
 std::uint64_t Pools::used(const std::function<bool(const Account&)>& owners) const {
   std::uint64_t bytes = 0;
   for (const auto& [account, pool] : pools_)
-    if (owners(*account)) bytes += pool.extents.used();
+    if (owners(*account)) bytes += pool.used();
+  return bytes;
+}
+
+std::uint64_t Pools::retained(const std::function<bool(const Account&)>& owners) const {
+  std::uint64_t bytes = 0;
+  for (const auto& [account, pool] : pools_)
+    if (owners(*account)) bytes += pool.retained.bytes();
   return bytes;
 }
 

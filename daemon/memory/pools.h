@@ -24,6 +24,7 @@
 #include "daemon/memory/extents.h"
 #include "daemon/memory/pool.h"
 #include "daemon/memory/reach.h"
+#include "daemon/memory/retained.h"
 #include "daemon/owners/account.h"
 #include "daemon/record/record.h"
 
@@ -41,7 +42,15 @@ struct RecordedSegment {
 struct OwnPool {
   explicit OwnPool(std::uint64_t chunk) : extents(chunk) {}
 
+  /// Free, or has only what is retained.
+  std::uint64_t available() const { return extents.available() + retained.bytes(); }
+  /// Has saved bytes that somebody needs.
+  std::uint64_t used() const { return extents.used() - retained.bytes(); }
+  /// These are free now.
+  void give_back(const Extents& freed);
+
   ExtentAllocator extents;
+  Retained retained;  // of it
   Reach reach;
   struct Drawn {
     RecordedSegment of;
@@ -78,6 +87,9 @@ class Pools {
 
   /// The owner's part, empty at first. The reference stays valid until leave() or saved_less().
   OwnPool& of(const std::shared_ptr<Account>& account);
+  /// Null: the owner has none.
+  OwnPool* find(const std::shared_ptr<Account>& account);
+  const OwnPool* find(const std::shared_ptr<Account>& account) const;
 
   /// A process of the owner's may map what its ranks are given, until it leave()s.
   void enter(const std::shared_ptr<Account>& account) { ++of(account).processes; }
@@ -87,8 +99,9 @@ class Pools {
 
   /// The segments that the rank is to reach from now on besides those that it does.
   std::vector<std::uint32_t> extend(const std::shared_ptr<Account>& account, RankId rank);
-  /// Draws segments until so many bytes are free in the owner's part. kResourceExhausted: they are
-  /// not to be had; what there was has been drawn. The text says of what there is too little.
+  /// Makes so many bytes free in the owner's part: what is retained goes first, then segments are
+  /// drawn. kResourceExhausted: they are not to be had; what there was has been drawn. The text
+  /// says of what there is too little.
   Status make_space(const std::shared_ptr<Account>& account, std::uint64_t bytes);
 
   /// Of all owners, and those in stock.
@@ -99,8 +112,10 @@ class Pools {
   std::uint64_t chunk() const { return chunk_; }
   /// Bytes of all that there is, but for what is being made anew.
   std::uint64_t total() const;
-  /// Bytes that hold something of these owners.
+  /// Bytes that hold something of these owners, but for what is retained.
   std::uint64_t used(const std::function<bool(const Account&)>& owners) const;
+  /// Bytes that hold something of these owners which has been loaded again.
+  std::uint64_t retained(const std::function<bool(const Account&)>& owners) const;
   /// Of the newest segment; empty: there is nothing.
   std::string place() const;
 

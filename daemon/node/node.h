@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -24,6 +25,7 @@
 #include "daemon/owners/peer_credentials.h"
 #include "daemon/phases/group.h"
 #include "daemon/phases/task.h"
+#include "daemon/plans/changes.h"
 #include "daemon/sessions/session_server.h"
 
 namespace amem {
@@ -77,6 +79,12 @@ struct Rank {
   Kept kept;    // of the process
   Row row;
   Row limbo_row;
+
+  /// Its program may make driver calls that no gate holds.
+  bool passes_gates() const {
+    return std::any_of(unknown_calls.begin(), unknown_calls.end(),
+                       [](const UnknownCall& call) { return call.fate != "hidden"; });
+  }
 };
 
 /// A group's share of a transaction over several nodes: what others that lose their leader may ask.
@@ -126,6 +134,7 @@ struct GroupEntry {
   std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
   std::map<std::string, bool> rank_discards;  // or a rank
   std::map<std::string, Form> tag_forms;      // likewise
+  std::map<std::string, TagChanges> changes;  // of tags that pauses have saved
   std::map<std::string, Charge> policies;     // of each tag that is in one of these
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
@@ -144,6 +153,7 @@ struct Node {
   Pools pools;
   std::uint64_t pool_configured = 0;
   Form pool_form = Form::kAuto;            // of tags for which nobody has set another
+  Retain retain = Retain::kAuto;           // what pauses do to find bytes that did not change
   std::uint64_t swap_wave = 0;             // bytes of each keeper at a time; 0: no waves
   GuestPolicy guests = GuestPolicy::kPin;  // of pauses that say nothing else
   std::string pool_error;

@@ -31,7 +31,7 @@ void GroupOperation::run(const action::Arrived& arrived) {
     const bool in_place =
         a->resident() && (!a->paused || (arrived.loaded && arrived.what.takes(a->tag)));
     if (!in_place) continue;
-    means_.saved.give_back(*a);
+    means_.saved.retain(*a);
     a->saved.saver = 0;
     a->paused = false;
     a->stayed = false;

@@ -111,6 +111,7 @@ void PauseOperation::run(const action::Save& save) {
     for (const auto& [id, plan] : plan_save(node.allocations, group_.id, form, chosen)) {
       Rank* rank = node.find_rank(id);
       if (rank == nullptr) continue;
+      for (const CopyRange& copy : plan.copies) node.allocations.find(copy.id)->saved.sent = true;
       means_.saved.sent(*rank, save.epoch);
       means_.outbox.send_copies(id, CopyKind::kSave, save.epoch, plan.copies, true);
       sent.ranks.push_back(id);

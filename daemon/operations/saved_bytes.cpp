@@ -38,17 +38,51 @@ std::vector<SegmentOrder> SavedBytes::orders(const OwnPool& pool,
 
 Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Devices& devices,
                         const Measurement* measured) {
-  const std::vector<Allocation*> keep = kept(group, pause);
-  Result<std::vector<TakenSpace>> taken =
-      measured != nullptr ? packed(group, keep, devices, *measured) : whole(group, keep, devices);
-  if (!taken.ok()) return taken.status();
-  for (std::size_t i = 0; i < keep.size(); ++i) {
-    keep[i]->saved.extents = std::move(taken.value()[i].extents);
-    keep[i]->saved.pieces = std::move(taken.value()[i].pieces);
-    keep[i]->saved.saver = keep[i]->keeper();
-    keep[i]->saved.attempt = group.machine.epoch().attempt;
+  OwnPool& pool = node_.pools.of(group.account);
+  for (const Allocation* a : node_.allocations.of_group(group.id))
+    if (pause.selection.takes(a->tag) && group.discards(*a, pause.discard)) forget_retained(*a);
+  std::vector<Allocation*> fresh;
+  std::vector<std::pair<Allocation*, RetainedCopy>> again;
+  for (Allocation* a : kept(group, pause)) {
+    a->saved.hash = hashes(group, *a);
+    std::optional<RetainedCopy> copy = pool.retained.take(a->id);
+    if (copy && a->saved.hash && copy->saver == a->keeper() && measured == nullptr) {
+      again.emplace_back(a, std::move(*copy));
+      continue;
+    }
+    if (copy) pool.give_back(copy->extents);
+    fresh.push_back(a);
   }
+  Result<std::vector<TakenSpace>> taken =
+      measured != nullptr ? packed(group, fresh, devices, *measured) : whole(group, fresh, devices);
+  if (!taken.ok()) {
+    for (auto& [a, copy] : again) pool.retained.add(a->id, std::move(copy));
+    return taken.status();
+  }
+  const auto take = [&](Allocation& a, TakenSpace space, std::uint64_t since) {
+    a.saved.extents = std::move(space.extents);
+    a.saved.pieces = std::move(space.pieces);
+    a.saved.saver = a.keeper();
+    a.saved.attempt = group.machine.epoch().attempt;
+    a.saved.since = since;
+    a.saved.sent = false;
+  };
+  for (std::size_t i = 0; i < fresh.size(); ++i) take(*fresh[i], std::move(taken.value()[i]), 0);
+  for (auto& [a, copy] : again) take(*a, {std::move(copy.extents), {}}, copy.attempt);
   return {};
+}
+
+/// A driver call that passes no gate may write to memory while it is compared and copied. So the
+/// memory of a rank that makes such calls is copied always.
+bool SavedBytes::hashes(const GroupEntry& group, const Allocation& a) {
+  if (node_.retain == Retain::kOff) return false;
+  if (const Form form = node_.form(group, a); form != Form::kAuto && form != Form::kDense)
+    return false;
+  for (const RankId id : a.sharers)
+    if (const Rank* rank = node_.find_rank(id); rank == nullptr || rank->passes_gates())
+      return false;
+  const auto tag = group.changes.find(a.tag);
+  return node_.retain == Retain::kAlways || tag == group.changes.end() || tag->second.hashes();
 }
 
 Result<std::vector<TakenSpace>> SavedBytes::whole(const GroupEntry& group,
@@ -98,7 +132,7 @@ Result<std::vector<TakenSpace>> SavedBytes::packed(const GroupEntry& group,
 
   Shortage shortage;
   shortage.missing = packing.missing;
-  shortage.free = pool.extents.available();
+  shortage.free = pool.available();
   shortage.total = pool.extents.total();
   shortage.not_seen = measured.not_seen();
   for (std::size_t i = 0; i < keep.size(); ++i) {
@@ -136,6 +170,7 @@ Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_
   if (rule(group.machine.phase()).answer != RankPhase::kSave ||
       group.machine.epoch() != Epoch(saved.epoch, saved.wave))
     return {};
+  bool on_record = true;  // it says nothing new of this allocation
   for (pb_size_t i = 0; i < saved.pieces_count; ++i) {
     const amem_v1_Saved_Piece& piece = saved.pieces[i];
     Allocation* a = node_.allocations.find(piece.id);
@@ -143,20 +178,47 @@ Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_
     const std::optional<Form> form = stored_form_of(piece.form);
     Extents left;
     if (!form || a->saved.saver != rank.id ||
-        !a->store({piece.offset, piece.stored, *form, piece.checksum}, node_.pools.chunk(), left))
+        !a->store({piece.offset, piece.stored, *form, piece.checksum, piece.hashed && a->saved.hash,
+                   piece.unchanged},
+                  node_.pools.chunk(), left))
       return {Code::kInvalidArgument, "it says that it has stored " + std::to_string(piece.stored) +
                                           " bytes of allocation " + std::to_string(piece.id) +
                                           " from byte " + std::to_string(piece.offset) +
                                           " on in form " + std::to_string(piece.form) +
                                           ", which it was not told to"};
     free(group.account, left);
-    if (i + 1 == saved.pieces_count || saved.pieces[i + 1].id != piece.id)
+    on_record = on_record && *form == Form::kDense && piece.checksum == 0;
+    if (i + 1 < saved.pieces_count && saved.pieces[i + 1].id == piece.id) continue;
+    if (!std::exchange(on_record, true))
       if (Status status = node_.records.write_saved(*a); !status.ok()) return status;
   }
   return {};
 }
 
+void SavedBytes::forget_retained(const Allocation& allocation) {
+  OwnPool* const pool = node_.pools.find(allocation.charge.account());
+  if (pool == nullptr) return;
+  if (const std::optional<RetainedCopy> copy = pool->retained.take(allocation.id))
+    pool->give_back(copy->extents);
+}
+
+void SavedBytes::retain(Allocation& allocation) {
+  Saved& saved = allocation.saved;
+  if (saved.empty()) return;
+  const Rank* saver = node_.find_rank(saved.saver);
+  const std::uint64_t attempt = allocation.hashed_by();
+  const bool surely = saver != nullptr && saver->saving.empty() && attempt != 0;
+  if (!surely || allocation.keeper() != saved.saver || allocation.pinned() ||
+      node_.retain == Retain::kOff)
+    return give_back(allocation);
+  node_.pools.of(allocation.charge.account())
+      .retained.add(allocation.id, {std::exchange(saved.extents, {}), saved.saver, attempt});
+  saved.pieces.clear();
+  saved.row.erase();
+}
+
 void SavedBytes::give_back(Allocation& allocation) {
+  forget_retained(allocation);
   Extents extents = std::exchange(allocation.saved.extents, {});
   allocation.saved.pieces.clear();
   Rank* rank = node_.find_rank(allocation.saved.saver);
@@ -195,6 +257,10 @@ void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
     // be on its device again, on its way back.
     if (!a->paused && a->saved.saver == rank.id) give_back(*a);
   }
+  for (const Allocation* a : node_.allocations.of_group(group.id))
+    if (const RetainedCopy* copy = node_.pool_of(rank).retained.find(a->id);
+        copy != nullptr && copy->saver == rank.id)
+      forget_retained(*a);
   rank.saving.clear();             // nobody writes to what else it has saved
   if (rank.limbo.empty()) return;  // what there is may be of before a restart
   await_end(rank.peer.process, rank.peer.account, std::exchange(rank.limbo, {}),
@@ -238,8 +304,7 @@ void SavedBytes::hold_again() {
 
 void SavedBytes::free(const std::shared_ptr<Account>& account, const Extents& extents) {
   if (extents.empty()) return;
-  if (Status status = node_.pools.of(account).extents.give_back(extents); !status.ok())
-    spdlog::error("pool: {}", status.text());
+  node_.pools.of(account).give_back(extents);
   node_.pools.saved_less(account);
 }
 

@@ -28,7 +28,8 @@ class SavedBytes {
 
   /// What this pause must keep.
   std::vector<Allocation*> kept(const GroupEntry& group, const Task& pause);
-  /// Takes extents for all of that, where its keepers reach the pool if there is space. With
+  /// Takes extents for all of that: those that it has still from an earlier pause, else where its
+  /// keepers reach the pool if there is space. With
   /// `measured` no more than that says is needed. kResourceExhausted: the pool is too small,
   /// nothing has changed. kUnavailable, with `measured`: likewise, but what is missing is being
   /// made anew, and it may be asked for again when some of that has come.
@@ -41,6 +42,9 @@ class SavedBytes {
 
   /// The allocation's bytes are not needed in the pool any more.
   void give_back(Allocation& allocation);
+  /// As give_back(), of an allocation that stays: another pause may find that they are still the
+  /// same. They are retained where that can be found out.
+  void retain(Allocation& allocation);
 
   /// The rank has been sent a Save of this epoch.
   void sent(Rank& rank, Epoch epoch) { rank.saving.insert(epoch); }
@@ -77,6 +81,10 @@ class SavedBytes {
   Result<std::vector<TakenSpace>> packed(const GroupEntry& group,
                                          const std::vector<Allocation*>& keep,
                                          const Devices& devices, const Measurement& measured);
+  /// What is retained of it is free now.
+  void forget_retained(const Allocation& allocation);
+  /// How the pause finds out whether bytes of the tag have changed.
+  bool hashes(const GroupEntry& group, const Allocation& a);
   std::map<std::string, std::uint64_t> others_bytes(const GroupEntry& group) const;
   /// Why the pool has no more than it has.
   std::string why_no_larger(const Account& account) const;

@@ -90,7 +90,8 @@ Plan plan_save(const Allocations& table, GroupId group, const FormOf& form,
       const Extent& extent = a->saved.extents[i++];
       const bool shorter = extent.length < piece.length;
       copies.push_back({a->id, offset, piece.length, extent.segment, extent.offset,
-                        shorter ? Form::kSparse : form(*a), shorter ? extent.length : 0});
+                        shorter ? Form::kSparse : form(*a), shorter ? extent.length : 0, 0,
+                        a->saved.hash && !shorter, a->saved.since});
       offset += piece.length;
     }
   }

@@ -28,6 +28,8 @@ struct CopyRange {
   Form form = Form::kDense;    // of a load: how it is stored, never kAuto
   std::uint64_t stored = 0;    // of what is or must be sparse: bytes, or space, in the pool
   std::uint64_t checksum = 0;  // of a load: of the range's bytes; 0: not known
+  bool hash = false;           // of a save: hashes are to be taken
+  std::uint64_t since = 0;     // of a save: the attempt whose bytes are there; 0: none
 
   friend bool operator==(const CopyRange&, const CopyRange&) = default;
 };

@@ -149,7 +149,8 @@ Message copies_message(CopyKind kind, Epoch epoch, const CopyRange* begin, const
     copies.copies[copies.copies_count++] = {
         range->id,      range->offset,         range->length,
         range->segment, range->segment_offset, number_of(range->form),
-        range->stored,  range->checksum};
+        range->stored,  range->checksum,       range->hash,
+        range->since};
   return message;
 }
 

@@ -147,6 +147,8 @@ constexpr Named<HolderUse> kHolders[] = {{"auto", HolderUse::kAuto},
 constexpr Named<Isolation> kIsolations[] = {{"uid", Isolation::kUid},
                                             {"userns", Isolation::kUserNamespace},
                                             {"cgroup", Isolation::kCgroup}};
+constexpr Named<Retain> kRetain[] = {
+    {"auto", Retain::kAuto}, {"always", Retain::kAlways}, {"off", Retain::kOff}};
 constexpr Named<GuestPolicy> kGuests[] = {{"pin", GuestPolicy::kPin},
                                           {"refuse", GuestPolicy::kRefuse}};
 template <auto Member, const auto& choices>
@@ -315,6 +317,10 @@ const std::vector<Setting>& settings() {
        get_size<&Config::pool_chunk>},
       {"pool.place", "where saved bytes lie: auto, host_numa or memfd", set_place, get_place},
       {"pool.save", "how bytes are saved: auto, dense or sparse", set_save, get_save},
+      {"pool.retain",
+       "whether loaded bytes stay in free space, so that a pause copies only what has changed: "
+       "auto, always or off",
+       set_choice<&Config::pool_retain, kRetain>, get_choice<&Config::pool_retain, kRetain>},
 
       {"deadlines.guests", "for other groups' ranks to close what they have opened",
        set_deadline<&Deadlines::guests>, get_deadline<&Deadlines::guests>},

@@ -20,6 +20,7 @@
 #include "common/place.h"
 #include "common/status.h"
 #include "daemon/memory/allocations.h"
+#include "daemon/memory/retained.h"
 #include "daemon/owners/owner.h"
 #include "daemon/phases/phases.h"
 #include "daemon/phases/task.h"
@@ -41,6 +42,7 @@ struct Config {
   std::uint64_t pool_segment = 0;  // 0: segment() chooses
   std::uint64_t pool_chunk = 2ULL << 20;
   Form pool_save = Form::kAuto;
+  Retain pool_retain = Retain::kAuto;
   std::optional<Place> pool_place;  // nothing: the first that this node can have
 
   Deadlines deadlines;

@@ -54,6 +54,17 @@ Status DenseCopier::load(std::span<const Piece> pieces) {
   return {};
 }
 
+Status DenseCopier::save_parts(const Piece& piece, std::span<const ByteRun> parts) {
+  for (const ByteRun& part : parts) {
+    Piece copied = piece;
+    copied.address += part.offset;
+    copied.pool += part.offset;
+    copied.length = part.length;
+    if (Status s = copy(copied, Way::kSave); !s.ok()) return s;
+  }
+  return {};
+}
+
 Status DenseCopier::clear(const Piece& piece) { return copy(piece, Way::kClear); }
 
 Status DenseCopier::copy(const Piece& piece, Way way) {

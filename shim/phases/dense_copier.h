@@ -27,6 +27,8 @@ class DenseCopier final : public FormCopier {
   void read(const Piece& piece, const std::byte* pool, std::uint64_t offset, std::uint64_t length,
             std::byte* out) const override;
 
+  /// Queues the copies of parts of a piece to their places. The piece is not offered.
+  Status save_parts(const Piece& piece, std::span<const ByteRun> parts);
   /// Queues zeros for a piece that lies nowhere.
   Status clear(const Piece& piece);
   /// Until finish(): who is told how far the copies are.

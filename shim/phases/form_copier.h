@@ -18,6 +18,7 @@
 #include "common/status.h"
 #include "shim/blocks/small_blocks.h"
 #include "shim/driver/local_devices.h"
+#include "shim/phases/block_hashes.h"
 
 namespace amem::shim {
 
@@ -28,12 +29,15 @@ struct Piece {
   std::uint64_t length = 0;  // bytes
   int device = -1;
   CUdeviceptr address = 0;
-  CUdeviceptr pool = 0;        // where copies on the device find it, while the phase lasts
-  CUdeviceptr in_segment = 0;  // where it lies
-  std::uint64_t space = 0;     // of a save: bytes of the pool from there on; no more is written
-  Form form = Form::kDense;    // as it lies in the pool, or as it is wished until that is decided
-  std::uint64_t stored = 0;    // bytes of the copy
-  std::uint64_t checksum = 0;  // of the piece's bytes; 0: none
+  CUdeviceptr pool = 0;         // where copies on the device find it, while the phase lasts
+  CUdeviceptr in_segment = 0;   // where it lies
+  std::uint64_t space = 0;      // of a save: bytes of the pool from there on; no more is written
+  Form form = Form::kDense;     // as it lies in the pool, or as it is wished until that is decided
+  std::uint64_t stored = 0;     // bytes of the copy
+  std::uint64_t checksum = 0;   // of the piece's bytes; 0: none
+  SavedPlace place;             // of a save: what its hashes are kept by
+  bool hash = false;            // of a save: hashes are to be taken; then: they were
+  std::uint64_t unchanged = 0;  // of a save: bytes that lay there already
   // Of the allocation: what is not zero, and counts as zero. Somebody else's; nullptr: nothing.
   const std::vector<Gap>* left_out = nullptr;
 };

@@ -19,11 +19,13 @@ Status unknown_form(const amem_v1_Copy& copy) {
 
 Status Mover::prepare(int device) {
   for (const auto& [form, copier] : copiers_.all()) copier->prepare(device);
+  hasher_.prepare(device);
   return pool_.prepare(device);
 }
 
 void Mover::forget(int device) {
   for (const auto& [form, copier] : copiers_.all()) copier->forget(device);
+  hasher_.forget(device);
   pool_.forget(device);
 }
 
@@ -41,10 +43,10 @@ Result<Piece> Mover::piece_of(std::uint64_t id, std::uint64_t offset, std::uint6
   return piece;
 }
 
-Result<Piece> Mover::place(const amem_v1_Copy& copy, bool load) {
+Result<Piece> Mover::place(const amem_v1_Copy& copy, SegmentView::Use use) {
   Result<Piece> piece = piece_of(copy.id, copy.offset, copy.length);
   if (!piece.ok() || copy.segment == kZeroSegment) return piece;
-  const Result<PoolView::Spot> spot = pool_.stage(copy, piece.value().device, load);
+  const Result<PoolView::Spot> spot = pool_.stage(copy, piece.value().device, use);
   if (!spot.ok()) return spot.status();
   piece.value().pool = spot.value().staged;
   piece.value().in_segment = spot.value().address;
@@ -78,11 +80,23 @@ Status Mover::finish_measure(std::uint64_t& bytes, std::vector<Look>& looks) {
 
 Status Mover::save(const amem_v1_Copies& copies) {
   if (!copies_began_) copies_began_ = SteadyClock::now();
+  epoch_ = copies.epoch;
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {
     const amem_v1_Copy& copy = copies.copies[i];
-    Result<Piece> placed = place(copy, false);
+    const SavedPlace at = {copy.id, copy.offset, copy.length, copy.segment, copy.segment_offset};
+    const bool known = copy.hash && copy.since != 0 && hashes_.find(at, copy.since) != nullptr;
+    Result<Piece> placed =
+        place(copy, known ? SegmentView::Use::kUpdate : SegmentView::Use::kWrite);
     if (!placed.ok()) return placed.status();
     Piece& piece = placed.value();
+    piece.place = at;
+    piece.hash = copy.hash && hasher_.serves(piece);
+    if (known && piece.hash) {
+      piece.form = Form::kDense;
+      to_compare_.push_back(piece);
+      continue;
+    }
+    hashes_.drop(piece.id, piece.offset);
     const std::optional<Form> form = form_of(copy.form);
     if (!form) return unknown_form(copy);
     piece.form = *form;
@@ -109,7 +123,7 @@ Status Mover::load(const amem_v1_Copies& copies) {
     const amem_v1_Copy& copy = copies.copies[i];
     // A program that runs while its memory comes back may have freed this meanwhile.
     if (!memory_.holdings.holds(copy.id)) continue;
-    Result<Piece> placed = place(copy, true);
+    Result<Piece> placed = place(copy, SegmentView::Use::kRead);
     if (!placed.ok()) return placed.status();
     Piece& piece = placed.value();
     if (copy.segment == kZeroSegment) {
@@ -165,6 +179,7 @@ Status Mover::wait(const CopyMarks::Follow& follow) {
   Status result;
   for (auto each = copiers_.all().rbegin(); each != copiers_.all().rend(); ++each)
     if (Status s = each->second->finish(); result.ok()) result = s;
+  if (result.ok() && options_.verify) result = hasher_.compare(to_compare_);
   pool_.settle();
   copies_ = {};
   if (copies_began_) copies_.add(*copies_began_, SteadyClock::now());
@@ -174,6 +189,8 @@ Status Mover::wait(const CopyMarks::Follow& follow) {
 
 void Mover::settle(std::uint64_t& bytes) {
   to_verify_.clear();
+  to_compare_.clear();
+  taken_.clear();
   memory_.residency.drop_temporary_mappings();
   bytes = std::exchange(bytes_, 0);
 }
@@ -181,7 +198,7 @@ void Mover::settle(std::uint64_t& bytes) {
 Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
                           const CopyMarks::Follow& follow) {
   std::vector<Piece> saved;
-  Status result;
+  Status result = save_changed(saved);
   for (const auto& [form, copier] : copiers_.all()) {
     std::vector<Piece> its;
     if (Status s = copier->store(its); result.ok()) result = s;
@@ -193,15 +210,49 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
                                        std::string(to_string(piece.form))};
     }
   }
-  for (const Piece& piece : saved) bytes_ += piece.stored;
+  for (const Piece& piece : saved) bytes_ += piece.stored - piece.unchanged;
+  if (result.ok()) result = hash(saved);
   if (Status s = wait(follow); result.ok()) result = s;
-  if (result.ok())
+  if (result.ok()) {
     for (const Piece& piece : saved) backups_.add(piece);
+    for (auto& [place, hashes] : taken_) hashes_.set(place, epoch_, std::move(hashes));
+  }
   if (result.ok() && options_.verify) result = copiers_.sparse().checksums(saved);
   stored = std::move(saved);
-  std::erase_if(stored, [](const Piece& p) { return !rule(p.form).encoded && p.checksum == 0; });
+  std::erase_if(stored,
+                [](const Piece& p) { return !rule(p.form).encoded && p.checksum == 0 && !p.hash; });
   settle(bytes);
   return result;
+}
+
+Status Mover::save_changed(std::vector<Piece>& saved) {
+  std::vector<BlockHashes::Hashes> now;
+  if (Status s = hasher_.hash(to_compare_, now); !s.ok()) return s;
+  for (std::size_t i = 0; i < to_compare_.size(); ++i) {
+    Piece piece = to_compare_[i];
+    const BlockHashes::Hashes* const before = hashes_.of(piece.place);
+    const std::vector<ByteRun> runs = changed(*before, now[i], piece.length);
+    hashes_.drop(piece.id, piece.offset);  // `before` has gone
+    if (Status s = copiers_.dense().save_parts(piece, runs); !s.ok()) return s;
+    piece.unchanged = piece.length;
+    for (const ByteRun& run : runs) piece.unchanged -= run.length;
+    taken_.emplace_back(piece.place, std::move(now[i]));
+    saved.push_back(piece);
+  }
+  return {};
+}
+
+Status Mover::hash(std::vector<Piece>& saved) {
+  std::vector<Piece> pieces;
+  for (std::size_t i = to_compare_.size(); i < saved.size(); ++i) {
+    saved[i].hash = saved[i].hash && saved[i].form == Form::kDense;
+    if (saved[i].hash) pieces.push_back(saved[i]);
+  }
+  std::vector<BlockHashes::Hashes> hashes;
+  if (Status s = hasher_.hash(pieces, hashes); !s.ok()) return s;
+  for (std::size_t i = 0; i < pieces.size(); ++i)
+    taken_.emplace_back(pieces[i].place, std::move(hashes[i]));
+  return {};
 }
 
 Status Mover::finish_load(std::uint64_t& bytes, const CopyMarks::Follow& follow) {

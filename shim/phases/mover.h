@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "common/driver.h"
@@ -14,6 +15,8 @@
 #include "shim/driver/local_devices.h"
 #include "shim/memory/memory.h"
 #include "shim/phases/backups.h"
+#include "shim/phases/block_hasher.h"
+#include "shim/phases/block_hashes.h"
 #include "shim/phases/copiers.h"
 #include "shim/phases/pool_view.h"
 #include "shim/scratch/scratch.h"
@@ -30,11 +33,13 @@ class Mover {
         options_(options),
         pool_(driver, devices),
         copiers_(driver, devices),
-        reader_(memory, backups_, pool_, copiers_) {}
+        reader_(memory, backups_, pool_, copiers_),
+        hasher_(driver, devices) {}
 
   PoolView& pool() { return pool_; }
   Backups& backups() { return backups_; }
   BackupReader& reader() { return reader_; }
+  BlockHashes& hashes() { return hashes_; }
 
   /// From now on copies from and to this device may come: makes what they need.
   Status prepare(int device);
@@ -68,10 +73,14 @@ class Mover {
   /// What of the allocation need not be saved.
   const std::vector<Gap>* left_out(std::uint64_t id);
   /// Where the copy's bytes are, here and in the pool.
-  Result<Piece> place(const amem_v1_Copy& copy, bool load);
+  Result<Piece> place(const amem_v1_Copy& copy, SegmentView::Use use);
   /// Where `length` bytes from `offset` on are here.
   Result<Piece> piece_of(std::uint64_t id, std::uint64_t offset, std::uint64_t length);
   Status load(std::span<const Piece> pieces);
+  /// Finds out what of `to_compare_` has changed, and queues that. All of it is saved then.
+  Status save_changed(std::vector<Piece>& saved);
+  /// Takes the hashes of what is copied meanwhile, as far as they are wanted and can be had.
+  Status hash(std::vector<Piece>& saved);
   Status wait(const CopyMarks::Follow& follow = {});
   /// The phase has ended.
   void settle(std::uint64_t& bytes);
@@ -84,7 +93,13 @@ class Mover {
   Copiers copiers_;
   Backups backups_;
   BackupReader reader_;
+  BlockHasher hasher_;
+  BlockHashes hashes_;
   std::vector<Piece> to_verify_;  // of the phase
+  std::vector<Piece>
+      to_compare_;  // of the save: their places have what an earlier one has put there
+  std::vector<std::pair<SavedPlace, BlockHashes::Hashes>> taken_;  // of the save
+  std::uint64_t epoch_ = 0;                                        // of the save
   std::uint64_t bytes_ = 0;
   std::optional<SteadyClock::time_point> copies_began_;
   CallTime copies_;

@@ -183,8 +183,8 @@ void Phases::saved(const amem_v1_Copies& save, std::span<const Piece> pieces) {
     saved.wave = save.wave;
     const auto part = pieces.first(std::min(pieces.size(), kMaxPiecesPerMessage));
     for (const Piece& p : part)
-      saved.pieces[saved.pieces_count++] = {p.id, p.offset, p.stored, number_of(p.form),
-                                            p.checksum};
+      saved.pieces[saved.pieces_count++] = {p.id,       p.offset, p.stored,   number_of(p.form),
+                                            p.checksum, p.hash,   p.unchanged};
     session_.post(message);
     pieces = pieces.subspan(part.size());
   }
@@ -316,6 +316,7 @@ void Phases::open() {
   heap_.keep(true);
   gate_.open();
   mover_.backups().drop_others([this](std::uint64_t id) { return memory_.holdings.is_paused(id); });
+  mover_.hashes().drop_others([this](std::uint64_t id) { return memory_.holdings.holds(id); });
   report_.go_on();
 }
 
@@ -363,6 +364,7 @@ void Phases::disconnected() {
   cut_.end();
   if (std::exchange(copying_, false))
     if (const Status s = mover_.give_up(); !s.ok()) log_warn(s.text());
+  mover_.hashes().clear();  // the next broker's pool has other bytes
   copy_status_ = {};
   map_status_ = {};
   mapped_bytes_ = 0;

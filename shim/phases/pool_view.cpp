@@ -82,12 +82,12 @@ Status PoolView::grant(Segment& segment, int device) {
 }
 
 Result<CUdeviceptr> PoolView::stage(Segment& segment, std::uint64_t offset, std::uint64_t bytes,
-                                    int device, bool load) {
+                                    int device, SegmentView::Use use) {
   if (Status s = grant(segment, device); !s.ok()) return s;
-  return segment.view->stage(offset, bytes, load);
+  return segment.view->stage(offset, bytes, use);
 }
 
-Result<PoolView::Spot> PoolView::stage(const amem_v1_Copy& copy, int device, bool load) {
+Result<PoolView::Spot> PoolView::stage(const amem_v1_Copy& copy, int device, SegmentView::Use use) {
   const auto it = segments_.find(copy.segment);
   if (it == segments_.end()) {
     const auto why = missing_.find(copy.segment);
@@ -102,7 +102,7 @@ Result<PoolView::Spot> PoolView::stage(const amem_v1_Copy& copy, int device, boo
   if (copy.segment_offset > size || bytes > size - copy.segment_offset)
     return Status(Code::kInternal,
                   "a copy reaches beyond pool segment " + std::to_string(copy.segment));
-  const Result<CUdeviceptr> staged = stage(segment, copy.segment_offset, bytes, device, load);
+  const Result<CUdeviceptr> staged = stage(segment, copy.segment_offset, bytes, device, use);
   if (!staged.ok()) return staged.status();
   return Spot{segment.view->address() + copy.segment_offset, staged.value(), bytes};
 }
@@ -110,7 +110,8 @@ Result<PoolView::Spot> PoolView::stage(const amem_v1_Copy& copy, int device, boo
 Result<CUdeviceptr> PoolView::load_again(CUdeviceptr address, std::uint64_t bytes, int device) {
   const Result<Segment*> found = segment_at(address);
   if (!found.ok()) return found.status();
-  return stage(*found.value(), address - found.value()->view->address(), bytes, device, true);
+  return stage(*found.value(), address - found.value()->view->address(), bytes, device,
+               SegmentView::Use::kRead);
 }
 
 void PoolView::settle() {

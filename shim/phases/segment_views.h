@@ -18,6 +18,13 @@ namespace amem::shim {
 
 class SegmentView {
  public:
+  /// What copies on a device do with bytes of the segment.
+  enum class Use : std::uint8_t {
+    kRead,
+    kWrite,   // all of them
+    kUpdate,  // some of them; the others stay
+  };
+
   SegmentView(const Driver& driver, std::uint64_t size) : driver_(driver), size_(size) {}
   /// The memory stays the broker's; what is mapped stays mapped until the process ends.
   virtual ~SegmentView() = default;
@@ -32,9 +39,9 @@ class SegmentView {
   virtual bool forget(int device) = 0;
   /// Lets this process's own code read it at address().
   virtual CUresult let_cpu_read() { return CUDA_SUCCESS; }
-  /// Where copies on a device find these bytes until settle(). `load`: they will be read, else
-  /// written. REQUIRES: the device was granted access.
-  virtual Result<CUdeviceptr> stage(std::uint64_t offset, std::uint64_t /*bytes*/, bool /*load*/) {
+  /// Where copies on a device find these bytes until settle(). REQUIRES: the device was granted
+  /// access.
+  virtual Result<CUdeviceptr> stage(std::uint64_t offset, std::uint64_t /*bytes*/, Use /*use*/) {
     return address_ + offset;
   }
   /// All copies to and from what was staged have ended.

@@ -121,7 +121,9 @@ inline Message packet_of(pb_size_t body, const Choose& choose) {
       b.saved.wave = choose(4) == 0 ? choose(4) : 0;
       b.saved.pieces_count = static_cast<pb_size_t>(choose(4));
       for (pb_size_t i = 0; i < b.saved.pieces_count; ++i)
-        b.saved.pieces[i] = {choose(12), choose(4) == 0 ? size() : 0, size() / 4, choose(4) != 0,
+        b.saved.pieces[i] = {choose(12), choose(4) == 0 ? size() : 0,
+                             size() / 4, choose(4) != 0,
+                             choose(3),  choose(4) == 0,
                              choose(3)};
       break;
     case amem_v1_SessionMessage_set_policy_tag:

@@ -192,7 +192,8 @@ void Player::measured(const amem_v1_Measure& measure) {
   send_message(message);
 }
 
-/// Every piece that may be is sparse, and takes a quarter of its length.
+/// Every other allocation has hashes, where they are wanted. Else every piece that may be is
+/// sparse, and takes a quarter of its length.
 void Player::saved(const amem_v1_Copies& copies) {
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_saved_tag;
@@ -201,9 +202,13 @@ void Player::saved(const amem_v1_Copies& copies) {
   saved.wave = copies.wave;
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {
     const amem_v1_Copy& copy = copies.copies[i];
-    if (copy.form != number_of(Form::kDense))
-      saved.pieces[saved.pieces_count++] = {copy.id, copy.offset, copy.length / 4,
-                                            number_of(Form::kSparse), 7};
+    const bool hashed = copy.hash && copy.id % 2 == 0;
+    if (hashed)
+      saved.pieces[saved.pieces_count++] = {
+          copy.id, copy.offset, copy.length, number_of(Form::kDense), 0, true, copy.length / 2};
+    else if (copy.form != number_of(Form::kDense))
+      saved.pieces[saved.pieces_count++] = {
+          copy.id, copy.offset, copy.length / 4, number_of(Form::kSparse), 7, false, 0};
   }
   send_message(message);
 }

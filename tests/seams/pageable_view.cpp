@@ -22,11 +22,9 @@ class PageableView final : public MemfdView {
     return register_once(reinterpret_cast<CUdeviceptr>(mirror_), device);
   }
 
-  Result<CUdeviceptr> stage(std::uint64_t offset, std::uint64_t bytes, bool load) override {
-    if (load)
-      std::memcpy(in_mirror(offset), in_segment(offset), bytes);
-    else
-      saved_.push_back({offset, bytes});
+  Result<CUdeviceptr> stage(std::uint64_t offset, std::uint64_t bytes, Use use) override {
+    if (use != Use::kWrite) std::memcpy(in_mirror(offset), in_segment(offset), bytes);
+    if (use != Use::kRead) saved_.push_back({offset, bytes});
     return reinterpret_cast<CUdeviceptr>(in_mirror(offset));
   }
   void settle() override {

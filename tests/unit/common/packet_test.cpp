@@ -43,7 +43,8 @@ Message full_copies() {
   message.body.save.last = true;
   message.body.save.copies_count = kMaxCopiesPerMessage;
   for (auto& copy : message.body.save.copies)
-    copy = {~0ULL, ~0ULL, ~0ULL, kZeroSegment, ~0ULL, number_of(Form::kSparse), ~0ULL, ~0ULL};
+    copy = {~0ULL, ~0ULL, ~0ULL, kZeroSegment, ~0ULL, number_of(Form::kSparse),
+            ~0ULL, ~0ULL, true,  ~0ULL};
   return message;
 }
 
