@@ -135,10 +135,39 @@ void Groups::act(GroupEntry& group, const action::StateChanged& changed) {
   events_.publish(&group, "state", std::string(to_string(changed.state)), to_proto(changed.state));
 }
 
+/// What the pause that has just ended kept.
+std::vector<TagSave> Groups::saves(const GroupEntry& group, const Task& task) const {
+  std::map<std::string, TagSave> tags;
+  for (const Allocation* a : std::as_const(node_.allocations).of_group(group.id)) {
+    if (!task.selection.takes(a->tag) || a->saved.empty() ||
+        a->saved.attempt != group.machine.epoch().attempt)
+      continue;
+    TagSave& save = tags[a->tag];
+    for (const Stored& piece : a->pieces()) {
+      save.kept += piece.length;
+      if (piece.hashed && a->saved.since != 0) save.compared += piece.length;
+      save.unchanged += piece.unchanged;
+      save.copied += piece.bytes - std::min(piece.bytes, piece.unchanged);
+      save.hashed = save.hashed || piece.hashed;
+    }
+  }
+  std::vector<TagSave> all;
+  for (auto& [tag, save] : tags) {
+    save.tag = tag;
+    all.push_back(std::move(save));
+  }
+  return all;
+}
+
 void Groups::act(GroupEntry& group, const action::Finished& finished) {
   action::Finished told = finished;
   Outcome& outcome = told.outcome;
   meter_.take(group.id, outcome.times);
+  if (outcome.status.ok() && outcome.task.op == Operation::kPause) {
+    outcome.saves = saves(group, outcome.task);
+    for (const TagSave& save : outcome.saves)
+      group.changes[save.tag].paused(save.hashed, save.compared, save.unchanged);
+  }
   node_.totals.add(outcome);
   if (outcome.status.ok()) {
     std::string times;

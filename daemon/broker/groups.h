@@ -56,6 +56,7 @@ class Groups {
   void act(GroupEntry& group, const action::Answer& answer);
   void act(GroupEntry& group, const action::StateChanged& changed);
   void act(GroupEntry& group, const action::Finished& finished);
+  std::vector<TagSave> saves(const GroupEntry& group, const Task& task) const;
   template <class What>
   void act(GroupEntry& group, const What& action) {
     operations_.run(group, action);

@@ -99,6 +99,9 @@ void add_pool(Book& book, const Measured& m, const Caller& caller) {
   if (!caller.sees_all && !caller.operates) return pool.add({{"state", "ready"}}, ready);
   pool.add({{"state", "used"}}, used);
   pool.add({{"state", "free"}}, ready - std::min(ready, used));
+  book.gauge("amem_pool_retained_bytes",
+             "Of the pool's free bytes, those that hold loaded bytes, with which a pause compares")
+      .add({}, m.node.pools.retained([](const Account&) { return true; }));
 }
 
 /// Of a group's memory of one tag on one device.
@@ -115,17 +118,23 @@ void add_memory(Book& book, const Measured& m, const std::vector<const GroupEntr
                               "paused and zeroed when it comes back");
   Family& pool =
       book.gauge("amem_group_pool_bytes", "Space in the pool that the saved bytes of a group take");
+  Family& retained = book.gauge(
+      "amem_group_retained_bytes",
+      "Free space in the pool that holds loaded bytes of a group, with which a pause compares");
   Family& pinned =
       book.gauge("amem_group_pinned_bytes",
                  "Memory of a group that cannot leave its device, e.g. known to a NIC");
   for (const GroupEntry* group : groups) {
     std::map<std::pair<std::string_view, DeviceUuid>, Share> shares;
     std::map<std::string_view, std::uint64_t> in_pool;
+    std::map<std::string_view, std::uint64_t> again;
+    const OwnPool* const own = m.node.pools.find(group->account);
     std::map<std::string_view, std::uint64_t> stays;
     for (const Allocation* a : m.node.allocations.of_group(group->id)) {
       Share& share = shares[{a->tag, a->device}];
       (a->resident() ? share.resident : a->dropped() ? share.dropped : share.saved) += a->size;
       in_pool[a->tag] += a->saved_bytes();
+      again[a->tag] += own != nullptr ? own->retained.bytes(a->id) : 0;
       stays[a->tag] += a->pinned() ? a->size : 0;
     }
     const Labels labels = labels_of(*group);
@@ -136,6 +145,8 @@ void add_memory(Book& book, const Measured& m, const std::vector<const GroupEntr
       memory.add(with(all, {{"state", "saved"}}), share.saved);
       memory.add(with(all, {{"state", "dropped"}}), share.dropped);
     }
+    for (const auto& [tag, bytes] : again)
+      retained.add(with(labels, {{"tag", std::string(tag)}}), bytes);
     for (const auto& [tag, bytes] : in_pool)
       pool.add(with(labels, {{"tag", std::string(tag)}}), bytes);
     for (const auto& [tag, bytes] : stays)
@@ -217,6 +228,14 @@ void add_operations(Book& book, const Measured& m) {
       "Bytes that a pause copied to the pool, or a resume from it, where it succeeded");
   for (const auto& [operation, histogram] : totals.bytes())
     bytes.add({{"operation", std::string(operation)}}, histogram, 1);
+  Family& kept = book.counter(
+      "amem_pause_kept_bytes_total",
+      "Bytes that successful pauses kept: copied to the pool, or found there unchanged");
+  kept.add({{"state", "copied"}}, totals.kept().copied);
+  kept.add({{"state", "unchanged"}}, totals.kept().unchanged);
+  book.counter("amem_pause_compared_bytes_total",
+               "Bytes that successful pauses compared with what the pool had")
+      .add({}, totals.kept().compared);
   Family& events = book.counter("amem_events_total", "Events by kind, those of error among them");
   for (const auto& [kind, count] : m.events.published()) events.add({{"kind", kind}}, count);
 }

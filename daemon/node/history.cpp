@@ -59,6 +59,11 @@ void Totals::add(const Outcome& outcome) {
   add_time(operation, Phase::kNone, outcome.total);
   for (const PhaseTime& phase : outcome.times) add_time(operation, phase.phase, phase.time);
   bytes_.try_emplace(operation, Histogram::kBytes).first->second.add(copied(outcome));
+  for (const TagSave& save : outcome.saves) {
+    kept_.copied += save.copied;
+    kept_.compared += save.compared;
+    kept_.unchanged += save.unchanged;
+  }
 }
 
 void Totals::add_swap(Code result, Duration time) {

@@ -112,6 +112,13 @@ class Totals {
   const std::map<std::pair<std::string_view, Phase>, Histogram>& times() const { return times_; }
   /// What was copied to the pool by a pause, and from it by a resume, of what succeeded.
   const std::map<std::string_view, Histogram>& bytes() const { return bytes_; }
+  /// What pauses that succeeded have kept, in bytes.
+  struct KeptBytes {
+    std::uint64_t copied = 0;
+    std::uint64_t compared = 0;
+    std::uint64_t unchanged = 0;  // of these, not copied
+  };
+  const KeptBytes& kept() const { return kept_; }
 
  private:
   void add_time(std::string_view operation, Phase phase, Duration time);
@@ -119,6 +126,7 @@ class Totals {
   std::map<std::pair<std::string_view, Code>, std::uint64_t> results_;
   std::map<std::pair<std::string_view, Phase>, Histogram> times_;
   std::map<std::string_view, Histogram> bytes_;
+  KeptBytes kept_;
 };
 
 }  // namespace amem

@@ -107,6 +107,7 @@ void report_past(const PastOperation& past, bool spans, v1::PastOperation& messa
     return face != past.ranks.end() ? face->second.number : -1;
   };
   report_phase_times(outcome.times, number, *message.mutable_times());
+  report_saves(outcome.saves, *message.mutable_saves());
   if (!spans) return;
   for (const PhaseSpan& phase : outcome.spans) {
     v1::PhaseSpan& span = *message.add_spans();
@@ -165,8 +166,13 @@ void report_group(const Node& node, const Caller& caller, const GroupEntry& grou
   std::map<std::string, v1::TagPolicy> policies;
   std::map<std::string, v1::TagUsage> tags;
   std::map<DeviceUuid, Usage> devices;
+  const OwnPool* const pool = node.pools.find(group.account);
   for (const Allocation* a : node.allocations.of_group(group.id)) {
-    count(*a, group, tags[a->tag]);
+    v1::TagUsage& tag = tags[a->tag];
+    count(*a, group, tag);
+    const std::uint64_t retained = pool != nullptr ? pool->retained.bytes(a->id) : 0;
+    tag.set_retained_bytes(tag.retained_bytes() + retained);
+    info.set_retained_bytes(info.retained_bytes() + retained);
     Usage& device = devices[a->device];
     device.allocated += a->size;
     if (a->resident()) device.resident += a->size;
@@ -193,6 +199,19 @@ void report_group(const Node& node, const Caller& caller, const GroupEntry& grou
   for (const RankId rank : machine.members().ids())
     for (const GuestUse& use : opened_by(node.allocations, rank))
       report_guest(node, use, *info.add_opened());
+}
+
+void report_saves(const std::vector<TagSave>& saves,
+                  google::protobuf::RepeatedPtrField<v1::TagSave>& messages) {
+  for (const TagSave& save : saves) {
+    v1::TagSave& message = *messages.Add();
+    message.set_tag(save.tag);
+    message.set_kept_bytes(save.kept);
+    message.set_compared_bytes(save.compared);
+    message.set_unchanged_bytes(save.unchanged);
+    message.set_copied_bytes(save.copied);
+    message.set_hashed(save.hashed);
+  }
 }
 
 void report_guest(const Node& node, const GuestUse& use, v1::GuestUsage& message) {
@@ -279,6 +298,8 @@ void report_node(const Node& node, const Caller& caller, const Devices& devices,
   pool->set_ready_bytes(node.pools.total());
   pool->set_used_bytes(
       node.pools.used([&](const Account& account) { return caller.may_see(account); }));
+  pool->set_retained_bytes(
+      node.pools.retained([&](const Account& account) { return caller.may_see(account); }));
   pool->set_place(node.pools.place());
   pool->set_error(node.pool_error);
   for (const auto& [id, group] : node.groups)

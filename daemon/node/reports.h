@@ -62,6 +62,9 @@ Leftover leftover(const Node& node, const GroupEntry& group, const Selection& wh
 std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection& what);
 
 /// Names of groups as their owner, who is the guests' too, calls them.
+/// Adds one TagSave for each to `messages`.
+void report_saves(const std::vector<TagSave>& saves,
+                  google::protobuf::RepeatedPtrField<v1::TagSave>& messages);
 void report_guest(const Node& node, const GuestUse& use, v1::GuestUsage& message);
 /// "rank 0 (pid 12) of group 'rollout' has 64 MiB of tag 'heap' open; …": of one group's memory.
 std::string describe(const Node& node, const std::vector<GuestUse>& guests);

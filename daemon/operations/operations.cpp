@@ -451,6 +451,7 @@ void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
     last.set_unbrokered_bytes(stays.unbrokered);
     last.set_unknown_calls(stays.unknown_calls);
     last.set_dropped_bytes(dropped(node_, group, outcome.task.selection));
+    report_saves(outcome.saves, *last.mutable_saves());
     if (const auto* pause = std::get_if<PauseOperation>(&running.operation))
       for (const GuestUse& use : pause->guests()) report_guest(node_, use, *last.add_guests());
   } else if (running.request->transaction.swaps() &&

@@ -85,12 +85,23 @@ enum class GroupState : std::uint8_t { kRunning, kPausing, kPaused, kResuming };
 std::string_view to_string(GroupState state);
 
 /// How an operation went.
+/// What a pause did with the bytes of one tag that it kept.
+struct TagSave {
+  std::string tag;
+  std::uint64_t kept = 0;       // bytes
+  std::uint64_t compared = 0;   // of these, with what the pool had
+  std::uint64_t unchanged = 0;  // of these, not copied
+  std::uint64_t copied = 0;     // as they lie in the pool
+  bool hashed = false;          // a later pause may compare
+};
+
 struct Outcome {
   Task task = Operation::kPause;
   Status status;
   Duration total{};
   std::vector<PhaseTime> times;
   std::vector<PhaseSpan> spans = {};
+  std::vector<TagSave> saves = {};  // of a pause, by tag
 };
 
 namespace action {

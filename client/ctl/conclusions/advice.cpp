@@ -143,13 +143,36 @@ void guests(const v1::GroupInfo& group, List& list) {
                       " and stays on the GPU: let these jobs close it before the pause"});
 }
 
-/// Of the last pause: whether it mostly waited for the program.
-void quiesce(const v1::ListHistoryResponse& history, List& list) {
+const v1::PastOperation* last_pause(const v1::ListHistoryResponse& history) {
   const auto& all = history.operations();
   const auto last = std::find_if(all.rbegin(), all.rend(), [](const v1::PastOperation& each) {
     return each.operation() == "pause" && each.code() == 0;
   });
-  if (last == all.rend()) return;
+  return last != all.rend() ? &*last : nullptr;
+}
+
+/// What the last pause has saved with hashes is to be in the pool while the group runs.
+void retained(const v1::GroupInfo& group, const v1::ListHistoryResponse& history, List& list) {
+  const v1::PastOperation* const last = last_pause(history);
+  if (last == nullptr || group.state() != v1::GROUP_STATE_RUNNING) return;
+  for (const v1::TagSave& save : last->saves()) {
+    const v1::TagUsage* const tag = tag_of(group, save.tag());
+    if (tag == nullptr || !save.hashed() || save.kept_bytes() < kGiB) continue;
+    const std::uint64_t bytes =
+        save.kept_bytes() - std::min(save.kept_bytes(), tag->retained_bytes());
+    if (bytes * 2 < save.kept_bytes()) continue;
+    list.push_back({"retained", bytes,
+                    "the pool had no free space for " + format_bytes(bytes) + " of tag " +
+                        printable(save.tag()) +
+                        " after the last resume, so the next pause copies all of it, changed or "
+                        "not: a pool.size that is larger by that much lets pauses compare"});
+  }
+}
+
+/// Of the last pause: whether it mostly waited for the program.
+void quiesce(const v1::ListHistoryResponse& history, List& list) {
+  const v1::PastOperation* const last = last_pause(history);
+  if (last == nullptr) return;
   for (const v1::PhaseTime& time : last->times()) {
     if (time.phase() != "quiesce" || time.us() < kLongQuiesceUs || time.us() * 2 < last->us())
       continue;
@@ -175,6 +198,7 @@ std::vector<Advice> advice_for(const v1::GroupInfo& group, const v1::ListRanksRe
   scratch(group, list);
   nics(group, list);
   guests(group, list);
+  retained(group, history, list);
   quiesce(history, list);
   std::stable_sort(list.begin(), list.end(),
                    [](const Advice& a, const Advice& b) { return a.bytes > b.bytes; });

@@ -135,6 +135,15 @@ std::string result_line(const v1::Progress& progress, const std::string& verb, c
             " (amemctl ranks " + printable(progress.group()) + ")\n";
   if (progress.dropped_bytes() > 0)
     line += "  dropped: " + format_bytes(progress.dropped_bytes()) + ", comes back zeroed\n";
+  std::uint64_t kept = 0;
+  std::uint64_t unchanged = 0;
+  for (const v1::TagSave& save : progress.saves()) {
+    kept += save.kept_bytes();
+    unchanged += save.unchanged_bytes();
+  }
+  if (unchanged > 0)
+    line += "  unchanged, and so not copied: " + format_bytes(unchanged) + " of " +
+            format_bytes(kept) + '\n';
   if (progress.swap_us() > 0) line += "swapped in " + format_micros(progress.swap_us()) + '\n';
   return line;
 }
@@ -154,6 +163,13 @@ std::string explain(const v1::Progress& done) {
       text += "    rank " + name + ": " + format_micros(rank.us()) + (what.empty() ? "" : ": ") +
               what + "\n";
     }
+  }
+  for (const v1::TagSave& save : done.saves()) {
+    text += "  tag " + printable(save.tag()) + ": kept " + format_bytes(save.kept_bytes());
+    if (save.compared_bytes() > 0)
+      text += ", compared " + format_bytes(save.compared_bytes()) + ", unchanged " +
+              format_bytes(save.unchanged_bytes());
+    text += ", copied " + format_bytes(save.copied_bytes()) + "\n";
   }
   return text;
 }

@@ -124,13 +124,15 @@ std::string group_tag_table(const Groups& groups, const Style& style) {
                    {"SAVED", kRight},
                    {"DROPPED", kRight},
                    {"PINNED", kRight},
-                   {"DISCARDED", kRight}});
+                   {"DISCARDED", kRight},
+                   {"RETAINED", kRight}});
   for (const v1::GroupInfo& group : groups) {
     for (const v1::TagUsage& usage : group.tags()) {
       table.add({group.name(), usage.tag(), std::to_string(usage.allocation_count()),
                  format_bytes(usage.allocated_bytes()), format_bytes(usage.resident_bytes()),
                  format_bytes(usage.saved_bytes()), format_bytes(usage.dropped_bytes()),
-                 format_bytes(usage.pinned_bytes()), format_bytes(usage.discard_bytes())});
+                 format_bytes(usage.pinned_bytes()), format_bytes(usage.discard_bytes()),
+                 format_bytes(usage.retained_bytes())});
     }
   }
   return below(table, style);
@@ -310,6 +312,7 @@ std::string node_line(const v1::NodeStatus& status, const Style& style) {
 std::string pool_line(const v1::PoolStatus& pool, const Style& style) {
   std::string line = style(Tone::kBold, "pool");
   line += "  " + format_bytes(pool.used_bytes()) + " used of " + format_bytes(pool.ready_bytes());
+  if (pool.retained_bytes() > 0) line += ", " + format_bytes(pool.retained_bytes()) + " retained";
   if (pool.ready_bytes() != pool.configured_bytes()) {
     line += " ready, " + format_bytes(pool.configured_bytes()) + " configured";
   }

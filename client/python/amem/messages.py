@@ -171,6 +171,7 @@ class PoolStatus:
         used_bytes: holds saved bytes now
         place: "host_numa" or "memfd": where saved bytes lie
         error: why it is smaller than configured, else empty
+        retained_bytes: holds bytes that have been loaded again; free for whoever needs it, so not in used_bytes
     """
 
     configured_bytes: int
@@ -178,6 +179,7 @@ class PoolStatus:
     used_bytes: int
     place: str
     error: str
+    retained_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +210,7 @@ class GroupInfo:
         opened: what ranks of this group have opened of others; in none of the sums
         owner: "uid 1000", "/kubepods/pod12ab"
         address: "train@1000": names it whatever groups others have
+        retained_bytes: in free space of the pool: bytes that have been loaded again, which a pause compares with
     """
 
     name: str
@@ -233,6 +236,7 @@ class GroupInfo:
     opened: tuple[GuestUsage, ...]
     owner: str
     address: str
+    retained_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,6 +309,7 @@ class TagUsage:
         pinned_bytes:
         discard_bytes: of the allocated, what a pause would drop by the policies
         dropped_bytes: of the allocated, what is paused and comes back zeroed
+        retained_bytes: as in GroupInfo
     """
 
     tag: str
@@ -315,6 +320,7 @@ class TagUsage:
     pinned_bytes: int
     discard_bytes: int
     dropped_bytes: int
+    retained_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -465,6 +471,7 @@ class Progress:
         unknown_calls: With done, of a pause: driver calls that ranks of the group asked for, that their shims do not know and that nobody
             has signed off.
         node: of an operation over several nodes: whose this is; else empty
+        saves: with done, of a pause: of each tag whose bytes it has kept, by name
     """
 
     group: str
@@ -486,6 +493,28 @@ class Progress:
     to_copy_bytes: int
     unknown_calls: int
     node: str
+    saves: tuple[TagSave, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TagSave:
+    """What a pause did with the bytes of one tag that it kept.
+
+    Attributes:
+        tag:
+        kept_bytes:
+        compared_bytes: of these, those that the pool had since an earlier pause, and that were compared with it
+        unchanged_bytes: of these, those that had not changed, and so were not copied
+        copied_bytes: to the pool, in the form in which they lie there
+        hashed: it took hashes, so that the next pause can compare
+    """
+
+    tag: str
+    kept_bytes: int
+    compared_bytes: int
+    unchanged_bytes: int
+    copied_bytes: int
+    hashed: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -557,6 +586,7 @@ class PastOperation:
         bytes: copied
         times:
         spans: in order; only where the request has `spans`
+        saves: of a pause, as in Progress
     """
 
     transaction: int
@@ -571,6 +601,7 @@ class PastOperation:
     bytes: int
     times: tuple[PhaseTime, ...]
     spans: tuple[PhaseSpan, ...]
+    saves: tuple[TagSave, ...]
 
 
 @dataclasses.dataclass(frozen=True)
