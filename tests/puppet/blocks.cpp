@@ -139,6 +139,15 @@ void Blocks::Fill(std::uint64_t id, std::uint64_t seed) const {
   Check(cuMemcpyHtoD(block.address, words.data(), block.bytes), "cuMemcpyHtoD");
 }
 
+void Blocks::Flip(std::uint64_t id, std::size_t offset) const {
+  const Block& block = At(id);
+  if (offset >= block.bytes) throw workload::Failure("no byte " + std::to_string(offset));
+  unsigned char byte = 0;
+  Check(cuMemcpyDtoH(&byte, block.address + offset, 1), "cuMemcpyDtoH");
+  byte = static_cast<unsigned char>(~byte);
+  Check(cuMemcpyHtoD(block.address + offset, &byte, 1), "cuMemcpyHtoD");
+}
+
 void Blocks::Verify(std::uint64_t id, std::uint64_t seed) const {
   Expect(id, Pattern(At(id).bytes, seed));
 }

@@ -46,6 +46,8 @@ class Blocks {
   std::string Share(std::uint64_t id, std::size_t offset) const;
 
   void Fill(std::uint64_t id, std::uint64_t seed) const;
+  /// All bits of one byte become their opposites.
+  void Flip(std::uint64_t id, std::size_t offset) const;
   /// Throws unless every byte is as Fill with this seed left it.
   void Verify(std::uint64_t id, std::uint64_t seed) const;
   /// Throws unless every byte is zero.

@@ -308,6 +308,11 @@ const std::map<std::string, Command> kCommands = {
                         Answer*) { puppet.blocks.FreeAddress(Number(words, 1)); }},
     {"fill", [](Puppet& puppet, const Words& words,
                 Answer*) { puppet.blocks.Fill(Number(words, 1), Number(words, 2)); }},
+    {"flip",
+     [](Puppet& puppet, const Words& words, Answer*) {
+       for (std::size_t i = 2; i < words.size(); ++i)
+         puppet.blocks.Flip(Number(words, 1), Number(words, i));
+     }},
     {"verify", [](Puppet& puppet, const Words& words,
                   Answer*) { puppet.blocks.Verify(Number(words, 1), Number(words, 2)); }},
     {"zero", [](Puppet& puppet, const Words& words,
