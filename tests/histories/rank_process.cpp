@@ -69,6 +69,8 @@ void RankProcess::lose_broker() {
   }
   socket_.reset();
   commands_.clear();
+  hashes_.clear();  // the next broker's pool has other bytes
+  taken_.clear();
   quiescing_ = copy_failed_ = map_failed_ = false;
   drop_made();
   paused_ = true;
@@ -81,6 +83,7 @@ void RankProcess::lose_session() {
 
 void RankProcess::come_back(const std::string& path) {
   end_save();  // who copies is who comes back
+  taken_.clear();
   paused_ = false;
   connect_socket(path);
   say_hello();
@@ -435,8 +438,11 @@ void RankProcess::write_one(std::uint64_t chance, std::uint8_t value) {
   if (memory_.empty()) return;
   const auto it = std::next(memory_.begin(), static_cast<std::ptrdiff_t>(chance % memory_.size()));
   if (!it->second.usable()) return;
+  Truth& truth = *it->second.truth;
+  // What was there before comes again, so that old bytes in the pool may be right, or seem so.
+  if (chance / memory_.size() % 2 == 0) value = truth.before;
+  truth.before = std::exchange(truth.value, value);
   fill(it->second.fd, it->second.size, value);
-  it->second.truth->value = value;
 }
 
 void RankProcess::ask(bool pause) {

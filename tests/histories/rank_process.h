@@ -24,6 +24,7 @@ struct Truth {
   Token token{};
   std::string group;
   std::uint8_t value = 0;
+  std::uint8_t before = 0;
 };
 /// By their ids, which begin anew where a broker and its holder have died together.
 using Truths = std::map<std::uint64_t, std::shared_ptr<Truth>>;
@@ -114,9 +115,16 @@ class RankProcess {
     std::uint64_t offset;
     std::string bytes;
   };
+  /// What stands for the hashes of a piece: its bytes.
+  struct Hashed {
+    amem_v1_Copy place{};
+    std::uint64_t epoch = 0;
+    std::string bytes;
+  };
   struct Saves {
     amem_v1_Copies what{};
     std::vector<Write> writes;
+    std::vector<Hashed> hashed;
   };
 
   void connect_socket(const std::string& path);
@@ -134,6 +142,9 @@ class RankProcess {
   void report();
   void begin_save(const amem_v1_Copies& copies, bool well);
   void saved(const amem_v1_Copies& what, Mood mood);
+  /// Of what the place has, by these hashes; null: they are not known.
+  const std::string* known(const amem_v1_Copy& copy) const;
+  void tell_hashed(const amem_v1_Copies& what);
   bool load(const amem_v1_Copies& copies);
   bool map(Packet& packet);
   void release(const amem_v1_Release& release, bool well);
@@ -166,6 +177,8 @@ class RankProcess {
   std::map<std::uint32_t, Fd> segments_;
   std::deque<Packet> commands_;
   std::optional<Saves> saves_;  // just now
+  std::vector<Hashed> taken_;   // of the Save under way, as far as it is written
+  std::map<std::pair<std::uint64_t, std::uint64_t>, Hashed> hashes_;  // by allocation and offset
 };
 
 }  // namespace amem::histories

@@ -118,8 +118,8 @@ TEST(GroupsView, DevicesAndPolicies) {
   EXPECT_THAT(
       text,
       HasSubstr(
-          "GROUP  TAG      ALLOCS  ALLOCATED  RESIDENT     SAVED  DROPPED  PINNED  DISCARDED\n"
-          "train  weights       7   2.00 GiB       0 B  1.00 GiB  512 MiB     0 B   1.00 GiB\n"));
+          "GROUP  TAG      ALLOCS  ALLOCATED  RESIDENT     SAVED  DROPPED  PINNED  DISCARDED  RETAINED\n"
+          "train  weights       7   2.00 GiB       0 B  1.00 GiB  512 MiB     0 B   1.00 GiB       0 B\n"));
 }
 
 TEST(RanksView, UnbrokeredMemoryByKind) {
