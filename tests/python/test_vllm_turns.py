@@ -73,7 +73,7 @@ def test_an_engine_that_does_not_start(demo: Demo) -> None:
     demo.node.start_broker()
     done = demo.start("--no-own", env={"FAKE_VLLM_LACKS": "vllm.v1.worker.gpu_worker:Worker.wake_up"})
     assert done.returncode == 1
-    assert "engine A (amem): FailedPreconditionError: amem needs wake_up() of " in done.stderr, done.stderr
+    assert "engine A (amem): FailedPreconditionError: vllm._worker.Worker has no wake_up(), " in done.stderr, done.stderr
 
 
 def test_without_amems_programs(demo: Demo) -> None:

@@ -43,7 +43,7 @@ def group_name(name: str) -> str:
     """The name itself; InvalidArgumentError when no group can have it."""
     if not _GROUP.fullmatch(name):
         raise InvalidArgumentError(
-            f'"{name}" is no group name: 1 to 63 characters of [A-Za-z0-9._-], not starting with "." or "-"')
+            f'"{name}" is not a valid group name. Use 1 to 63 characters of [A-Za-z0-9._-], and do not begin with "." or "-"')
     return name
 
 
@@ -52,7 +52,7 @@ def group_address(address: str) -> str:
     name, at, owner = address.partition("@")
     group_name(name)
     if at and not _OWNER.fullmatch(owner):
-        raise InvalidArgumentError(f'"{address}" names no owner of the group: write NAME@UID')
+        raise InvalidArgumentError(f'"{address}" does not name the owner of the group. Write NAME@UID')
     return address
 
 
@@ -60,7 +60,7 @@ def group_list(*groups: Groups) -> list[str]:
     """All of them as one list; InvalidArgumentError when there is none, or one is named twice."""
     names = [name for each in groups for name in ([each] if isinstance(each, str) else list(each))]
     if not names:
-        raise InvalidArgumentError("no group is named")
+        raise InvalidArgumentError("the list of groups is empty. Name at least one group")
     for name in names:
         if names.count(group_address(name)) > 1:
             raise InvalidArgumentError(f'group "{name}" is named twice')
@@ -79,9 +79,9 @@ def tag_list(tags: Tags) -> list[str]:
     names = [tags] if isinstance(tags, str) else list(tags)
     if not names:
         # An empty selection must not turn into everything.
-        raise InvalidArgumentError("no tags are given; None stands for all memory")
+        raise InvalidArgumentError("the list of tags is empty. Name at least one tag, or pass None for all memory")
     if len(names) > MAX_TAGS:
-        raise InvalidArgumentError(f"{len(names)} tags: at most {MAX_TAGS} can be paused or resumed at once")
+        raise InvalidArgumentError(f"the list has {len(names)} tags. One call can pause or resume at most {MAX_TAGS}")
     for name in names:
         tag_name(name)
     return names
@@ -90,7 +90,7 @@ def tag_list(tags: Tags) -> list[str]:
 def selection(tags: Tags, except_tags: Tags) -> dict[str, list[str]]:
     """Both as lists, by the names of broker.proto; InvalidArgumentError when both are given."""
     if tags is not None and except_tags:
-        raise InvalidArgumentError("either tags or except_tags, not both")
+        raise InvalidArgumentError("tags and except_tags exclude each other. Pass one of them")
     return {"tags": tag_list(tags), "except_tags": optional_tags(except_tags)}
 
 
@@ -105,13 +105,13 @@ def _number(chosen: object, numbers: dict[str, int], what: str) -> int:
     name = chosen.name.lower() if isinstance(chosen, enum.Enum) else chosen
     if not isinstance(name, str) or name not in numbers:
         names = list(numbers)
-        raise InvalidArgumentError(f"{chosen!r} is no {what}: {', '.join(names[:-1])} or {names[-1]}")
+        raise InvalidArgumentError(f"{chosen!r} is not a valid {what}. Use {', '.join(names[:-1])} or {names[-1]}")
     return numbers[name]
 
 
 def guest_policy(guests: Guests | None) -> int:
     """As the protocols have it: None is 0, which stands for what the broker is configured to do."""
-    return 0 if guests is None else _number(guests, {"pin": 1, "refuse": 2}, "way with guests")
+    return 0 if guests is None else _number(guests, {"pin": 1, "refuse": 2}, "choice for guests")
 
 
 def policy_number(policy: PolicyChoice) -> int:
@@ -121,25 +121,25 @@ def policy_number(policy: PolicyChoice) -> int:
 
 def form_number(form: FormChoice) -> int:
     """As the protocols have it."""
-    return _number(form, {"auto": 1, "dense": 2, "sparse": 3}, "way to save")
+    return _number(form, {"auto": 1, "dense": 2, "sparse": 3}, "form of saved bytes")
 
 
 def format_number(metrics_format: FormatChoice) -> int:
     """As the protocols have it."""
-    return _number(metrics_format, {"openmetrics": 1, "prometheus": 2}, "format of metrics")
+    return _number(metrics_format, {"openmetrics": 1, "prometheus": 2}, "metrics format")
 
 
 def scope_name(scope: Scope) -> str:
     """The scope itself; InvalidArgumentError when there is none of the name."""
     if scope not in ("nccl", "regions", "heap"):
-        raise InvalidArgumentError(f'"{scope}" is no scope: nccl, regions, heap')
+        raise InvalidArgumentError(f'"{scope}" is not a valid scope. Use nccl, regions or heap')
     return scope
 
 
 def tag_name(tag: str) -> str:
     """The tag itself; InvalidArgumentError when no memory can have it."""
     if not 1 <= len(tag.encode()) <= 31 or "\0" in tag:
-        raise InvalidArgumentError(f'"{tag}" is no tag: 1 to 31 bytes')
+        raise InvalidArgumentError(f'"{tag}" is not a valid tag. Use 1 to 31 bytes')
     return tag
 
 
@@ -148,5 +148,5 @@ def milliseconds(timeout: float | None) -> int:
     if timeout is None:
         return 0
     if not timeout >= 0:
-        raise InvalidArgumentError(f"a timeout of {timeout} s")
+        raise InvalidArgumentError(f"the timeout {timeout} s is not valid. It must be 0 or more")
     return int(min(max(1.0, timeout * 1000), _LONGEST_MS))

@@ -17,9 +17,9 @@ def of_tensor(x: Any, zero_copy: bool) -> Any:
     import torch
 
     if not x.is_cuda:
-        raise InvalidArgumentError(f"a tensor on {x.device}: only a CUDA tensor's memory is saved")
+        raise InvalidArgumentError(f"the tensor is on {x.device}. Only CUDA tensors have saved bytes")
     if not x.is_contiguous():
-        raise InvalidArgumentError(f"a tensor that is not contiguous: shape {tuple(x.shape)}, strides {x.stride()}")
+        raise InvalidArgumentError(f"the tensor is not contiguous: shape {tuple(x.shape)}, strides {x.stride()}")
     size = int(x.nbytes)
     if size == 0:
         return torch.empty(x.shape, dtype=x.dtype, device="cpu")

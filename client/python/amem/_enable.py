@@ -142,7 +142,7 @@ def _missing(state: _State, require: bool, names: tuple[str, ...]) -> Error | No
             return error
     if names and not any(each.name in names for each in state.on):
         titles = " or ".join(known()[name].title for name in names)
-        return FailedPreconditionError(f"{titles} is to use amem, but is not imported in this process")
+        return FailedPreconditionError(f"this process has not imported {titles}, so amem cannot be switched on for it")
     return None
 
 
@@ -167,7 +167,7 @@ def switch_on() -> None:
     if asked in ("", "0"):
         return
     if asked not in ("1", _REQUIRE):
-        raise InvalidArgumentError(f"{SWITCH}={asked}: 1 or {_REQUIRE}")
+        raise InvalidArgumentError(f"{SWITCH}={asked} is not supported. Use 1 or {_REQUIRE}")
     _enable(None, None, asked == _REQUIRE, loud=not _is_child())
 
 
@@ -194,20 +194,20 @@ def _begin(group: str | None, scope: Scope | None, require: bool, raises: bool) 
 def _prepare(state: _State, group: str | None, scope: Scope | None) -> None:
     own = _own_scope()
     if own == "off":
-        raise FailedPreconditionError("AMEM_DISABLE=1 or AMEM_ENABLE=0 turns amem off in this process: start it without these")
+        raise FailedPreconditionError("AMEM_DISABLE=1 or AMEM_ENABLE=0 turns amem off in this process. Start the process without these")
     _check_broker()
     state.scope = own or "off"
     named = os.environ.get("AMEM_GROUP", "") if group is None else group
     if "@" in named:
-        raise InvalidArgumentError(f'"{named}" names a group of another owner: a process joins groups of its own user alone. Give the '
-                                   "name without the owner")
+        raise InvalidArgumentError(f'"{named}" names a group of another owner, and a process can only join groups of its own user. Remove '
+                                   'the owner ("@" and what follows) from the name')
     _set_environment(group, scope, state.required)
     state.is_set = True
     if own is None:
         raise FailedPreconditionError(_shim._NOT_LOADED)
     if scope is not None and scope != own:
-        raise FailedPreconditionError(f"this process has the scope {own}, which is fixed at its start: start it with `amemctl run --scope "
-                                      f"{scope}`, or call amem.enable() without a scope")
+        raise FailedPreconditionError(f"this process has the scope {own}, and a scope cannot change after the start. Start the process with "
+                                      f"`amemctl run --scope {scope}`, or call amem.enable() without a scope")
     if group is not None and group != group_of_process():
         set_group(group)
 
@@ -291,16 +291,16 @@ def _switch_on_late(state: _State, framework: Framework) -> None:
     elif state.required:
         raise problem
     else:
-        say(logging.WARNING, f"not switched on: {framework.title}, which runs as without amem: {problem}", True)
+        say(logging.WARNING, _not_switched_on(framework.title, problem), True)
 
 
 # ---- the line ----
 def _line(state: _State) -> str:
     if state.problem is not None:
-        text = f"off in this process, which runs as without amem: {state.problem}"
+        text = f"amem is off in this process: {state.problem}. The process runs without amem"
         if state.scope != "off":
-            text = (f'no framework is switched on, and memory of the scope {state.scope} is brokered in the group "{group_of_process()}" '
-                    f"all the same: {state.problem}")
+            text = (f"no framework is switched on: {state.problem}. Memory of the scope {state.scope} is still brokered, in the group "
+                    f'"{group_of_process()}"')
         # The problem may be this process's alone.
         return f'{text}. Processes that it starts from now on are in the group "{state.group}"' if state.is_set else text
     names = ", ".join(framework.title for framework in state.on)
@@ -308,11 +308,15 @@ def _line(state: _State) -> str:
     if state.on:
         text += f"switched on: {names}"
     elif not state.refused:
-        text += "no framework that amem knows is imported yet; memory of this scope is brokered all the same"
+        text += "no framework that amem knows is imported yet. Memory of this scope is still brokered"
     else:
-        text += "no framework is switched on; memory of this scope is brokered all the same"
+        text += "no framework is switched on. Memory of this scope is still brokered"
     refused = ((known()[name].title, error) for name, error in state.refused.items())
-    return "; ".join([text, *(f"not switched on: {title}, which runs as without amem: {error}" for title, error in refused)])
+    return ". ".join([text, *(_not_switched_on(title, error) for title, error in refused)])
+
+
+def _not_switched_on(title: str, problem: Error) -> str:
+    return f"{title} is not switched on and runs without amem: {problem}"
 
 
 def say(level: int, text: str, loud: bool = True) -> None:

@@ -13,8 +13,8 @@ from amem.errors import Error, InvalidArgumentError, PermissionDeniedError, Unav
 _LONGEST_PATH = 107  # sockaddr_un.sun_path, less its end
 _OVERFLOW_UID = 65534  # how the kernel shows users that a namespace does not know
 _HOW_TO_START = (
-    "Start it with `systemctl start amemd` or `amemd --runtime-dir DIR`, or say where it is with AMEM_RUNTIME_DIR or "
-    "runtime_dir.")
+    "Start it with `systemctl start amemd` or `amemd --runtime-dir DIR`, or set AMEM_RUNTIME_DIR or runtime_dir to the "
+    "directory in which it runs")
 
 
 def default_runtime_dir() -> str:
@@ -34,7 +34,7 @@ def control_socket(runtime_dir: str | None, path: str | None) -> str:
     length = len(os.fsencode(path))
     if length > _LONGEST_PATH:
         raise InvalidArgumentError(
-            f"the control socket's path has {length} characters, but a Unix socket's may have {_LONGEST_PATH}: {path}")
+            f"the path of the control socket has {length} bytes, and the limit for Unix sockets is {_LONGEST_PATH}: {path}")
     return path
 
 
@@ -59,8 +59,8 @@ def _check_broker(connected: socket.socket, path: str) -> Error | None:
     if uid == 0 or (uid == own and uid != _OVERFLOW_UID) or str(uid) == os.environ.get("AMEM_BROKER_UID"):
         return None
     return PermissionDeniedError(
-        f"uid {uid} serves {path}, which is neither root nor uid {own}, whose process this is: it may be no broker. If "
-        f"it is yours, set AMEM_BROKER_UID={uid}")
+        f"uid {uid} serves {path}. amem trusts brokers of root and of this user (uid {own}) only. If you trust it, set "
+        f"AMEM_BROKER_UID={uid}")
 
 
 def probe(path: str) -> Error | None:
@@ -75,9 +75,9 @@ def probe(path: str) -> Error | None:
         return UnavailableError(f"amemd does not run here: there is no socket {path}. {_HOW_TO_START}")
     if number == errno.ECONNREFUSED:
         return UnavailableError(
-            f"amemd does not run: nobody listens on {path}, which an earlier one left behind. {_HOW_TO_START}")
+            f"amemd does not run. It left the socket {path} behind when it ended. {_HOW_TO_START}")
     if number in (errno.EACCES, errno.EPERM):
         return PermissionDeniedError(
-            f"this user may not open {path}. Ask for the group that the socket belongs to (ls -l shows it), or run as "
-            "the user who started amemd.")
+            f"this user may not open {path}. Ask for membership of the socket's Unix group (ls -l shows it), or run as the "
+            "user who started amemd")
     return UnavailableError(f"cannot reach amemd at {path}: {os.strerror(number)}")

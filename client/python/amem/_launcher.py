@@ -31,10 +31,10 @@ def shim_path() -> str:
     named = os.environ.get("AMEM_SHIM")
     path = os.path.abspath(named) if named else str(pathlib.Path(__file__).parent / "lib" / _SHIM)
     if not os.path.isfile(path):
-        raise NotFoundError(f"there is no {_SHIM} (looked for {path}); AMEM_SHIM names it when it is elsewhere")
+        raise NotFoundError(f"{_SHIM} is not at {path}. Set AMEM_SHIM to its path")
     if re.search("[ :]", path):
         raise InvalidArgumentError(
-            f"LD_PRELOAD cannot hold a path with a space or a colon: {path}; AMEM_SHIM can name a link to it")
+            f"LD_PRELOAD cannot hold a path with a space or a colon: {path}. Make a link to this file and set AMEM_SHIM to the link")
     return path
 
 
@@ -145,7 +145,7 @@ def launch(cmd: str | Sequence[str], *, group: str, scope: Scope | None = None, 
         if required:
             raise UnavailableError(
                 f"{text}. Start it with `systemctl start amemd` or `amemd --runtime-dir {directory}`")
-        _logger.warning("amem: %s; the command runs as if amem were not there", text)
+        _logger.warning("amem: %s. The command runs without amem", text)
     return subprocess.Popen(cmd, env={**base, **variables}, **options)
 
 

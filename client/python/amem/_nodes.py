@@ -49,10 +49,10 @@ def node_list(nodes: Sequence[str] | str | None) -> tuple[str, ...]:
             with open(nodes[1:], encoding="utf-8") as file:
                 nodes = [line.partition("#")[0].strip() for line in file]
         except OSError as error:
-            raise InvalidArgumentError(f"{nodes[1:]}: {error.strerror}") from None
+            raise InvalidArgumentError(f"cannot read the list of nodes {nodes[1:]}: {error.strerror}") from None
         nodes = [node for node in nodes if node]
     if isinstance(nodes, str) or not nodes or not all(isinstance(node, str) and node for node in nodes):
-        raise InvalidArgumentError(f"a cluster has a list of nodes' addresses, or \"@FILE\" with some, not {nodes!r}")
+        raise InvalidArgumentError(f"a cluster requires a list of node addresses, or \"@FILE\" with such a list, not {nodes!r}")
     return tuple(nodes)
 
 

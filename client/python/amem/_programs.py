@@ -17,7 +17,7 @@ def path(name: str) -> pathlib.Path:
     found = str(own) if own.is_file() else shutil.which(name)
     if found is None:
         raise NotFoundError(
-            f"there is no {own}, and no {name} in PATH: install the wheel, which has it (docs/python.md)")
+            f"there is no {own}, and no {name} in PATH. Install the wheel, which contains it (docs/python.md)")
     return pathlib.Path(found)
 
 
@@ -32,15 +32,15 @@ def become(name: str, elsewhere: bool = False) -> NoReturn:
     program = pathlib.Path(found) if found else own
     if not program.is_file():
         sys.exit(
-            f"{name}: there is no {program}: this package amem was installed without its programs. Install the wheel, which "
-            f"has them (docs/python.md), or call the {name} that is installed elsewhere by its path")
+            f"{name}: there is no {program}, because this package amem was installed without its programs. Install the wheel, "
+            f"which contains them (docs/python.md), or call a {name} that is installed elsewhere by its path")
     # Python ignores these, and what is ignored stays so in the program and in all that it starts.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
         os.execv(program, [name, *sys.argv[1:]])
     except OSError as error:
-        sys.exit(f"{name}: {program} cannot be run: {error.strerror}")
+        sys.exit(f"{name}: cannot run {program}: {error.strerror}")
 
 
 def amemctl() -> NoReturn:

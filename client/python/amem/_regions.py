@@ -80,7 +80,7 @@ def _pool_of(tag: str, keep: bool, dispose: bool = False) -> Iterator[contextlib
         yield contextlib.nullcontext()
         return
     if not hasattr(torch.cuda, "MemPool") or not hasattr(torch.cuda, "use_mem_pool"):
-        raise FailedPreconditionError(f"regions need PyTorch 2.6 or newer; this is {torch.__version__}")
+        raise FailedPreconditionError(f"regions require PyTorch 2.6 or newer. This is PyTorch {torch.__version__}")
     _make_space(torch)
     _observe_shortages(torch)
     if dispose:
@@ -179,14 +179,13 @@ def _explain_shortage(device: int, wanted: int, _total: int, _free: int) -> None
         if stretch is not None and cached > 0:
             _explained = True
             _logger.warning(
-                "amem: device %d has no space for %d bytes in %s. PyTorch's ordinary cache has up to %d bytes free, which it does "
-                "not give back while a region is entered: free memory before the region is entered, or leave the region and "
-                "enter it again", device, wanted, stretch.name, cached)
+                "amem: device %d has no space for %d bytes in %s. PyTorch's ordinary cache has up to %d free bytes, but PyTorch does "
+                "not release them inside a region. Free memory before you enter the region, or leave the region and enter it again", device, wanted, stretch.name, cached)
         elif stretch is None and pools:
             _explained = True
             _logger.warning(
-                "amem: device %d has no space for %d bytes. The pools of regions have bytes free that PyTorch gives only to "
-                "these regions: %s. Allocate this memory in such a region, or before the region", device, wanted,
+                "amem: device %d has no space for %d bytes. The pools of regions have free bytes that PyTorch uses only in "
+                "these regions: %s. Allocate this memory in one of these regions, or before the program enters them", device, wanted,
                 ", ".join(f"{tag or 'unbrokered'} {size}" for tag, size in sorted(pools.items())))
 
 
@@ -209,7 +208,7 @@ def _free_in_segments(device: int) -> tuple[int, dict[str, int]]:
 def _within(entered: _Stretch) -> Iterator[None]:
     outer = _thread.stretch
     if outer is not None:
-        raise FailedPreconditionError(f"{entered.name} within {outer.name}: regions do not nest")
+        raise FailedPreconditionError(f"regions cannot nest: {entered.name} was entered within {outer.name}")
     entered.enter()
     _thread.stretch = entered
     owner = threading.get_ident()
@@ -220,7 +219,7 @@ def _within(entered: _Stretch) -> Iterator[None]:
             _thread.stretch = None
             entered.leave()
         else:  # a suspended generator that another thread's garbage collection has closed
-            _logger.warning("amem: %s was left by a thread that is not in it: its own thread is in it still", entered.name)
+            _logger.warning("amem: a thread that had not entered %s tried to leave it. The thread that entered it is still in it", entered.name)
 
 
 @contextlib.contextmanager
@@ -393,6 +392,6 @@ def _move_one(torch: Any, storage: Any, tag: str, keep: bool) -> None:
         else:
             storage.resize_(size)
             storage.copy_(copy)
-            raise ResourceExhaustedError(f'{storage.device} has no space for a tensor of {size} bytes in the region "{tag}"')
+            raise ResourceExhaustedError(f'device {storage.device} has no space for a tensor of {size} bytes in the region "{tag}"')
         storage.copy_(copy)
     storage._amem_region = (tag, keep, storage.data_ptr())

@@ -81,7 +81,7 @@ def metrics(metrics_format: FormatChoice) -> Question[str]:
 def history(group: str, transaction: int, most: int, spans: bool) -> Question[list[PastOperation]]:
     for name, value in (("transaction", transaction), ("most", most)):
         if value < 0:
-            raise InvalidArgumentError(f"{name} is {value}; it counts from 0")
+            raise InvalidArgumentError(f"{name} is {value}. It must be 0 or more")
     fields = {"group": _or_all(group), "transaction": transaction, "most": most, "spans": spans}
     return Question("ListHistory", fields, lambda answer: _all(PastOperation, answer.operations))
 
@@ -103,7 +103,7 @@ def allocations(group: str, tag: str | None) -> Question[list[AllocationInfo]]:
 
 def set_policy(group: str, tag: str, policy: PolicyChoice | None, save: FormChoice | None) -> Question[None]:
     if policy is None and save is None:
-        raise InvalidArgumentError("neither a policy nor how to save")
+        raise InvalidArgumentError("set policy, save or both")
     fields = {"group": group_address(group), "tag": tag_name(tag), "policy": 0 if policy is None else policy_number(policy),
               "form": 0 if save is None else form_number(save)}
     return Question("SetPolicy", fields, lambda answer: None)

@@ -17,7 +17,7 @@ from amem.errors import FailedPreconditionError, InvalidArgumentError, NotFoundE
 DEFAULT_TAG = "default"
 _HEAP = "heap"  # the tag of memory that is in no region
 _BACKENDS = ("cpu", "pinned", "mmap")
-_NO_DISK = ("amem saves nothing to disks: use enable_cpu_backup=True, which keeps the bytes in the broker's pool (amemd "
+_NO_DISK = ("amem does not save bytes to disk. Use enable_cpu_backup=True, which keeps the bytes in the broker's pool (amemd "
             "--pool-size)")
 
 
@@ -142,7 +142,7 @@ class Calls:
         if bool(on) == self.tms_get_interesting_region() or not _shim.is_loaded():
             return
         if on and not _thread.off:
-            raise FailedPreconditionError("this thread is in no region: enter one with torch_memory_saver.region()")
+            raise FailedPreconditionError("this thread is not in a region. Enter one with torch_memory_saver.region()")
         _turn(not on)
 
     def tms_get_current_tag(self) -> bytes:
@@ -415,7 +415,7 @@ class TorchMemorySaver:
     @hook_mode.setter
     def hook_mode(self, mode: str) -> None:
         if mode not in ("preload", "torch"):
-            raise InvalidArgumentError(f"{mode!r} is no hook mode: preload or torch")
+            raise InvalidArgumentError(f"{mode!r} is not a valid hook mode. Use preload or torch")
 
     @property
     def retain_cpu_backup(self) -> bool:
@@ -441,7 +441,7 @@ class TorchMemorySaver:
     @memory_margin_bytes.setter
     def memory_margin_bytes(self, value: int) -> None:
         if not 0 <= value < 1 << 64:
-            raise InvalidArgumentError(f"a margin of {value} bytes")
+            raise InvalidArgumentError(f"the memory margin {value} is not valid. It must be 0 to 2**64 - 1 bytes")
         if _shim.is_loaded():
             _shim.set_memory_margin(value)
         self._margin = value
@@ -452,7 +452,7 @@ class TorchMemorySaver:
         if backend == "disk":
             raise UnimplementedError(_NO_DISK)
         if backend not in _BACKENDS:
-            raise ValueError(f"cpu_backup_backend {backend!r}: {', '.join(_BACKENDS)}")
+            raise ValueError(f"{backend!r} is not a valid cpu_backup_backend. Use {', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}")
         if not backup:
             raise ValueError("cpu_backup_backend requires enable_cpu_backup=True")
 

@@ -15,7 +15,7 @@ from amem.errors import FailedPreconditionError, InternalError, error_of
 
 _ERROR_SIZE = 1020
 _NOT_LOADED = (
-    "libamem_shim.so is not loaded in this process: start it with `amemctl run --group NAME -- COMMAND`, with "
+    "libamem_shim.so is not loaded in this process. Start the process with `amemctl run --group NAME -- COMMAND`, with "
     "amem.launch(), or with the variables of amem.environment() in its environment")
 
 _TEXT = (ctypes.c_char_p, ctypes.c_size_t)
@@ -71,7 +71,7 @@ def _function(name: str) -> Any:
     if not is_loaded():
         raise FailedPreconditionError(_NOT_LOADED)
     raise FailedPreconditionError(
-        f"the libamem_shim.so of this process is of another version than the amem package: it has no {name}")
+        f"the libamem_shim.so of this process and the amem package have different versions: the shim has no {name}")
 
 
 def call(name: str, *arguments: Any) -> None:
@@ -132,7 +132,7 @@ def stats_json() -> str:
         buffer = ctypes.create_string_buffer(size)
         length = function(buffer, size)
         if length < 0:
-            raise InternalError("the shim could not give its figures")
+            raise InternalError("the shim could not provide its figures")
         if length < size:
             return buffer.value.decode(errors="replace")
         size = length + 1024  # it may have grown again by the next try

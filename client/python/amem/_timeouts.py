@@ -47,8 +47,8 @@ def _extender() -> Callable[[timedelta], Any]:
     extend = getattr(distributed, "_add_ephemeral_timeout_for_all_pgs", None)
     if extend is None:
         raise FailedPreconditionError(
-            "PyTorch's process groups cannot be given more time: torch.distributed is not imported, or this PyTorch has no "
-            "_add_ephemeral_timeout_for_all_pgs; make the groups with a timeout that is longer than any pause")
+            "amem cannot extend the timeouts of PyTorch's process groups: torch.distributed is not imported, or this PyTorch has no "
+            "_add_ephemeral_timeout_for_all_pgs. Set a timeout= longer than any pause when you make the groups")
     return extend  # type: ignore[no-any-return]
 
 
@@ -62,7 +62,7 @@ def _watch(extend: Callable[[timedelta], Any]) -> None:
         try:
             extend(timedelta(milliseconds=more))
         except Exception as error:  # a group was made meanwhile, or PyTorch has changed: the thread goes on
-            _logger.warning("amem: this pause counts in the time limit of PyTorch's collectives: %s", error)
+            _logger.warning("amem: the timeout of PyTorch's collectives includes this pause, because it could not be extended: %s", error)
 
 
 _lock = threading.Lock()

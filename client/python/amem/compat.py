@@ -61,10 +61,10 @@ def install() -> None:
     """
     this = sys.modules[__name__]
     if sys.modules.setdefault("torch_memory_saver", this) is not this:
-        raise FailedPreconditionError("torch_memory_saver has been imported already: amem.compat.install() comes first")
+        raise FailedPreconditionError("torch_memory_saver is already imported. Call amem.compat.install() before the import")
 
 
 if _saver.flag("TMS_INIT_ENABLE") and _shim.is_loaded() and not _saver.whole_process():
-    logging.getLogger("amem").warning("amem: TMS_INIT_ENABLE has no effect here: to pause all of a process, start it with scope heap")
+    logging.getLogger("amem").warning("amem: TMS_INIT_ENABLE has no effect in this process. To pause all memory of a process, start it with scope heap")
 
 torch_memory_saver = TorchMemorySaver()

@@ -12,10 +12,10 @@ from amem.errors import Code, Error, FailedPreconditionError
 
 _RESULTS = {  # ncclResult_t
     1: ("unhandled CUDA error", Code.INTERNAL),
-    2: ("system error: no broker, a deadline, too little memory; the shim's log has the reason", Code.UNKNOWN),
+    2: ("system error: no broker, a missed deadline, or too little memory. The shim's log has the reason", Code.UNKNOWN),
     3: ("internal error", Code.INTERNAL),
     4: ("invalid argument", Code.INVALID_ARGUMENT),
-    5: ("invalid usage: wrong state, or the group is set too late; the shim's log has the reason",
+    5: ("invalid usage: the state is wrong, or the group was set too late. The shim's log has the reason",
         Code.FAILED_PRECONDITION),
 }
 
@@ -75,7 +75,7 @@ class NCCLLibrary:
             function = getattr(self._library, name)
         except AttributeError:
             raise FailedPreconditionError(
-                f"there is no {name} in this process: libamem_shim.so has to be preloaded, e.g. by `amemctl run`"
+                f"there is no {name} in this process. Preload libamem_shim.so, for example with `amemctl run`"
             ) from None
         function.argtypes = arguments
         function.restype = ctypes.c_int

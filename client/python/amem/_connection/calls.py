@@ -30,7 +30,7 @@ class Connection:
         gRPC's own error names neither the socket nor a remedy. Of another node's broker it is all that there is.
         """
         if self.closed:
-            raise OperationCancelledError(f"the connection to amemd at {self.name} was closed by close(): make another one")
+            raise OperationCancelledError(f"close() has closed the connection to amemd at {self.name}. Make another one")
         error = self.probe()
         if error is not None:
             raise error
@@ -57,7 +57,7 @@ class Ending:
 
     def stop(self) -> Error:
         """The error of a call that this side has ended."""
-        return OperationCancelledError("stopped waiting; the operation goes on in the broker" if self._operation else "stopped")
+        return OperationCancelledError("the caller stopped waiting. The operation continues in the broker" if self._operation else "the caller stopped the call")
 
     def error(self, failure: Any) -> Error:
         """`failure`: the grpc.RpcError."""
@@ -70,7 +70,7 @@ class Ending:
             return self.too_late()
         if status == grpc.StatusCode.UNIMPLEMENTED:
             return UnimplementedError(
-                f"amemd at {self._connection.name} does not know this call; is it older than this package?")
+                f"amemd at {self._connection.name} does not support this call. It is probably older than this package")
         if status == grpc.StatusCode.UNAUTHENTICATED:  # the only code that amem lacks
             return PermissionDeniedError(text)
         return error_of(status.value[0], text)
@@ -90,7 +90,7 @@ class Ending:
         return UnavailableError(f"{lost}: {text}{tail}")
 
     def too_late(self) -> Error:
-        tail = "; the operation may go on there, `amemctl groups` shows its state" if self._operation else ""
+        tail = ". The operation may still run there. `amemctl groups` shows its state" if self._operation else ""
         return DeadlineExceededError(
             f"amemd at {self._connection.name} did not answer within {self._timeout:g} s{tail}")
 

@@ -43,5 +43,5 @@ def find(runtime_dir: str | None, socket: str | None, address: str | None, tls: 
         path = _endpoint.control_socket(runtime_dir, socket)
         return Target(_endpoint.grpc_target(path), path, None, Connection(path, lambda: _endpoint.probe(path)))
     if runtime_dir or socket:
-        raise InvalidArgumentError("a broker has a runtime directory or socket here, or an address, not both")
+        raise InvalidArgumentError("pass runtime_dir or socket for a local broker, or address for another node's, not both")
     return Target(remote.check_address(address), "", remote.credentials(tls), Connection(address, lambda: None))

@@ -39,8 +39,8 @@ class Framework(abc.ABC):
         modules: amem.enable() installs when all of these have been imported, now or later.
         tried: The oldest and the newest version that the module was tried with. Another version runs with one warning. None: no
             version is warned of.
-        purpose: What amem is to do, as the beginning of a sentence of an error.
-        how_to_start: How a process is started whose memory amem can take away, as the end of that sentence.
+        purpose: What fails if this process or its broker lacks something, such as "vLLM cannot sleep by amem". An error begins with it.
+        how_to_start: How to start a process whose memory amem can pause. This sentence ends such an error.
         logger: Where warnings go: below the framework's own logger, if it has one that is shown.
         on: amem.enable() has switched the framework on.
         required: amem.enable(require=True) has done so: what goes wrong later is an error, too.
@@ -52,7 +52,7 @@ class Framework(abc.ABC):
     modules: ClassVar[tuple[str, ...]]
     tried: ClassVar[tuple[Version, Version] | None] = None
     purpose: ClassVar[str]
-    how_to_start: ClassVar[str] = "start it with `amemctl run --group NAME --scope regions -- COMMAND`"
+    how_to_start: ClassVar[str] = "Start it with `amemctl run --group NAME --scope regions -- COMMAND`"
     logger: ClassVar[logging.Logger] = logging.getLogger("amem")
     on: bool = False
     required: bool = False
@@ -149,26 +149,26 @@ def _warn_of_version(logger: logging.Logger, name: str, version: str, oldest: Ve
         return
     tried = " to ".join(".".join(map(str, each)) for each in dict.fromkeys((oldest, newest)))
     names = ", ".join(each.__qualname__ for each in found)
-    _warn_once(logger, f"amem: this is {name} {version}; amem was tried with {tried}. It has what amem needs: {names}")
+    _warn_once(logger, f"amem: this is {name} {version}. amem was tried with {tried}. This version has the functions that amem needs: {names}")
 
 
 def check_process(purpose: str, how_to_start: str) -> None:
     """Says whether this process can be a rank whose memory is brokered.
 
     Args:
-        purpose: Who wants it and what for, as the beginning of a sentence.
-        how_to_start: What to do, as its end.
+        purpose: What fails otherwise. Errors begin with it.
+        how_to_start: What to do. This sentence ends the errors.
 
     Raises:
         FailedPreconditionError: There is no shim, or its scope leaves the memory on the GPU.
         UnavailableError: There is no broker.
     """
     if not _shim.is_loaded():
-        raise FailedPreconditionError(f"{purpose}, but libamem_shim.so is not loaded: {how_to_start}")
+        raise FailedPreconditionError(f"{purpose}: libamem_shim.so is not loaded. {how_to_start}")
     scope = stats().scope
     if scope not in ("regions", "heap"):
         raise FailedPreconditionError(
-            f"{purpose}, but amem's scope is {scope!r}, which leaves its memory on the GPU: {how_to_start}")
+            f"{purpose}: the scope of this process is {scope!r}, with which its memory stays on the GPU. {how_to_start}")
     check_broker(purpose)
 
 
@@ -176,7 +176,7 @@ def check_broker(purpose: str) -> None:
     """Says whether what this process starts would find a broker.
 
     Args:
-        purpose: Who wants it and what for, as the beginning of a sentence.
+        purpose: What fails otherwise. Errors begin with it.
 
     Raises:
         UnavailableError: There is no broker.
@@ -184,7 +184,7 @@ def check_broker(purpose: str) -> None:
     directory = _endpoint.default_runtime_dir()
     if not _endpoint.has_broker(directory):
         raise UnavailableError(
-            f"{purpose}, but amemd does not run here: there is no socket {directory}/session.sock. Start it with "
+            f"{purpose}: amemd does not run here: there is no socket {directory}/session.sock. Start amemd with "
             f"`systemctl start amemd` or `amemd --runtime-dir {directory}`")
 
 
@@ -206,13 +206,13 @@ def hook(owner: Any, name: str, *parameters: str) -> Callable[..., Any]:
     function = inspect.getattr_static(owner, name, None)
     function = getattr(function, "__func__", function)  # of a static or class method
     if not callable(function):
-        raise FailedPreconditionError(f"amem needs {name}() of {where}, which is not there: this version is not known to amem. Use "
-                                      "an older version, or a newer amem. `amemctl pause` and `swap` work with any version")
+        raise FailedPreconditionError(f"{where} has no {name}(), which amem needs. amem does not support this version. Use an older "
+                                      "version, or a newer amem. `amemctl pause` and `swap` work with any version")
     found = tuple(inspect.signature(function).parameters)
     if found[:len(parameters)] != parameters:
         raise FailedPreconditionError(
-            f"amem needs {where}.{name}({', '.join(parameters)}, ...), which takes ({', '.join(found)}) here: this version is not "
-            "known to amem. Use an older version, or a newer amem. `amemctl pause` and `swap` work with any version")
+            f"{where}.{name} has the parameters ({', '.join(found)}), and amem needs ({', '.join(parameters)}, ...). amem does not "
+            "support this version. Use an older version, or a newer amem. `amemctl pause` and `swap` work with any version")
     return function  # type: ignore[no-any-return]
 
 

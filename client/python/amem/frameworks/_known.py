@@ -24,7 +24,7 @@ _logger = logging.getLogger("amem")
 def _made(name: str, place: str) -> Framework:
     kind = pkgutil.resolve_name(place)
     if not (isinstance(kind, type) and issubclass(kind, Framework)) or kind.name != name:
-        raise TypeError(f"{place} is no class below amem.frameworks.Framework with the name {name!r}")
+        raise TypeError(f"{place} is not a subclass of amem.frameworks.Framework with the name {name!r}")
     return kind()
 
 
@@ -36,11 +36,11 @@ def known() -> dict[str, Framework]:
     found = {name: _made(name, place) for name, place in OURS.items()}
     for point in metadata.entry_points(group=GROUP):
         if point.name in OURS:
-            _logger.warning("amem: the entry point %s of the group %s is not used: amem has a module of that name", point.name, GROUP)
+            _logger.warning("amem: amem ignores the entry point %s of the group %s, because amem has its own module of that name", point.name, GROUP)
             continue
         try:
             found[point.name] = _made(point.name, point.value)
         except Exception as error:  # noqa: BLE001: whatever another distribution does
-            _logger.warning("amem: the entry point %s = %s of the group %s cannot be used: %s: %s", point.name, point.value, GROUP,
+            _logger.warning("amem: amem cannot use the entry point %s = %s of the group %s: %s: %s", point.name, point.value, GROUP,
                             type(error).__name__, error)
     return found

@@ -43,8 +43,8 @@ class Megatron(Framework):
     name, title, distribution = "megatron", "megatron-core", "megatron-core"
     modules = ("megatron.core.distributed", "megatron.core.optimizer")
     tried = (0, 19), (0, 20)
-    purpose = "Megatron is to offload by amem"
-    how_to_start = "start the trainer with `amemctl run --group NAME --scope regions -- torchrun ...`"
+    purpose = "Megatron cannot offload by amem"
+    how_to_start = "Start the trainer with `amemctl run --group NAME --scope regions -- torchrun ...`"
 
     def version(self) -> str:
         """Says which version is installed.
@@ -111,7 +111,7 @@ def _chunks(model: Any) -> list[Any]:
     for each in chunks:
         if not isinstance(each, DistributedDataParallel):
             raise FailedPreconditionError(
-                f"amem knows the buffers of Megatron's DistributedDataParallel; the model is a {type(each).__name__}")
+                f"amem supports models of Megatron's class DistributedDataParallel only. This model is a {type(each).__name__}")
     return chunks
 
 
@@ -119,8 +119,8 @@ def _buffers(model: Any) -> list[Any]:
     buffers = [each for chunk in _chunks(model) for each in chunk.buffers + chunk.expert_parallel_buffers]
     if any(each.nccl_mem_pool is not None for each in buffers):
         raise FailedPreconditionError(
-            "Megatron's buffers are registered with NCCL (--use-nccl-ub), so they are NCCL's memory, which the tag nccl takes "
-            "off the GPU. Do without --use-nccl-ub, or without params and grads")
+            "Megatron has registered its buffers with NCCL (--use-nccl-ub), so they are part of NCCL's memory (the tag nccl). "
+            "Remove --use-nccl-ub, or do not offload params and grads")
     return buffers
 
 
@@ -304,5 +304,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         The same one.
     """
     parser.add_argument("--rl-amem-offload-during-rollout", action=_Switch, nargs=0, default=False,
-                        help="Gradients and the optimizer's state leave the GPU by amem while a rollout runs.")
+                        help="While a rollout runs, amem frees the GPU memory of the gradients and of the optimizer's state.")
     return parser

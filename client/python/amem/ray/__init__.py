@@ -23,5 +23,5 @@ def __getattr__(name: str) -> Any:
     try:
         from amem.ray._cluster import Cluster
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"amem.ray needs {error.name}: pip install './amem-….whl[ray]', from a file", name=error.name) from error
+        raise ModuleNotFoundError(f"amem.ray requires {error.name}. Install it: pip install './amem-….whl[ray]', from a file", name=error.name) from error
     return Cluster

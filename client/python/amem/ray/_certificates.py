@@ -64,10 +64,10 @@ class Authority:
             asked = x509.load_pem_x509_csr(request)
             address = ipaddress.ip_address(ip)
         except ValueError as error:
-            raise InvalidArgumentError(f"no certificate for {ip}: {error}") from None
+            raise InvalidArgumentError(f"cannot make a certificate for {ip}: {error}") from None
         key = asked.public_key()
         if not asked.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
-            raise InvalidArgumentError(f"no certificate for {ip}: the request is not signed by the key that it is for")
+            raise InvalidArgumentError(f"cannot make a certificate for {ip}: the key in the request has not signed the request")
         made = (_builder(ip, self._subject, key)
                 .add_extension(x509.SubjectAlternativeName([x509.IPAddress(address)]), critical=False)
                 .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

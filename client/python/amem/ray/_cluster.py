@@ -45,7 +45,7 @@ def size_of(text: int | str) -> int:
     size = int(found[1]) * _UNITS[found[2].upper()] if found else text
     if isinstance(size, bool) or not isinstance(size, int) or size < 0 or size % _POOL_UNIT != 0:
         raise InvalidArgumentError(
-            f'{text!r} is no size of a pool: bytes or a text such as "64GiB", a multiple of 2MiB')
+            f'{text!r} is not a valid pool size. Use a multiple of 2MiB, as a number of bytes or a text such as "64GiB"')
     return size
 
 
@@ -101,7 +101,7 @@ class Cluster:
         self._timeout = timeout
         self._pool = None if pool is None else size_of(pool)
         if not 0 <= port <= 65535:
-            raise InvalidArgumentError(f"{port} is no TCP port")
+            raise InvalidArgumentError(f"{port} is not a valid TCP port")
         self._lock = threading.Lock()
         self._closed = False
         self._bundles: list[tuple[Any, int, _Place]] = []  # by their number: the group, the number there, the node
@@ -122,12 +122,12 @@ class Cluster:
         for group in groups:
             if not group.wait(max(1, int(self._left()))):
                 raise DeadlineExceededError(
-                    f"Ray has not placed the placement group {group.id.hex()} after {self._timeout:g} s")
+                    f"Ray has not placed the placement group {group.id.hex()} within {self._timeout:g} s")
             nodes = placement_group_table(group)["bundles_to_node_id"]
             for number in sorted(nodes):
                 node = known.get(nodes[number])
                 if node is None:
-                    raise UnavailableError(f"Ray's node {nodes[number]} has gone, which has bundle {number}")
+                    raise UnavailableError(f"Ray has lost the node {nodes[number]} of bundle {number}")
                 place = places.setdefault(node["NodeID"], _Place(node["NodeID"], node["NodeManagerAddress"],
                                                                  node["Resources"].get("memory", 0)))
                 self._bundles.append((group, number, place))
@@ -139,8 +139,8 @@ class Cluster:
         for place in self._places:
             if self._pool is not None and place.memory < self._pool:
                 raise ResourceExhaustedError(
-                    f"{place} has {place.memory:.0f} bytes of Ray's resource memory, and the pool is to have "
-                    f"{self._pool}: ask for a smaller pool, or start the node with more (`ray start --memory`)")
+                    f"{place} has {place.memory:.0f} bytes of Ray's resource memory, and the pool requires "
+                    f"{self._pool}. Ask for a smaller pool, or start the node with more (`ray start --memory`)")
 
     def _make_actors(self, runtime_dir: str | None) -> None:
         actor = ray.remote(Node)
@@ -151,22 +151,22 @@ class Cluster:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(place.id, soft=False)).remote(runtime_dir)
 
     def _start(self, port: int) -> None:
-        found: list[Found] = self._all("look", missing="its actor has not started; its resource memory may be in use")
+        found: list[Found] = self._all("look", missing="its actor has not started (its resource memory may be in use)")
         for place, each in zip(self._places, found):
             if each.version != __version__:
-                raise FailedPreconditionError(f"{place} has amem {each.version}, and this process {__version__}")
+                raise FailedPreconditionError(f"{place} has amem {each.version}, and this process has {__version__}. Install the same version on all nodes")
             place.lives, place.host, place.shim = True, each.host, each.shim
         running = [place for place, each in zip(self._places, found) if each.broker is not None]
         if running and len(running) < len(self._places):
             lacks = next(place for place in self._places if place not in running)
             raise FailedPreconditionError(
-                f"amemd runs on {running[0]}, and on {lacks} it does not. Start it on all nodes, or end it on all, or "
-                "name a runtime_dir with none")
+                f"amemd runs on {running[0]} but not on {lacks}. Start it on all nodes, stop it on all nodes, or pass a "
+                "runtime_dir in which no amemd runs")
         if running:
             self._use(port, [str(each.broker) for each in found])
         elif self._pool is None:
             raise FailedPreconditionError(
-                f"amemd runs on no node, not on {self._places[0]} for one. Start it, or name a pool")
+                f"amemd runs on no node, for example not on {self._places[0]}. Start it on each node, or pass pool=")
         else:
             self._start_brokers(port, found)
         if len(self._places) > 1:
@@ -175,8 +175,8 @@ class Cluster:
     def _use(self, port: int, directories: Sequence[str]) -> None:
         if port == 0 and len(self._places) > 1:
             raise FailedPreconditionError(
-                f"amemd runs on {self._places[0]} already, in {directories[0]}. Name the port at which it and the "
-                "others listen for other nodes (control.listen, docs/nodes.md), or a runtime_dir with none")
+                f"amemd already runs on {self._places[0]}, in {directories[0]}. Pass the port at which the amemds listen "
+                "for other nodes (control.listen, docs/nodes.md), or pass a runtime_dir in which no amemd runs")
         for place, directory in zip(self._places, directories):
             alone = f"unix:{os.path.join(directory, 'control.sock')}"
             place.started = Started(alone if len(self._places) == 1 else endpoint(place.ip, port), directory)
@@ -322,7 +322,7 @@ class Cluster:
         if len(found) > 1:
             ways = [f"{directory} with {shim} on {place}" for (directory, shim), place in found.items()]
             raise FailedPreconditionError(
-                f"the nodes' variables differ: {ways[0]}, {ways[1]}. Say in which bundle the rank will be")
+                f"the nodes need different variables: {ways[0]}, {ways[1]}. Pass the bundle of the rank")
         [(directory, shim)] = found
         given = dict(base or {})
         variables = _launcher.rank_variables(group, scope, directory, shim or _launcher.shim_path(), required, given)
@@ -409,7 +409,7 @@ class Cluster:
 
     def _bundle(self, number: int) -> tuple[Any, int, _Place]:
         if not 0 <= number < len(self._bundles):
-            raise InvalidArgumentError(f"there is no bundle {number}: they are 0 to {len(self._bundles) - 1}")
+            raise InvalidArgumentError(f"there is no bundle {number}. The bundles are 0 to {len(self._bundles) - 1}")
         return self._bundles[number]
 
     def _number(self, group: Any, index: int) -> int | None:
@@ -431,7 +431,7 @@ class Cluster:
             # Of a node that goes its ranks may go first: a group is missing there then, and that is not all.
             lost = [each.error.text for each in self.status(_LOOK_S).values() if isinstance(each.error, UnavailableError)]
             if lost:
-                raise UnavailableError(f"{'; '.join(lost)}; so {name} failed: {text}")
+                raise UnavailableError(f"{'; '.join(lost)}. Therefore {name} failed: {text}")
             raise error_of(outcome.error.code, text)
         who = self._called(outcome.names)
         return [_of_node(each, who[each.node][0].id if who[each.node] else each.node) for each in outcome.done]

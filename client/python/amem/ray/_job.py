@@ -72,8 +72,8 @@ def _job_environment(given: Mapping[str, Any] | None, variables: Mapping[str, st
     so_far = dict(given or {})
     other = so_far.get(_HOOK)
     if other not in (None, _BEGIN_WORKER):
-        raise FailedPreconditionError(f"the job's runtime_env has the {_HOOK} {other!r}, and amem needs one of its own. Ray takes one: "
-                                      "leave the job's out, or start the ranks by amem.ray.Cluster (docs/ray.md)")
+        raise FailedPreconditionError(f"the job's runtime_env has the {_HOOK} {other!r}, and amem requires its own. Ray supports only "
+                                      "one: remove the job's, or start the ranks with amem.ray.Cluster (docs/ray.md)")
     return {**so_far, _HOOK: _BEGIN_WORKER, "env_vars": {**(so_far.get("env_vars") or {}), **variables}}
 
 
@@ -167,13 +167,13 @@ def tell_unmatched() -> None:
         made = _classes_of_job()
     except Exception as error:  # noqa: BLE001: there may be no dashboard
         names = ", ".join(rule.classes for rule in missing)
-        _enable.say(logging.INFO, f"whether this job had actors of {names} is not known, because Ray's state API does not answer "
-                                  f"({type(error).__name__}). `amemctl groups` on a node says which groups there are")
+        _enable.say(logging.INFO, f"amem cannot find out whether this job had actors of {names}, because Ray's state API does not answer "
+                                  f"({type(error).__name__}). `amemctl groups` on a node lists its groups")
         return
     for rule in missing:
         if not any(_rule_of(name) is rule for name in made):
-            _enable.say(logging.WARNING, f'no actor of this job was of the class {rule.classes}, so it ran as without amem where "{rule}" '
-                                         f"should count. Its actors were of {', '.join(made) or 'no class'}")
+            _enable.say(logging.WARNING, f'no actor of this job has the class {rule.classes}, so the rule "{rule}" had no effect. The classes '
+                                         f"of its actors: {', '.join(made) or 'none'}")
 
 
 def _classes_of_job() -> list[str]:

@@ -51,7 +51,7 @@ class Kept:
             # From here on the supervisor has the directory's end in its hands.
             subprocess.run([*supervisor, *daemon], stdin=life, stdout=report, env=environment, timeout=60, check=True)
         except (OSError, subprocess.SubprocessError) as error:
-            raise InternalError(f"amemd's supervisor cannot be started: {error}") from None
+            raise InternalError(f"amemd's supervisor could not start: {error}") from None
         finally:
             os.close(life)
             os.close(report)
@@ -64,12 +64,12 @@ class Kept:
             words = [line.partition(" ") for line in self._said.splitlines()]
         for what, _, rest in words:
             if what == "cannot":
-                return f"amemd cannot be started: {rest.removeprefix('start ')}"
+                return f"amemd could not start: {rest.removeprefix('start ')}"
             if what == "ended":
                 self._log_tail = self._tail() or self._log_tail
                 how = f"was killed by signal {-int(rest)}" if rest.startswith("-") else f"has ended with status {rest}"
-                return f"amemd {how}" + (f"; the last of what it said:\n{self._log_tail}" if self._log_tail else "")
-        return "amemd's supervisor has ended, and amemd with it" if gone else None
+                return f"amemd {how}" + (f". The last lines of its log:\n{self._log_tail}" if self._log_tail else "")
+        return "amemd's supervisor has ended, and amemd ended with it" if gone else None
 
     def wait(self, timeout: float) -> None:
         """Returns when it serves and its pool is complete.
@@ -95,7 +95,7 @@ class Kept:
                 except UnavailableError:
                     state = "it does not serve yet"
                 if time.monotonic() >= until:
-                    raise DeadlineExceededError(f"amemd is not ready after {timeout:g} s: {state}")
+                    raise DeadlineExceededError(f"amemd was not ready within {timeout:g} s: {state}")
                 time.sleep(_LOOK)
 
     def end(self) -> bool:

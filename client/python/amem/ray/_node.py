@@ -92,7 +92,7 @@ def _made(name: str) -> str:
         except FileExistsError:
             continue
         return path
-    raise FailedPreconditionError(f"{parent} has a thousand directories of the name {name}")
+    raise FailedPreconditionError(f"{parent} already has 1000 directories with the name {name}. Remove them")
 
 
 class Node:
@@ -163,7 +163,7 @@ class Node:
             try:
                 socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
             except OSError as error:
-                raise UnavailableError(f"{address} cannot be reached: {error.strerror or error}") from None
+                raise UnavailableError(f"cannot reach amemd at {address}: {error.strerror or error}") from None
 
     @_told
     def operate(self, addresses: Sequence[str], name: str, groups: Sequence[Any], options: dict[str, Any]) -> Outcome:
@@ -199,7 +199,7 @@ class Node:
         if cluster is not None:
             cluster.close()
         if kept is not None and not kept.end():
-            raise InternalError(f"amemd of {kept.directory} does not end")
+            raise InternalError(f"amemd in {kept.directory} has not ended in time")
 
     def _directory(self) -> str:
         return self._kept.directory if self._kept is not None else self._runtime_dir

@@ -29,7 +29,7 @@ class RankClass:
                  number: Callable[[Any, int], int | None]) -> None:
         """`number`: of a placement group and a bundle there, that of the cluster; None: of none."""
         if not hasattr(actor_class, "options") or not hasattr(actor_class, "remote"):
-            raise InvalidArgumentError(f"{actor_class!r} is no actor class: ray.remote() makes one")
+            raise InvalidArgumentError(f"{actor_class!r} is not an actor class. ray.remote() makes one")
         self._actor_class = actor_class
         self._environment = environment
         self._number = number

@@ -14,7 +14,7 @@ SEPARATOR = ","
 _LONGEST = 63  # of a group's name
 _PARTS = re.compile(r"(?P<classes>[\w*?]+)=(?P<group>[^:,]+)(:(?P<scope>[^:,]*))?")
 _PLACES = {"name": "the actor's name", "number": "0 for the first of these actors, 1 for the next"}
-_FORM = 'write CLASS=GROUP:SCOPE, such as "WorkerDict=trainer:regions"'
+_FORM = 'Write CLASS=GROUP:SCOPE, such as "WorkerDict=trainer:regions"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +49,12 @@ def parse_rule(text: str) -> Rule:
     """Reads CLASS=GROUP or CLASS=GROUP:SCOPE. Without a scope it is heap. InvalidArgumentError: it is none."""
     found = _PARTS.fullmatch(text)
     if found is None:
-        raise InvalidArgumentError(f'"{text}" does not say which actors are in which group: {_FORM}')
+        raise InvalidArgumentError(f'"{text}" does not say which actors are in which group. {_FORM}')
     group = found["group"]
     for place in re.findall(r"{(.*?)}", group):
         if place not in _PLACES:
             known = " and ".join(f"{{{name}}} ({meaning})" for name, meaning in _PLACES.items())
-            raise InvalidArgumentError(f'"{text}" has {{{place}}}. A group can have {known}')
+            raise InvalidArgumentError(f'"{text}" has {{{place}}}. A group can only have {known}')
     try:
         group_name(group.replace("{number}", "0").replace("{name}", "name"))
         scope = cast(Scope, "heap" if found["scope"] is None else found["scope"])
@@ -68,9 +68,9 @@ def parse(texts: Iterable[str]) -> tuple[Rule, ...]:
     """Reads all of a job's. The first that matches a class counts. InvalidArgumentError: one is none, or can never count."""
     rules = tuple(map(parse_rule, texts))
     if not rules:
-        raise InvalidArgumentError(f"no actors are named: {_FORM}")
+        raise InvalidArgumentError(f"the list of rules is empty. {_FORM}")
     for at, rule in enumerate(rules):
         for earlier in rules[:at]:
             if fnmatch.fnmatchcase(rule.classes, earlier.classes):
-                raise InvalidArgumentError(f'"{rule}" never counts, because "{earlier}" stands before it and has the same classes')
+                raise InvalidArgumentError(f'"{rule}" never counts, because "{earlier}" comes first and matches the same classes')
     return rules

@@ -34,8 +34,8 @@ class Sglang(Framework):
     name, title, distribution = "sglang", "SGLang", "sglang"
     modules = ("sglang.srt.plugins.hook_registry",)
     tried = (0, 5, 15), (0, 5, 23)
-    purpose = "SGLang is to release its memory by amem"
-    how_to_start = "start SGLang with `amemctl run --group NAME --scope regions -- python -m sglang.launch_server ...`"
+    purpose = "SGLang cannot release its memory by amem"
+    how_to_start = "Start SGLang with `amemctl run --group NAME --scope regions -- python -m sglang.launch_server ...`"
     logger = logging.getLogger("sglang.srt.amem")  # below SGLang's, so that it is shown where SGLang's lines are
     _installed = False
 
@@ -116,7 +116,7 @@ def _chosen() -> bool:
         return True
     if _shim.is_loaded():
         raise FailedPreconditionError(
-            "two memory savers in one process: libamem_shim.so is loaded, and SGLang has imported the original torch_memory_saver. "
+            "this process has two memory savers: libamem_shim.so is loaded, and SGLang has imported the original torch_memory_saver. "
             "Install the distribution torch_memory_saver that comes with amem, or start SGLang without `amemctl run`")
     return False
 

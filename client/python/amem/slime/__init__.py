@@ -25,7 +25,7 @@ from amem.frameworks.phases import bring, idle, take
 __all__ = ["Miles", "Slime", "megatron_init"]
 
 _NAMES = ("destroy_process_groups", "reload_process_groups")
-_HOW = """give the trainer a group: --train-env-vars '{"AMEM_GROUP": "trainer", "NCCL_CUMEM_ENABLE": "1"}'"""
+_HOW = """Give the trainer a group: --train-env-vars '{"AMEM_GROUP": "trainer", "NCCL_CUMEM_ENABLE": "1"}'"""
 
 
 def _found(name: str) -> list[Callable[..., Any]]:
@@ -35,7 +35,7 @@ def _found(name: str) -> list[Callable[..., Any]]:
     for each, function in zip(_NAMES, found):
         if getattr(actor, each, None) is not function:
             raise FailedPreconditionError(
-                f"amem needs {each}() of {actor.__name__}, which is not there: this {name} is not known to amem")
+                f"{actor.__name__} has no {each}() of {groups.__name__}, which amem needs. amem does not support this version of {name}")
     return found
 
 
@@ -48,7 +48,7 @@ def _change(name: str) -> None:
 
 
 class _Trainer(Framework):
-    how_to_start = "start it with --offload-train, and " + _HOW
+    how_to_start = "Start it with --offload-train. " + _HOW
     _installed = False
 
     def check(self) -> None:
@@ -62,10 +62,10 @@ class _Trainer(Framework):
         super().check()
         if not isinstance(sys.modules["torch_memory_saver"].torch_memory_saver, _saver.TorchMemorySaver):
             raise FailedPreconditionError(
-                f"{self.name} has imported the original torch_memory_saver: install the distribution of that name that comes with amem")
+                f"{self.name} has imported the original torch_memory_saver. Install the distribution torch_memory_saver that comes with amem")
         if not (os.environ.get("AMEM_GROUP") or os.environ.get("AMEM_GROUPID")) or not _saver.whole_process():
             raise FailedPreconditionError(
-                f"{self.name}'s trainer is the group {_rank.group()}, of this process alone, so NCCL's memory is not brokered: {_HOW}")
+                f"NCCL's memory is not brokered, because {self.name}'s trainer has no group of several processes. {_HOW}")
 
     def install(self) -> None:
         """Puts amem's functions in the place of the trainer's that destroy and make process groups. A second call changes nothing.
@@ -90,7 +90,7 @@ class Slime(_Trainer):
     name, title, distribution = "slime", "slime", "slime"
     modules = ("slime.backends.megatron_utils.actor", "slime.utils.reloadable_process_group")
     tried = (0, 3), (0, 3)
-    purpose = "slime's trainer is to sleep by amem"
+    purpose = "slime's trainer cannot sleep by amem"
 
     def version(self) -> str:
         """Says which version is installed.
@@ -120,7 +120,7 @@ class Miles(_Trainer):
 
     name, title, distribution = "miles", "Miles", "miles"
     modules = ("miles.backends.megatron_utils.actor", "miles.utils.reloadable_process_group")
-    purpose = "Miles' trainer is to sleep by amem"
+    purpose = "Miles' trainer cannot sleep by amem"
 
     def hooks(self) -> list[Callable[..., Any]]:
         """Finds the functions of Miles that amem needs. Changes nothing.

@@ -116,8 +116,8 @@ class Verl(Framework):
     name, title, distribution = "verl", "verl", "verl"
     modules = ("verl.workers.engine_workers", "verl.workers.engine.base")
     tried = (0, 9), (0, 9)
-    purpose = "verl's trainer is to leave the GPU by amem"
-    how_to_start = "start the job with `python3 -m amem.ray run`, as docs/rl-frameworks.md says"
+    purpose = "verl's trainer cannot free its GPU memory by amem"
+    how_to_start = "Start the job with `python3 -m amem.ray run`, as docs/rl-frameworks.md says"
 
     def hooks(self) -> list[Callable[..., Any]]:
         """Finds the functions of verl, and of those engines that can be imported, that amem needs. Changes nothing.

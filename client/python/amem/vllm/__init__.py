@@ -48,8 +48,8 @@ class Vllm(Framework):
     name, title, distribution = "vllm", "vLLM", "vllm"
     modules = ("vllm.engine.arg_utils",)
     tried = (0, 20), (0, 33)
-    purpose = "vLLM is to sleep by amem"
-    how_to_start = "start vLLM with `amemctl run --group NAME --scope heap -- vllm serve ...`"
+    purpose = "vLLM cannot sleep by amem"
+    how_to_start = "Start vLLM with `amemctl run --group NAME --scope heap -- vllm serve ...`"
     logger = logging.getLogger("vllm.amem")  # below vLLM's, so that it is shown where vLLM's lines are
 
     def hooks(self) -> list[Callable[..., Any]]:
@@ -99,7 +99,7 @@ def register() -> None:
     try:
         known()["vllm"].install()
     except Exception as error:  # noqa: BLE001: whatever another vLLM has changed
-        Vllm.logger.warning("amem: sleep mode by amem is not available in this vLLM: %s: %s", type(error).__name__, error)
+        Vllm.logger.warning("amem: this vLLM does not support sleep mode by amem: %s: %s", type(error).__name__, error)
     called_by("vllm")
 
 
@@ -113,7 +113,7 @@ def check_sleep_mode(enabled: bool) -> None:
         InvalidArgumentError: It is not.
     """
     if not enabled:
-        raise InvalidArgumentError("vLLM is to sleep by amem, but its sleep mode is off: add --enable-sleep-mode")
+        raise InvalidArgumentError("vLLM cannot sleep by amem: its sleep mode is off. Add --enable-sleep-mode")
 
 
 def only_tags() -> bool:
@@ -127,7 +127,7 @@ def only_tags() -> bool:
     """
     way = os.environ.get(_SLEEP, "")
     if way and way not in _WAYS:
-        raise InvalidArgumentError(f"{_SLEEP}={way}: {' or '.join(_WAYS)}")
+        raise InvalidArgumentError(f"{_SLEEP}={way} is not supported. Use {' or '.join(_WAYS)}")
     return way == "tags"
 
 
@@ -141,19 +141,19 @@ def _prepare(arguments: Any) -> None:
     other = getattr(arguments, "sleep_mode_backend", None)
     if other not in (None, "cumem", BACKEND):  # cumem is what vLLM has where nothing is said
         raise InvalidArgumentError(
-            f"two sleep-mode backends: --sleep-mode-backend {other}, and amem by amem.enable() or --worker-cls {WORKER}; leave one of the "
-            "two out")
+            f"two sleep-mode backends are chosen: --sleep-mode-backend {other}, and amem (amem.enable() or --worker-cls {WORKER}). Choose "
+            "one")
     if arguments.worker_cls not in ("auto", WORKER):
         raise InvalidArgumentError(
-            f"amem brings a worker class of its own, so --worker-cls {arguments.worker_cls} cannot be used with it; leave one of the two "
-            "out")
+            f"amem requires its own worker class and cannot be used with --worker-cls {arguments.worker_cls}. Remove this option, or do "
+            "not use amem")
     if arguments.distributed_executor_backend != "ray":  # Ray's workers have an environment of their own
         framework.check_process()
     _extend_engine()
     arguments.worker_cls = WORKER
     if os.environ.get(_METHOD) != "spawn":
         # A child of fork has no session with the broker.
-        Vllm.logger.info("amem: workers are spawned: %s is %s, and spawn from now on", _METHOD, os.environ.get(_METHOD, "unset"))
+        Vllm.logger.info("amem: vLLM spawns its workers from now on: amem sets %s, which was %s, to spawn", _METHOD, os.environ.get(_METHOD, "unset"))
         os.environ[_METHOD] = "spawn"
 
 
@@ -170,7 +170,7 @@ def _choose(arguments: Any) -> None:
     except Error as error:
         if framework.required:
             raise
-        Vllm.logger.warning("amem: this engine sleeps as without amem: %s", error)
+        Vllm.logger.warning("amem: this engine sleeps without amem: %s", error)
         return
     if any(each in sys.modules for each in _TRAINERS):
         os.environ.setdefault(_SLEEP, "tags")  # workers are to know it, too
@@ -243,7 +243,7 @@ def _extend_engine() -> None:
             return executor_wake_up(self, tags)
         unknown = sorted(set(tags or ()) - set(DEFERRABLE))
         if unknown:
-            raise InvalidArgumentError(f"there is no tag {', '.join(unknown)} to wake; the tags are {', '.join(DEFERRABLE)}")
+            raise InvalidArgumentError(f"vLLM cannot wake the tag {', '.join(unknown)}. The tags are {', '.join(DEFERRABLE)}")
         with _all_answers(self):
             return executor_wake_up(self, tags)
 
@@ -265,7 +265,7 @@ def _extend_engine() -> None:
         if not _is_ours(self.vllm_config):
             return engine_sleep(self, level, mode)
         if level not in _LEVELS:
-            raise InvalidArgumentError(f"there is no sleep level {level}; the levels are 0, 1 and 2")
+            raise InvalidArgumentError(f"{level} is not a valid sleep level. The levels are 0, 1 and 2")
         awake = not self.is_sleeping()
 
         def go_on() -> None:

@@ -107,7 +107,7 @@ class Allocator:
         tags = self._tags | {_NCCL} if self.takes_nccl else self._tags
         going = tags - self.asleep  # the others left by an earlier sleep, or have been discarded
         if not going and (self._rest_paused or only_tags()):
-            raise FailedPreconditionError("the engine is asleep already; wake it up first")
+            raise FailedPreconditionError("the engine is already asleep. Wake it up first")
         torch.cuda.empty_cache()  # what torch keeps for later need not be copied
         drop = going - kept - {_NCCL}  # every rank asks for the same
         if _CACHE in drop and os.environ.get("AMEM_VLLM_CACHE_FIRST") == "1":
@@ -249,8 +249,8 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
         super().init_device()
         if not _rank.is_active():
             raise FailedPreconditionError(
-                "vLLM is to sleep by amem, but this worker has no session with amemd; the line that begins with `amem:` in "
-                "its log says why. A worker that was forked has none: set VLLM_WORKER_MULTIPROC_METHOD=spawn")
+                "this vLLM worker has no session with amemd, so it cannot sleep by amem. The line of its log that begins with "
+                "`amem:` says why. A forked worker never has a session: set VLLM_WORKER_MULTIPROC_METHOD=spawn")
 
     def sleep(self, level: int = 1) -> None:
         """Puts the worker to sleep. Its memory has left when this returns.
@@ -269,7 +269,7 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             # vLLM compares the device's free memory at the end. Another engine may have taken its turn by then.
             if not _allocator.asleep - self._amem_before:
                 raise
-            _logger.info("amem: the engine sleeps; %s", error)
+            _logger.info("amem: the engine sleeps. %s", error)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Brings the worker's memory back.
@@ -379,7 +379,7 @@ def _choose_backend(model_config: Any) -> None:
     """Where vLLM has a choice of sleep-mode backends, 0.25 and later; and options of vLLM's that are amem's matter now."""
     if getattr(model_config, "enable_nccl_comm_suspend", False):
         # ncclCommSuspend() would be refused in a group that is paused. NCCL's memory leaves in the pause itself.
-        _logger.info("amem: NCCL's memory leaves with the rest, so vLLM does not suspend its communicators (enable_nccl_comm_suspend)")
+        _logger.info("amem: amem pauses NCCL's memory with the rest, so vLLM does not suspend its communicators (enable_nccl_comm_suspend)")
         model_config.enable_nccl_comm_suspend = False
         _allocator.takes_nccl = only_tags()
     if not hasattr(model_config, "sleep_mode_backend"):
