@@ -210,7 +210,8 @@ def test_a_framework_that_has_moved_a_function(program: Program) -> None:
     moved = {"FAKE_MEGATRON_MOVED": "1"}
     for script in (late, early):
         line = program(script + "\nassert amem.enable().frameworks == ()", env=moved)[-1]
-        assert "megatron-core is not switched on and runs without amem: " in line and "has no offload_grad_buffers(), which amem needs" in line
+        assert "megatron-core is not switched on and runs without amem: " in line
+        assert "has no offload_grad_buffers(), which amem needs" in line
     program("""
     amem.enable(require=True)
     import megatron.core.optimizer
@@ -305,7 +306,8 @@ config = vllm.engine.arg_utils.EngineArgs(model="m", enable_sleep_mode=True).cre
 assert config.parallel_config.worker_cls == "vllm.v1.worker.gpu_worker.Worker"
 """, scope="heap", fakes="fake_vllm", env=lacks) if "is not switched on" in each]
     assert "vLLM is not switched on and runs without amem: " in line and "has no wake_up(), which amem needs" in line
-    program(VLLM + """fails("has no wake_up(), which amem needs", engine)""", scope="heap", fakes="fake_vllm", env={**lacks, "AMEM_ON": "require"})
+    program(VLLM + """fails("has no wake_up(), which amem needs", engine)""", scope="heap", fakes="fake_vllm",
+            env={**lacks, "AMEM_ON": "require"})
 
 
 def test_an_engine_that_cannot_be_served_sleeps_without_amem(program: Program) -> None:

@@ -322,7 +322,8 @@ warned("this is verl 0.10.0. amem was tried with 0.9.")
     job(VERL + """
 del fsdp.load_fsdp_optimizer
 fails("verl.workers.engine.fsdp.transformer_impl has no load_fsdp_optimizer(), which amem needs", amem.enable, require=True)
-assert "verl is not switched on and runs without amem: verl.workers.engine.fsdp.transformer_impl has no load_fsdp_optimizer()" in amem.enable().text
+said = amem.enable().text
+assert "verl is not switched on and runs without amem: verl.workers.engine.fsdp.transformer_impl has no load_fsdp_optimizer()" in said
 fsdp.offload_fsdp_model_to_cpu(3)
 assert fsdp.copied == [3]
 """)

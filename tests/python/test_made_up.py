@@ -95,7 +95,7 @@ fails("made_up has no load(), which amem needs", amem.enable, require=True)
 
 
 @pytest.mark.parametrize("entry, text", [
-    ("made_up = amem_made_up:Nothing", "of the group amem.frameworks: AttributeError"), ("made_up = made_up:Trainer", "is not a subclass of"),
+    ("made_up = amem_made_up:Nothing", "amem.frameworks: AttributeError"), ("made_up = made_up:Trainer", "is not a subclass of"),
     ("other = amem_made_up:MadeUp", "with the name 'other'"), ("vllm = amem_made_up:MadeUp", "amem has its own module of that name")])
 def test_an_entry_point_that_names_something_else(trainer: Trainer, entry: str, text: str) -> None:
     """The job runs, with a sentence."""

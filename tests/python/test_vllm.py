@@ -592,7 +592,8 @@ def test_the_switch_of_the_environment(vllm: Vllm) -> None:
     llm = LLM(model="m")                            # nothing of it sleeps
     assert llm.core.model_executor.vllm_config.parallel_config.worker_cls == "vllm.v1.worker.gpu_worker.Worker"
     """, env=ON)
-    vllm("""fails("AMEM_VLLM_SLEEP=some is not supported. Use all or tags", LLM, model="m", enable_sleep_mode=True)""", env={**ON, "AMEM_VLLM_SLEEP": "some"})
+    vllm("""fails("AMEM_VLLM_SLEEP=some is not supported. Use all or tags", LLM, model="m", enable_sleep_mode=True)""",
+         env={**ON, "AMEM_VLLM_SLEEP": "some"})
 
 
 # ---- early errors ----
@@ -630,7 +631,8 @@ def test_a_function_that_was_moved(vllm: Vllm, place: str, name: str) -> None:
 
 def test_two_backends(vllm: Vllm) -> None:
     vllm("""
-    fails("two sleep-mode backends are chosen: --sleep-mode-backend criu, and amem", LLM, model="m", enable_sleep_mode=True, sleep_mode_backend="criu")
+    fails("two sleep-mode backends are chosen: --sleep-mode-backend criu, and amem", LLM, model="m", enable_sleep_mode=True,
+          sleep_mode_backend="criu")
     """, env={**NEWEST, **ON})
 
 

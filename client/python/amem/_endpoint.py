@@ -1,4 +1,4 @@
-"""Where the broker's sockets are, and why they cannot be reached. Functions without state; any thread."""
+"""Where the broker's sockets are, and why a connection fails. Functions without state; any thread."""
 from __future__ import annotations
 
 import errno
@@ -18,7 +18,7 @@ _HOW_TO_START = (
 
 
 def default_runtime_dir() -> str:
-    """AMEM_RUNTIME_DIR; else /run/amem when it exists or for root; else $XDG_RUNTIME_DIR/amem; else /tmp/amem-UID."""
+    """AMEM_RUNTIME_DIR; else /run/amem if it exists or for root; else $XDG_RUNTIME_DIR/amem; else /tmp/amem-UID."""
     named = os.environ.get("AMEM_RUNTIME_DIR")
     if named:
         return named
@@ -29,7 +29,7 @@ def default_runtime_dir() -> str:
 
 
 def control_socket(runtime_dir: str | None, path: str | None) -> str:
-    """The control socket's path: `path` when given, else that in the directory."""
+    """The path of the control socket: `path`, else control.sock in the directory."""
     path = path or os.path.join(runtime_dir or default_runtime_dir(), "control.sock")
     length = len(os.fsencode(path))
     if length > _LONGEST_PATH:
@@ -39,12 +39,12 @@ def control_socket(runtime_dir: str | None, path: str | None) -> str:
 
 
 def grpc_target(path: str) -> str:
-    """The name that gRPC has for a Unix socket; characters that are special in a URI are escaped."""
+    """The name of a Unix socket in gRPC. Escapes characters that are special in a URI."""
     return "unix:" + urllib.parse.quote(os.fsencode(path), safe="/")
 
 
 def has_broker(runtime_dir: str) -> bool:
-    """Ranks started with this directory will find the session socket."""
+    """Whether ranks that start with this directory will find the session socket."""
     try:
         return stat.S_ISSOCK(os.stat(os.path.join(runtime_dir, "session.sock")).st_mode)
     except OSError:
@@ -52,7 +52,7 @@ def has_broker(runtime_dir: str) -> bool:
 
 
 def _check_broker(connected: socket.socket, path: str) -> Error | None:
-    """As common/trusted_broker.h: the broker is root's, this user's own, or of the uid that AMEM_BROKER_UID names."""
+    """As common/trusted_broker.h: a broker must run as root, as this user, or as the uid in AMEM_BROKER_UID."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
     _, uid, _ = struct.unpack("iII", credentials)
     own = os.geteuid()
@@ -64,7 +64,7 @@ def _check_broker(connected: socket.socket, path: str) -> Error | None:
 
 
 def probe(path: str) -> Error | None:
-    """What stands in the way of a connection and what to do about it; None: a broker listens."""
+    """Why a connection would fail and what to do about it. None: a broker listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probing:
         number = probing.connect_ex(path)
         if number == 0:

@@ -11,7 +11,7 @@ _FILES = ("ca.crt", "tls.key", "tls.crt")  # as gRPC takes them
 
 
 def check_address(address: str) -> str:
-    """The address itself, "host:port"; InvalidArgumentError when it is none."""
+    """Returns the address, "host:port". InvalidArgumentError: it is not valid."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise InvalidArgumentError(f"{address!r} is not a valid broker address. Use HOST:PORT")
@@ -19,7 +19,7 @@ def check_address(address: str) -> str:
 
 
 def credentials(directory: str | None) -> grpc.ChannelCredentials:
-    """Of the files ca.crt, tls.crt and tls.key in `directory`; None: AMEM_TLS."""
+    """Reads the files ca.crt, tls.crt and tls.key in `directory`. None: AMEM_TLS."""
     directory = directory or os.environ.get("AMEM_TLS")
     if not directory:
         raise InvalidArgumentError(

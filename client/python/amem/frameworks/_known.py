@@ -1,4 +1,4 @@
-"""Which frameworks amem knows: its own modules, and those of other distributions. Any thread."""
+"""The frameworks that amem knows: its own modules, and modules of other distributions. Any thread."""
 from __future__ import annotations
 
 import functools
@@ -8,7 +8,7 @@ import pkgutil
 from amem.frameworks import Framework
 
 GROUP = "amem.frameworks"
-"""The group of entry points by which other distributions add a module."""
+"""Other distributions add a module by an entry point in this group."""
 
 OURS = {
     "megatron": "amem.megatron:Megatron",
@@ -30,13 +30,14 @@ def _made(name: str, place: str) -> Framework:
 
 @functools.lru_cache(maxsize=None)
 def known() -> dict[str, Framework]:
-    """One instance of each, by name. A module of another distribution that cannot be loaded is left out, with a warning."""
+    """One instance of each, by name. Leaves out, with a warning, a module of another distribution that cannot be loaded."""
     from importlib import metadata  # slow to import
 
     found = {name: _made(name, place) for name, place in OURS.items()}
     for point in metadata.entry_points(group=GROUP):
         if point.name in OURS:
-            _logger.warning("amem: amem ignores the entry point %s of the group %s, because amem has its own module of that name", point.name, GROUP)
+            _logger.warning("amem: amem ignores the entry point %s of the group %s, because amem has its own module of that name",
+                            point.name, GROUP)
             continue
         try:
             found[point.name] = _made(point.name, point.value)

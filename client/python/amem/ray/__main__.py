@@ -1,4 +1,4 @@
-"""`python3 -m amem.ray run`: starts the driver of a Ray job whose actors become ranks by their classes. `--help` has the options."""
+"""`python3 -m amem.ray run`: starts the driver of a Ray job. Its actors become ranks by their classes. `--help` lists the options."""
 from __future__ import annotations
 
 import argparse
@@ -10,8 +10,8 @@ from amem import _launcher
 from amem.errors import Error
 from amem.ray._rules import parse
 
-_DESCRIPTION = """Starts PROGRAM, the driver of a Ray job, in this process. Each actor of the job whose class matches a --group becomes a rank
-of that group. Other actors, and tasks, run without amem. amemd must run on the nodes of these ranks."""
+_DESCRIPTION = """Starts PROGRAM, the driver of a Ray job, in this process. Each actor of the job whose class matches a --group becomes a
+rank of that group. Other actors, and tasks, run without amem. amemd must run on the nodes of these ranks."""
 _EXAMPLE = """example:
   python3 -m amem.ray run --group 'WorkerDict=trainer:regions' --group 'vLLMHttpServer={name}:heap' \\
       -m verl.trainer.main_ppo trainer.nnodes=1
@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """The command. Exit status 2, after one sentence: it is called in a way that cannot be, or cannot work here."""
+    """The command. Exit status 2, after one sentence: its arguments are not valid, or it cannot work here."""
     parser = _parser()
     given = parser.parse_args()
     try:
@@ -47,7 +47,8 @@ def main() -> None:
 
         _job.begin_driver(rules, given.runtime_dir, given.required)
     except ModuleNotFoundError as error:
-        parser.exit(2, f"{parser.prog}: {sys.executable} has no module {error.name}. Install it: pip install './amem-….whl[ray]', from a file\n")
+        parser.exit(2, f"{parser.prog}: {sys.executable} has no module {error.name}. Install it: "
+                       "pip install './amem-….whl[ray]', from a file\n")
     except Error as error:
         parser.exit(2, f"{parser.prog}: {error.text}\n")
     sys.argv = [given.program, *given.arguments]
