@@ -271,7 +271,7 @@ def region_of_callers_pool(tag: str, keep: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unbrokered() -> Iterator[None]:
-    """Leaves the device memory that this thread allocates within unbrokered: it belongs to the driver, as without amem.
+    """Leaves the device memory that this thread allocates within unbrokered, so it belongs to the driver.
 
         with amem.unbrokered():
             staging = torch.empty(size, device="cuda")
