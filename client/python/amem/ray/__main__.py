@@ -24,12 +24,12 @@ def _parser() -> argparse.ArgumentParser:
         "run", help="start the driver of a Ray job", description=_DESCRIPTION, epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     run.add_argument("--group", action="append", required=True, metavar="CLASS=GROUP[:SCOPE]",
-                     help="makes the actors of CLASS ranks of GROUP. CLASS can be a pattern with * and ?. The first --group that matches "
+                     help="make the actors of CLASS ranks of GROUP. CLASS can be a pattern with * and ?. The first --group that matches "
                           "counts. In GROUP, {name} is the actor's name and {number} counts the actors. SCOPE: nccl, regions or heap "
                           "(default)")
     run.add_argument("--runtime-dir", metavar="DIR", help="the runtime directory of amemd on each node; default: each node's own default")
     run.add_argument("--required", action="store_true",
-                     help="a rank ends with an error if something is missing, such as amemd; default: it runs without amem")
+                     help="end a rank with an error if something is missing, such as amemd; default: the rank runs without amem")
     run.add_argument("-m", dest="module", action="store_true", help="run PROGRAM as a module, like python3 -m")
     run.add_argument("program", metavar="PROGRAM", help="a file, or a module with -m")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the arguments of PROGRAM")
