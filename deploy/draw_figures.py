@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the figures of docs/figures/figures.json as SVGs beside it: draw_figures.py; with --check it says which are not as it draws them.
+"""Draws the figures of docs/figures/figures.json as SVGs in its folder. With --check it names the figures that are out of date.
 
 Each figure has groups of bars. All bars of a figure have one scale, which begins at 0. A picture has its own background, in light and
 dark mode, and its figures as text for readers that see no picture.
@@ -75,7 +75,7 @@ def main():
         else:
             picture.write_text(drawn, encoding="utf-8")
     if different:
-        sys.exit(f"draw_figures.py draws {', '.join(different)} in another way: run it")
+        sys.exit(f"draw_figures.py draws {', '.join(different)} in another way. Run it")
 
 
 if __name__ == "__main__":

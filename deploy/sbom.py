@@ -89,7 +89,7 @@ class Build:
         self.folder = folder
 
     def made(self, name):
-        """The target of this file name; None: it is no target."""
+        """The target of this file name. None: it is not a target."""
         return next((each for each in ("bin/" + name, "lib/" + name, "lib/sim/" + name) if (self.folder / each).is_file()), None)
 
     def ninja(self, *arguments):
@@ -223,7 +223,7 @@ def main():
     text = JsonV1Dot5(bom).output_as_string(indent=1)
     wrong = JsonStrictValidator(SchemaVersion.V1_5).validate_str(text)
     if wrong:
-        sys.exit(f"sbom: what was written is no CycloneDX: {wrong}")
+        sys.exit(f"sbom: the written file is not valid CycloneDX: {wrong}")
     options.output.write_text(text + "\n", encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
-"""The demonstration of deploy/try.sh and amem-demo: two groups take turns on two GPUs, and nothing gets lost.
+"""The demonstration of deploy/try.sh and amem-demo: two groups take turns on two GPUs, and no byte is lost.
 
-Starts amemd in a temporary directory, a group `train` and a group `rollout` of two ranks each, and swaps them. On the
-simulated driver the ranks are amem-workload, and the two groups together are larger than a GPU. On real GPUs they are
+It starts amemd in a temporary directory, a group `train` and a group `rollout` of two ranks each, and swaps them. On the
+simulated driver, the ranks run amem-workload, and the two groups together are larger than a GPU. On real GPUs, they run
 amem_nccl_cycle, which runs NCCL's collectives in a loop and compares the results.
 """
 
@@ -35,7 +35,7 @@ def say(text):
 
 
 class SimulatedGroup:
-    """Ranks on the simulated driver, which do what they are told."""
+    """Ranks on the simulated driver. They execute commands."""
 
     def __init__(self, node, name):
         self.node = node
@@ -57,11 +57,11 @@ class SimulatedGroup:
         return [rank.answer(command, 120) for rank in self.ranks]
 
     def work(self):
-        """Collectives that change what is in the communicators' buffers; every one is checked."""
+        """Runs collectives, which change the communicators' buffers, and checks each of them."""
         self.all("step 20")
 
     def verify(self):
-        """Every mapped byte, own and peers', against what it must be."""
+        """Verifies every mapped byte, of this rank and of its peers."""
         count = sum(answer["bytes"] for answer in self.all("verify"))
         self.verified += count
         return f"{count:,} bytes verified, none wrong"
@@ -72,11 +72,11 @@ class SimulatedGroup:
     def came_back(self):
         now = [answer["checksums"] for answer in self.all("checksum")]
         if now != self.checksums:
-            raise Failure(f"{self.name}: the memory's checksums were {self.checksums} before the pause, are {now} now")
+            raise Failure(f"{self.name}: the checksums of the memory were {self.checksums} before the pause and are {now} now")
         text = self.verify()
         self.work()
         self.verify()
-        return f"checksums as before the pause, {text}; collectives go on"
+        return f"checksums as before the pause, {text}; collectives continue"
 
     def stop(self):
         for rank in self.ranks:
@@ -90,7 +90,7 @@ class SimulatedGroup:
 
 
 class NcclGroup:
-    """Ranks on real GPUs: NCCL's collectives in a loop, every result compared in full."""
+    """Ranks on real GPUs. They run NCCL's collectives in a loop and compare every result."""
 
     def __init__(self, node, name, nccl):
         self.node = node
@@ -116,17 +116,17 @@ class NcclGroup:
             self.program.require_running()
             if self.rounds() >= target:
                 return
-        raise Failure(f"{self.name}: {self.rounds()} rounds of collectives after 180 s, {target} expected")
+        raise Failure(f"{self.name} has run {self.rounds()} rounds of collectives after 180 s, and not {target}")
 
     def verify(self):
-        return f"{self.rounds():,} rounds of collectives, no difference"
+        return f"{self.rounds():,} rounds of collectives, all results correct"
 
     def about_to_leave(self):
         """In the middle of its collectives."""
 
     def came_back(self):
         self.work()
-        return f"collectives go on: {self.verify()}"
+        return f"collectives continue: {self.verify()}"
 
     def stop(self):
         self.stop_file.touch()
@@ -186,19 +186,19 @@ class Demo:
         for name, state in self.expected.items():
             group = groups.get(name)
             if group is None:
-                return f"the broker does not know group {name}"
+                return f"the broker does not know the group {name}"
             if group["state"] != f"GROUP_STATE_{state}":
-                return f"group {name} is {group['state']}, not {state}: {group['note']}"
+                return f"the group {name} is {group['state']} and not {state}: {group['note']}"
             if state == "PAUSED" and group["resident_bytes"] != 0:
-                return f"group {name} is paused, but {mib(group['resident_bytes'])} MiB of it are on GPUs"
+                return f"the group {name} is paused, but {mib(group['resident_bytes'])} MiB of it are on GPUs"
             if state == "RUNNING" and group["resident_bytes"] != group["allocated_bytes"]:
-                return f"group {name} runs, but only {mib(group['resident_bytes'])} MiB of it are on GPUs"
+                return f"the group {name} runs, but only {mib(group['resident_bytes'])} MiB of it are on GPUs"
         other = [d["used_bytes"] - d["brokered_bytes"] for d in status["devices"][:DEVICES]]
         if self.other is not None:
             for device, (now, before) in enumerate(zip(other, self.other)):
                 if abs(now - before) > self.tolerance:
-                    return (f"GPU {device}: the driver has {mib(now)} MiB in use that the broker does not hold; it was "
-                            f"{mib(before)} MiB with both groups started")
+                    return (f"GPU {device}: {mib(now)} MiB are in use that are not the broker's. When both groups had started, it was "
+                            f"{mib(before)} MiB")
         return ""
 
     def both_started(self, status):
@@ -220,9 +220,9 @@ class Demo:
     def must_not_fit(self, group):
         done = self.node.amemctl_any("resume", group.name)
         if done.returncode != EXIT_RESOURCES:
-            raise Failure(f"resuming {group.name} beside the other group should be refused with exit code {EXIT_RESOURCES}, "
+            raise Failure(f"the resume of {group.name} while the other group runs must end with exit status {EXIT_RESOURCES}, "
                           f"but ended with {done.returncode}: {last_line(done)}")
-        say(f"   resuming {group.name} beside it is refused, as it must be:")
+        say(f"   amemd refuses to resume {group.name} at the same time, because there is no space:")
         say(f"   {last_line(done)}")
 
 
@@ -232,12 +232,12 @@ class Demo:
         for _ in deadline(30):
             if all(each["name"] != group.name for each in self.node.status()["groups"]):
                 return
-        raise Failure(f"the ranks of {group.name} have ended, but the broker still lists the group")
+        raise Failure(f"the ranks of {group.name} have ended, but the broker still lists the group after 30 s")
 
 
 def run(demo, start, overcommitted):
     """The story. `start` makes a group; `overcommitted`: both together do not fit."""
-    demo.title("amemd and group train")
+    demo.title("start amemd and the group train")
     train = start("train")
     train.work()
     demo.expected["train"] = "RUNNING"
@@ -245,9 +245,9 @@ def run(demo, start, overcommitted):
     status = demo.table()
     if overcommitted:
         free = min(d["total_bytes"] - d["used_bytes"] for d in status["devices"][:DEVICES])
-        say(f"   rollout needs as much as train on each GPU; {mib(free)} MiB are free")
+        say(f"   rollout needs as much memory as train on each GPU, but only {mib(free)} MiB are free")
 
-    demo.title("pause train, start group rollout")
+    demo.title("pause train, start the group rollout")
     demo.pause(train)
     rollout = start("rollout")
     rollout.work()
@@ -259,15 +259,15 @@ def run(demo, start, overcommitted):
     slowest = 0.0
     for number in range(1, SWAPS + 1):
         running, paused = paused, running
-        demo.title(f"swap {number}: {paused.name} out, {running.name} in")
+        demo.title(f"swap {number}: pause {paused.name}, resume {running.name}")
         seconds = demo.swap(paused, running)
         slowest = max(slowest, seconds)
         demo.table()
-        say(f"   took {seconds:.2f} s; {running.name}: {running.came_back()}")
+        say(f"   the swap took {seconds:.2f} s; {running.name}: {running.came_back()}")
         if overcommitted and number == 1:
             demo.must_not_fit(paused)
 
-    demo.title(f"end {running.name}, resume {paused.name}: both sides are whole")
+    demo.title(f"end {running.name}, resume {paused.name}")
     demo.stop(running)
     demo.other = None  # its contexts went with it
     demo.node.amemctl("resume", paused.name)
@@ -296,11 +296,11 @@ def real_gpus():
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         count = ctypes.c_uint(0)
         if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return 0, "no NVIDIA GPU answers"
+            return 0, "the NVIDIA driver reports no GPU"
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return 0, "no NVIDIA driver here"
-    return count.value, f"{count.value} GPU(s) here, {DEVICES} needed"
+        return 0, "there is no NVIDIA driver"
+    return count.value, f"{DEVICES} GPUs are required, and there are {count.value}"
 
 
 def choose(force_sim):
@@ -312,7 +312,7 @@ def choose(force_sim):
         return False, None, f"2 simulated GPUs ({why})"
     found, library = nccl_library()
     if not found:
-        return False, None, "2 simulated GPUs (there are GPUs, but no libnccl.so.2; pip install nvidia-nccl-cu13 brings it)"
+        return False, None, "2 simulated GPUs (there is no libnccl.so.2; install it: pip install nvidia-nccl-cu13)"
     return True, library, "2 GPUs of this machine, with NCCL"
 
 
@@ -346,7 +346,8 @@ def main():
     # The help is that of amem-demo, the command that is installed; try.sh has its own.
     parser = argparse.ArgumentParser(
         prog="amem-demo", usage="%(prog)s [-h] [--keep]", description=__doc__.partition("\n\n")[2].strip(),
-        epilog="The last line says OK or FAILED, and so does the exit status.", formatter_class=argparse.RawDescriptionHelpFormatter)
+        epilog="The last line begins with OK (exit status 0) or FAILED (exit status 1).",
+        formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--build", type=pathlib.Path, help=argparse.SUPPRESS)
     where.add_argument("--installed", type=pathlib.Path, help=argparse.SUPPRESS)

@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 class Failure(Exception):
-    """Something is not as it must be; the text says what."""
+    """A check has failed. The text says which."""
 
 
 def mib(count):
@@ -22,8 +22,8 @@ def mib(count):
 
 
 def last_line(done):
-    """What a program said last: amemctl's errors come after its progress."""
-    return ((done.stderr or "").strip() or (done.stdout or "").strip() or "it said nothing").splitlines()[-1]
+    """The last line of a program's output. amemctl writes errors after its progress."""
+    return ((done.stderr or "").strip() or (done.stdout or "").strip() or "it wrote nothing").splitlines()[-1]
 
 
 class Child:
@@ -96,7 +96,7 @@ class Workload(Child):
             raise Failure(f"{self.name} ended with status {self.process.returncode} instead of answering '{what}'")
         answer = json.loads(line)
         if not answer["ok"]:
-            raise Failure(f"{self.name}, '{what}': {answer['error']}")
+            raise Failure(f"{self.name} failed to do '{what}': {answer['error']}")
         return answer
 
 
@@ -144,7 +144,7 @@ class Node:
     def amemctl(self, *arguments):
         done = self.amemctl_any(*arguments)
         if done.returncode != 0:
-            raise Failure(f"'amemctl {' '.join(arguments)}' ended with {done.returncode}: {last_line(done)}")
+            raise Failure(f"'amemctl {' '.join(arguments)}' ended with status {done.returncode}: {last_line(done)}")
         return done.stdout
 
     def status(self):
@@ -162,7 +162,7 @@ class Node:
             with contextlib.suppress(OSError):
                 lines = child.log.read_text(errors="replace").splitlines()[-15:]
                 if lines:
-                    print(f"--- {child.log} (its end)", *lines, sep="\n", file=sys.stderr)
+                    print(f"--- the last lines of {child.log}", *lines, sep="\n", file=sys.stderr)
 
 
 def deadline(seconds, pause=0.1):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""One vLLM engine that does what it is told: a line of JSON on --commands, an answer on --answers. vllm_turns.py starts it.
+"""One vLLM engine that reads commands as lines of JSON from --commands and answers on --answers. vllm_turns.py starts it.
 
-A model of --model dummy is a Llama of some 8 B parameters with made-up weights; it needs neither a network nor a tokenizer.
+The model of --model dummy is a Llama of about 8 B parameters with made-up weights. It needs neither a network nor a tokenizer.
 """
 
 import argparse
@@ -53,11 +53,11 @@ class Extension:
         torch.cuda.synchronize()
 
     def keep_weights(self):
-        """For restore_weights(), which is what a new checkpoint would do after sleep level 2."""
+        """For restore_weights(), which stands for loading a new checkpoint after sleep level 2."""
         self.kept_weights = {name: each.detach().cpu() for name, each in self.model_runner.model.named_parameters()}
 
     def restore_weights(self, but=""):
-        """But for the parameter of this name."""
+        """Restores all parameters, except the one with this name."""
         import torch
 
         with torch.no_grad():
@@ -113,7 +113,7 @@ class Engine:
         self.llm.sleep(level=level)
 
     def wake(self, parts=(None,), within=0):
-        """Wakes the tags of each part. Tries again where there is no space yet, for so many seconds."""
+        """Wakes the tags of each part. If there is no space yet, it retries for `within` seconds."""
         end, tries = time.monotonic() + within, 0
         for part in parts:
             while True:
@@ -136,13 +136,13 @@ class Engine:
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--commands", type=int, required=True, help="descriptor")
-    parser.add_argument("--answers", type=int, required=True, help="descriptor")
+    parser.add_argument("--commands", type=int, required=True, help="file descriptor of the commands")
+    parser.add_argument("--answers", type=int, required=True, help="file descriptor of the answers")
     parser.add_argument("--sleep", choices=["amem", "own", "none"], required=True)
     parser.add_argument("--model", default="dummy")
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--utilization", type=float, default=0.9)
-    parser.add_argument("--cache-gib", type=float, default=0, help="size of the KV cache; 0: what the utilization leaves")
+    parser.add_argument("--cache-gib", type=float, default=0, help="size of the KV cache; 0: all memory that the utilization leaves")
     parser.add_argument("--more", default="{}", help="JSON with more arguments of vLLM's LLM")
     return parser.parse_args(arguments)
 

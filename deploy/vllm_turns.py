@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Two vLLM engines take turns on one GPU: first by vLLM's own sleep mode, then by amem's. A table shows both.
+"""Two vLLM engines take turns on one GPU: first with vLLM's own sleep mode, then with amem's. A table compares them.
 
     python3 deploy/vllm_turns.py                     a Llama of 8 B parameters with made-up weights, 90 % of the GPU each
     python3 deploy/vllm_turns.py --model DIR --turns 10 --json times.json
 
-Needs vLLM, and amemd and amemctl: in PATH, or in a build tree (--prefix). Starts amemd where none runs. Each engine must give
-the same tokens in each turn. Exit status 0: it did. docs/frameworks.md says what the rows mean.
+Requires vLLM, and amemd and amemctl in PATH or in a build tree (--prefix). Starts amemd if none runs. Each engine must generate
+the same tokens in each turn. Exit status 0: it has. docs/frameworks.md explains the rows.
 """
 
 import argparse
@@ -27,11 +27,11 @@ START_S, CALL_S, END_S = 400, 120, 10
 
 
 class Failure(Exception):
-    """Something is not as it must be; the text says what."""
+    """A check has failed. The text says which."""
 
 
 class Engine:
-    """A process with an engine, told what to do line by line; every answer has a deadline."""
+    """A process with an engine. It gets commands line by line, and every answer has a deadline."""
 
     def __init__(self, name, argv, environment, log, program=HERE / "vllm_engine.py"):
         self.name, self.log = name, log
@@ -52,7 +52,7 @@ class Engine:
         try:
             self.commands.write(json.dumps({"do": do, **arguments}) + "\n")
         except BrokenPipeError:
-            raise Failure(self.why(f"has ended; it was to {do}")) from None
+            raise Failure(self.why(f"has ended before the command {do}")) from None
 
     def answer(self, seconds=CALL_S):
         """(what it answered, milliseconds that it took there)"""
@@ -76,7 +76,7 @@ class Engine:
         return self.answer(seconds)
 
     def why(self, text):
-        return f"engine {self.name}: {text}; its log is {self.log}"
+        return f"engine {self.name}: {text}. Its log is {self.log}"
 
     def end(self):
         with contextlib.suppress(OSError):
@@ -109,7 +109,7 @@ class Node:
         here = self.options.prefix / "bin" / name if self.options.prefix else None
         found = str(here) if here and here.exists() else shutil.which(name)
         if not found:
-            raise Failure(f"there is no {name}: install amem's wheel, or name a build tree with --prefix")
+            raise Failure(f"there is no {name}. Install amem's wheel, or name a build tree with --prefix")
         return found
 
     def amemctl(self, *arguments):
@@ -137,7 +137,7 @@ class Node:
         end = time.monotonic() + CALL_S
         while not (self.serves() and self.status()["pool"]["ready_bytes"] >= self.status()["pool"]["configured_bytes"]):
             if self.daemon.poll() is not None or time.monotonic() > end:
-                raise Failure(f"amemd and its pool of {self.options.pool} are not ready; its log is {self.folder}/amemd.log")
+                raise Failure(f"amemd and its pool of {self.options.pool} are not ready. Its log is {self.folder}/amemd.log")
             time.sleep(0.1)
 
     def used_mib(self):
@@ -192,13 +192,13 @@ class Pair:
         self.figures["cold_start_s"].append(engine.ask("start", START_S)[1] / 1000)
         engine.ask("generate")  # what is compiled on first use
         self.tokens[engine] = engine.ask("generate")[0]
-        self.check(engine, "before it ever slept")
+        self.check(engine, "before its first sleep")
         return engine
 
     def check(self, engine, when):
         tokens, _ = engine.ask("generate")
         if tokens != self.tokens[engine]:
-            raise Failure(engine.why(f"gives other tokens {when}"))
+            raise Failure(engine.why(f"generates other tokens {when}"))
 
     def turn(self):
         """The one that is awake sleeps, then the other wakes. From the telling to the other's first token."""
@@ -238,10 +238,10 @@ def run(node, options, say=print):
         say("two engines, vLLM's own sleep mode")
         ways["vLLM's own"] = turns(Pair(node, "own"), "turn", options.turns)
         node.end_engines()
-    say("two engines, sleep mode by amem")
+    say("two engines, amem's sleep mode")
     pair = Pair(node, "amem")
     ways["amem"] = turns(pair, "turn", options.turns)
-    say("the same, the one wakes while the other falls asleep")
+    say("two engines, amem's sleep mode, one wakes while the other goes to sleep")
     pair.cache_first()
     ways["amem, together"] = turns(pair, "turn_together", options.turns)
     return ways
@@ -256,7 +256,7 @@ def turns(pair, way, count):
 
 def table(ways):
     rows = [("first sleep, ms", "first_sleep_ms"), ("sleep, ms", "sleep_ms"), ("wake, ms", "wake_ms"),
-            ("told to sleep to the other's first token, ms", "turn_ms"), ("left on the GPU asleep, MiB", "left_mib"),
+            ("sleep command to the other's first token, ms", "turn_ms"), ("still on the GPU asleep, MiB", "left_mib"),
             ("cold start, s", "cold_start_s")]
     together = ("turn_ms", "left_mib")  # what else its engines have measured is the column's beside it
     lines = [["medians", *ways]]
@@ -274,21 +274,21 @@ def table(ways):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="dummy", help="a model's folder; dummy: a Llama of 8 B parameters with made-up weights")
-    parser.add_argument("--turns", type=int, default=6, help="of each way")
-    parser.add_argument("--tp", type=int, default=1, help="GPUs of each engine; both have the same")
-    parser.add_argument("--utilization", type=float, default=0.9, help="of the GPU's memory, each engine")
-    parser.add_argument("--cache-gib", type=float, default=0, help="size of the KV cache; 0: what the utilization leaves")
+    parser.add_argument("--model", default="dummy", help="the folder of a model; dummy: a Llama of 8 B parameters with made-up weights")
+    parser.add_argument("--turns", type=int, default=6, help="how many turns of each kind")
+    parser.add_argument("--tp", type=int, default=1, help="how many GPUs each engine uses; both use the same")
+    parser.add_argument("--utilization", type=float, default=0.9, help="share of the GPU's memory for each engine")
+    parser.add_argument("--cache-gib", type=float, default=0, help="size of the KV cache; 0: all memory that the utilization leaves")
     parser.add_argument("--gpu", default="", help="CUDA_VISIBLE_DEVICES")
-    parser.add_argument("--pool", default="48GiB", help="of the broker that is started: both engines' memory but the cache")
-    parser.add_argument("--prefix", type=pathlib.Path, help="where bin/ and python/ of amem are: a build tree, a bundle")
-    parser.add_argument("--no-own", dest="own", action="store_false", help="without vLLM's own sleep mode")
-    parser.add_argument("--json", type=pathlib.Path, help="writes all figures there")
-    parser.add_argument("--logs", type=pathlib.Path, help="a folder for logs, kept; else they are kept when it fails")
+    parser.add_argument("--pool", default="48GiB", help="pool size of the amemd that it starts: both engines' memory without the KV cache")
+    parser.add_argument("--prefix", type=pathlib.Path, help="the folder with bin/ and python/ of amem: a build tree or a bundle")
+    parser.add_argument("--no-own", dest="own", action="store_false", help="skip vLLM's own sleep mode")
+    parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
+    parser.add_argument("--logs", type=pathlib.Path, help="keep the logs in this folder; default: keep them only if it fails")
     parser.add_argument("--more", default="{}", help="JSON with more arguments of vLLM's LLM")
     options = parser.parse_args(arguments)
     if options.turns < 1:
-        parser.error(f"--turns {options.turns}: at least 1")
+        parser.error(f"--turns {options.turns} is not valid. It must be 1 or more")
     if options.prefix:
         options.prefix = options.prefix.resolve()
     return options
@@ -319,7 +319,7 @@ def main(arguments=None):
         return 1
     if options.json:
         options.json.write_text(json.dumps(ways, indent=1) + "\n")
-    print(f"\n{table(ways)}\n\nOK: the same tokens in each of {options.turns} turns of each way")
+    print(f"\n{table(ways)}\n\nOK: the engines generated the same tokens in all {options.turns} turns of each kind")
     return 0
 
 

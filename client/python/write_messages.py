@@ -18,10 +18,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto" / "amem" / "v1" / "broker.proto"
 MODULE = pathlib.Path(__file__).resolve().parent / "amem" / "messages.py"
 WIDTH = 140
-HEADER = '''"""What a Broker answers, as dataclasses, and the enums. Both have the names of proto/amem/v1/broker.proto.
+HEADER = '''"""The answers of a Broker as dataclasses, and the enums. They have the names of proto/amem/v1/broker.proto.
 
-Sizes are bytes; times have their unit in the name. An enum value that a newer broker has and this package does not
-reads as UNSPECIFIED. Plain values; any thread.
+Sizes are bytes. The names of times have their unit. If a newer broker sends an enum value that this package does not know,
+the field is UNSPECIFIED. Plain values; any thread.
 """
 # client/python/write_messages.py makes this file of broker.proto.
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Schema:
         found = self.comments[place]
         before, behind = (" ".join(each.split()) for each in (found.leading_comments, found.trailing_comments))
         if before and behind:
-            sys.exit(f"write_messages: {what} has a comment above it and one behind it. The former may be the second line of what stands "
-                     "behind the field before: protoc takes only one line there.")
+            sys.exit(f"write_messages: {what} has a comment above it and one behind it. The comment above may be the second line of a "
+                     "comment behind the previous field: protoc supports only one line there.")
         text = before or behind
         if '"""' in text or "\\" in text:
-            sys.exit(f"write_messages: the comment of {what} cannot stand in a docstring: {text}")
+            sys.exit(f"write_messages: the comment of {what} cannot be part of a docstring: {text}")
         return text
 
     def answered(self):
@@ -100,7 +100,7 @@ def name_of(full_name):
 def type_of(message, field):
     name = name_of(field.type_name) if field.type in NAMED else TYPES.get(field.type)
     if name is None or field.HasField("oneof_index"):
-        sys.exit(f"write_messages: {message.name}.{field.name} has a type that no answer has had so far: add it to write_messages.py")
+        sys.exit(f"write_messages: {message.name}.{field.name} has a type that write_messages.py does not support. Add it there")
     return f"tuple[{name}, ...]" if field.label == field.LABEL_REPEATED else name
 
 

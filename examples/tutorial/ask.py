@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks the server of this folder: ask.py QUESTION. Prints the answer, and how long it took."""
+"""Asks the server of this folder: ask.py QUESTION. Prints the answer and its time."""
 from __future__ import annotations
 
 import http.client

@@ -1,4 +1,4 @@
-"""GPU memory: PyTorch's on a real GPU. The simulated driver cannot run PyTorch's kernels: there it is what the driver's own calls give."""
+"""GPU memory: of PyTorch on a real GPU, of the driver's own calls on the simulated driver, which cannot run PyTorch's kernels."""
 from __future__ import annotations
 
 import ctypes
@@ -21,7 +21,7 @@ class Memory(Protocol):
 
 
 def allocate(size: int) -> Memory:
-    """Allocates so many bytes, a multiple of 4. RuntimeError: the GPU has no space for them."""
+    """Allocates `size` bytes, a multiple of 4. RuntimeError: the GPU has no space for them."""
     if "AMEM_SIM_DIR" in os.environ:
         return DriverMemory(size)
     return TorchMemory(size)
@@ -43,7 +43,7 @@ class TorchMemory:
 
 
 class DriverMemory:
-    """What cuMemAlloc gives."""
+    """Memory of cuMemAlloc."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -60,7 +60,7 @@ class DriverMemory:
 
 
 def call(name: str, *arguments: object) -> None:
-    """One call of the driver's, on GPU 0."""
+    """One driver call, on GPU 0."""
     result = getattr(driver(), name)(*arguments)
     if result == OUT_OF_MEMORY:
         raise RuntimeError("CUDA out of memory")
@@ -74,5 +74,5 @@ def driver() -> ctypes.CDLL:
     library = ctypes.CDLL("libcuda.so.1")
     context = ctypes.c_void_p()
     if library.cuInit(0) or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or library.cuCtxSetCurrent(context):
-        raise RuntimeError("the driver gives no GPU")
+        raise RuntimeError("the driver has no GPU")
     return library

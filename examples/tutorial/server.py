@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Plays an inference server: for each request it reads all of its weights on the GPU. docs/tutorial.md is about it.
+"""Plays an inference server: it reads all of its weights on the GPU for each request. docs/tutorial.md explains it.
 
-A request that comes while its group is paused is answered after the resume. It listens on 127.0.0.1, port 8765 or TUTORIAL_PORT.
+If a request comes while its group is paused, it answers after the resume. It listens on 127.0.0.1, port 8765 or TUTORIAL_PORT.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import amem
 
 PORT = int(os.environ.get("TUTORIAL_PORT", "8765"))
 LAYERS, LAYER_BYTES = 10, 16 << 20
-FIRST = 42  # what the weights are: layer 0 is full of this number, layer 1 of the next
+FIRST = 42  # the weights: layer 0 is full of this number, layer 1 of the next one
 
 
 class Server(http.server.HTTPServer):
@@ -30,7 +30,7 @@ class Server(http.server.HTTPServer):
         super().__init__(("127.0.0.1", PORT), Handler)
 
     def answer(self, question: str) -> str:
-        """By means of all weights."""
+        """Reads all weights."""
         wrong = [at for at, layer in enumerate(self.weights) if not layer.holds(FIRST + at)]
         found = f"layers {wrong} are wrong" if wrong else "every byte of the weights is right"
         return f"you asked {question!r}: {found}"
@@ -49,7 +49,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody reads a line for each request."""
+        """Logs nothing."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Plays a trainer: each step reads all layers and writes them anew. docs/tutorial.md is about it.
+"""Plays a trainer: each step reads all layers and writes them again. docs/tutorial.md explains it.
 
-It calls nothing of amem's but enable(), and does not know when it is paused. It ends by SIGTERM.
+It calls only enable() of amem, and does not know when it is paused. SIGTERM ends it.
 """
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STEP_S = 0.2
 
 
 def number(step: int, layer: int) -> int:
-    """What a step writes into a layer."""
+    """The number that a step writes into a layer."""
     return 1000 * step + layer + 1  # no zeros: these need no space in the pool
 
 
 def train() -> str:
-    """Trains until SIGTERM. Returns what has been done."""
+    """Trains until SIGTERM. Returns a summary."""
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: end.set())
     layers = [allocate(LAYER_BYTES) for _ in range(LAYERS)]
@@ -33,10 +33,10 @@ def train() -> str:
             layer.fill(number(step, at))
         print(f"step {step}", flush=True)
         if end.wait(STEP_S):
-            return f"{step + 1} steps, every byte was as the step before had left it"
+            return f"{step + 1} steps, and each step found the bytes of the step before"
         for at, layer in enumerate(layers):
             if not layer.holds(number(step, at)):
-                raise RuntimeError(f"layer {at} is not as step {step} has left it")
+                raise RuntimeError(f"layer {at} does not have the bytes of step {step}")
         step += 1
 
 

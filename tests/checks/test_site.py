@@ -55,7 +55,7 @@ def test_the_python_api_has_what_programs_can_use(site):
     messages = re.findall(r"^class (\w+)", source("messages.py"), re.MULTILINE)
     assert "GroupInfo" in messages and {f"amem.messages.{name}" for name in messages} <= documented
     assert "keeps every address" in text, "with what the docstrings say"
-    assert re.search(r"<td><code>.*paused.*</code></td>\s*<td>(.|\n){,200}so that it cannot close it", text), "with the fields of messages"
+    assert re.search(r"<td><code>.*paused.*</code></td>\s*<td>(.|\n){,200}so the rank cannot close it", text), "with the fields of messages"
 
 
 def section(site, page, anchor):

@@ -19,5 +19,5 @@ for name in ("amem", "vllm.amem", "sglang.srt.amem"):
 def warned(text):
     "One warning of a version that was not tried, which says what amem has found."
     [line] = [each for each in said.getvalue().splitlines() if "amem was tried with" in each]
-    assert text in line and " It has what amem needs: " in line, line
+    assert text in line and " This version has the functions that amem needs: " in line, line
 """

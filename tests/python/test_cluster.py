@@ -59,7 +59,7 @@ def test_what_one_node_lacks_leaves_the_other_as_it_was(nodes: list[Node], clust
 
 @pytest.mark.parametrize("nodes_", ("node1:7070", [], [""], [7]))
 def test_what_is_no_list_of_nodes(nodes_: Any) -> None:
-    with pytest.raises(amem.InvalidArgumentError, match="a list of nodes"):
+    with pytest.raises(amem.InvalidArgumentError, match="a list of node addresses"):
         amem.Cluster(nodes_)
 
 

@@ -81,11 +81,11 @@ def test_arguments_and_result(where: str) -> None:
 
 # How amem.aio's calls differ from those that they have their docstrings from.
 FOR_ASYNCIO = (
-    ("Blocks until", "Returns when"), ("Is called in this thread for", "A plain function that the event loop calls for"),
-    ("an iterator", "an asynchronous iterator"), ("Begins pause().", "Prepares pause(), which the first step of the iteration begins."),
-    ("Begins resume().", "Prepares resume(), which the first step of the iteration begins."),
-    ("Begins swap().", "Prepares swap(), which the first step of the iteration begins."),
-    ("from the return of this call on", "from the moment on when `async with` has entered the Watch"))
+    ("Blocks until", "Returns when"), ("A function that this thread calls for", "A plain function that the event loop calls for"),
+    ("An iterator", "An asynchronous iterator"),
+    *((f"Starts {name}() and does not wait.", f"Prepares {name}(). The first step of the iteration starts it.")
+      for name in ("pause", "resume", "swap")),
+    ("when this call returns", "when `async with` has entered it"))
 
 
 @pytest.mark.parametrize("where", [each for each in DOCUMENTED if re.match(r"(broker|cluster)\.py: \w+\.", each)])

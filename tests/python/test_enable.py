@@ -26,8 +26,9 @@ def changed():
     return {name: value for name, value in os.environ.items() if name.startswith(("AMEM", "LD_PRELOAD", "NCCL"))
             and AMEM.get(name) != value}
 """
-NOTHING = "no framework that amem knows is imported yet; memory of this scope is brokered all the same"
-STAYS = 'amem: no framework is switched on, and memory of the scope regions is brokered in the group "job" all the same: '
+NOTHING = "no framework that amem knows is imported yet. Memory of this scope is still brokered"
+STAYS = "amem: no framework is switched on: "
+STILL = '. Memory of the scope regions is still brokered, in the group "job"'
 
 
 class Program:
@@ -76,7 +77,7 @@ def test_a_log_that_would_not_show_it(program: Program) -> None:
 def test_without_the_preload_the_job_runs_and_what_it_starts_is_in_the_group(program: Program) -> None:
     """NCCL_CUMEM_ENABLE and the runtime directory are those of environment()."""
     [line] = program("""
-    fails("libamem_shim.so is not loaded in this process: start it with `amemctl run", amem.enable, group="mine", require=True)
+    fails("libamem_shim.so is not loaded in this process. Start the process with `amemctl run", amem.enable, group="mine", require=True)
     import megatron.core.distributed, megatron.core.optimizer
     before = megatron.core.distributed.DistributedDataParallel.offload_grad_buffers
     found = amem.enable(group="mine", scope="heap")
@@ -86,8 +87,8 @@ def test_without_the_preload_the_job_runs_and_what_it_starts_is_in_the_group(pro
     assert child() == "mine heap", child()
     amem.enable()
     """, group=None)
-    assert line.startswith("amem: off in this process, which runs as without amem: libamem_shim.so is not loaded in this process: start it")
-    assert line.endswith('. Processes that it starts from now on are in the group "mine"')
+    assert line.startswith("amem: amem is off in this process: libamem_shim.so is not loaded in this process. Start the process with")
+    assert line.endswith('. The process runs without amem. Processes that it starts from now on are in the group "mine"')
 
 
 def test_without_a_broker_nothing_changes(bare_node: Node, build: Build) -> None:
@@ -97,13 +98,13 @@ def test_without_a_broker_nothing_changes(bare_node: Node, build: Build) -> None
         assert not amem.enable().on and changed() == {}
         fails("amemd does not run here: there is no socket", amem.enable, require=True)
         """, group=group)
-        assert line.startswith("amem: off in this process, which runs as without amem: amemd does not run here: there is no socket")
+        assert line.startswith("amem: amem is off in this process: amemd does not run here: there is no socket")
 
 
 def test_a_broker_that_has_left_its_socket(bare_node: Node, build: Build) -> None:
     bare_node.start_broker().kill()
     [line] = Program(bare_node, build)("assert not amem.enable().on and changed() == {}")
-    assert "nobody listens on" in line or "cannot reach amemd" in line
+    assert "left the socket" in line or "cannot reach amemd" in line
 
 
 def test_turned_off(program: Program) -> None:
@@ -126,19 +127,19 @@ def test_a_group_of_another_owner(program: Program) -> None:
     found = amem.enable(group="job@1234")
     assert (found.on, found.group, found.scope) == (False, "job", "regions") and changed() == {}
     """)
-    assert line.startswith(STAYS + '"job@1234" names')
+    assert line.startswith(STAYS + '"job@1234" names') and STILL in line
     [line] = program("assert not amem.enable().on", group=None, env={"AMEM_GROUP": "job@1234"})
-    assert '"job@1234" names a group of another owner: a process joins groups of its own user alone. Give the name' in line
+    assert '"job@1234" names a group of another owner, and a process can only join groups of its own user. Remove' in line
 
 
 def test_a_scope_that_this_process_does_not_have(program: Program) -> None:
     """It is fixed at the start."""
     [line] = program("""
-    fails("this process has the scope regions, which is fixed at its start", amem.enable, scope="heap", require=True)
+    fails("this process has the scope regions, and a scope cannot change after the start", amem.enable, scope="heap", require=True)
     assert not amem.enable(scope="heap").on
     assert child() == "job heap"
     """)
-    assert line.startswith(STAYS) and "`amemctl run --scope heap`" in line
+    assert line.startswith(STAYS) and STILL in line and "`amemctl run --scope heap`" in line
 
 
 def test_a_group_that_comes_too_late(program: Program) -> None:
@@ -151,14 +152,14 @@ def test_a_group_that_comes_too_late(program: Program) -> None:
     assert not amem.enable(group="other").on and amem.group() == "job"
     assert child() == "other regions"
     """)
-    assert line.startswith(STAYS)
+    assert line.startswith(STAYS) and STILL in line
 
 
 def test_what_can_be_no_group_or_scope(program: Program) -> None:
     """An error of the program's, with or without `require`."""
     assert program("""
-    fails("is no group name", amem.enable, group=".")
-    fails('"all" is no scope: nccl, regions, heap', amem.enable, scope="all")
+    fails("is not a valid group name", amem.enable, group=".")
+    fails('"all" is not a valid scope. Use nccl, regions or heap', amem.enable, scope="all")
     assert amem.enable().on
     """) == [f'amem: on: group "job", scope regions, {NOTHING}']
 
@@ -203,24 +204,25 @@ def test_frameworks_that_are_imported_later(program: Program) -> None:
 
 
 def test_a_framework_that_has_moved_a_function(program: Program) -> None:
-    """The job runs as without amem; whoever requires it gets the error from the import."""
+    """The job runs without amem; whoever requires it gets the error from the import."""
     late = "amem.enable()\nimport megatron.core.optimizer, megatron.core.distributed"
     early = "import megatron.core.optimizer, megatron.core.distributed\namem.enable()"
     moved = {"FAKE_MEGATRON_MOVED": "1"}
     for script in (late, early):
         line = program(script + "\nassert amem.enable().frameworks == ()", env=moved)[-1]
-        assert "not switched on: megatron-core, which runs as without amem: amem needs offload_grad_buffers() of" in line
+        assert "megatron-core is not switched on and runs without amem: " in line
+        assert "has no offload_grad_buffers(), which amem needs" in line
     program("""
     amem.enable(require=True)
     import megatron.core.optimizer
-    fails("amem needs offload_grad_buffers() of", __import__, "megatron.core.distributed")
+    fails("has no offload_grad_buffers(), which amem needs", __import__, "megatron.core.distributed")
     """, env=moved)
 
 
 def test_a_scope_that_leaves_a_frameworks_memory_on_the_gpu(program: Program) -> None:
     [line] = program("import megatron.core.distributed, megatron.core.optimizer\nassert amem.enable().on", scope="nccl")
-    assert "scope nccl, no framework is switched on; memory of this scope is brokered all the same; not switched on: megatron-core" in line
-    assert "amem's scope is 'nccl', which leaves its memory on the GPU" in line
+    assert "scope nccl, no framework is switched on. Memory of this scope is still brokered. megatron-core is not switched on" in line
+    assert "the scope of this process is 'nccl', with which its memory stays on the GPU" in line
 
 
 def test_an_import_that_fails_is_tried_again(program: Program, tmp_path: pathlib.Path) -> None:
@@ -296,18 +298,19 @@ assert amem.enable().frameworks == ("vllm",)
 """, scope="heap", fakes="fake_vllm")
 
 
-def test_vllm_that_has_moved_a_function_sleeps_as_without_amem(program: Program) -> None:
+def test_vllm_that_has_moved_a_function_sleeps_without_amem(program: Program) -> None:
     lacks = {"FAKE_VLLM_LACKS": "vllm.v1.executor.abstract:Executor.wake_up"}
     script = "import vllm.engine.arg_utils\namem.enable()\n" + VLLM
     [line] = [each for each in program(script + """
 config = vllm.engine.arg_utils.EngineArgs(model="m", enable_sleep_mode=True).create_engine_config()
 assert config.parallel_config.worker_cls == "vllm.v1.worker.gpu_worker.Worker"
-""", scope="heap", fakes="fake_vllm", env=lacks) if "not switched on" in each]
-    assert "not switched on: vLLM, which runs as without amem: amem needs wake_up() of" in line
-    program(VLLM + """fails("amem needs wake_up() of", engine)""", scope="heap", fakes="fake_vllm", env={**lacks, "AMEM_ON": "require"})
+""", scope="heap", fakes="fake_vllm", env=lacks) if "is not switched on" in each]
+    assert "vLLM is not switched on and runs without amem: " in line and "has no wake_up(), which amem needs" in line
+    program(VLLM + """fails("has no wake_up(), which amem needs", engine)""", scope="heap", fakes="fake_vllm",
+            env={**lacks, "AMEM_ON": "require"})
 
 
-def test_an_engine_that_cannot_be_served_sleeps_as_without_amem(program: Program) -> None:
+def test_an_engine_that_cannot_be_served_sleeps_without_amem(program: Program) -> None:
     """Its options say something else."""
     script = VLLM + 'options = dict(model="m", enable_sleep_mode=True, sleep_mode_backend="criu")\n'
     newest = {"FAKE_VLLM_VERSION": "0.33.0"}
@@ -317,7 +320,7 @@ config = EngineArgs(**options).create_engine_config()
 assert config.parallel_config.worker_cls == "vllm.v1.worker.gpu_worker.Worker" and config.model_config.sleep_mode_backend == "criu"
 assert "VLLM_WORKER_MULTIPROC_METHOD" not in os.environ and "AMEM_VLLM_SLEEP" not in os.environ
 """, scope="heap", fakes="fake_vllm", env={**newest, "AMEM_ON": "1"})
-    assert [each for each in lines if "this engine sleeps as without amem: two sleep-mode backends" in each]
+    assert [each for each in lines if "this engine sleeps without amem: two sleep-mode backends" in each]
     program(script + """fails("two sleep-mode backends", LLM, **options)""", scope="heap", fakes="fake_vllm",
             env={**newest, "AMEM_ON": "require"})
 
@@ -332,7 +335,7 @@ assert worker(engine()) == "amem.vllm.Worker" and os.environ["AMEM_VLLM_SLEEP"] 
 
 
 def test_a_value_of_the_environment_that_means_nothing(program: Program) -> None:
-    program(VLLM + """fails("AMEM_ON=yes: 1 or require", engine)""", fakes="fake_vllm", env={"AMEM_ON": "yes"})
+    program(VLLM + """fails("AMEM_ON=yes is not supported. Use 1 or require", engine)""", fakes="fake_vllm", env={"AMEM_ON": "yes"})
     assert program(VLLM + "engine()", fakes="fake_vllm", env={"AMEM_ON": "0"}) == []
 
 

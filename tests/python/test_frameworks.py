@@ -130,7 +130,7 @@ assert here() == ALL
 
 
 def test_sglang_fails_early(job: Job) -> None:
-    job(SGLANG + """fails("amem needs release_memory_occupation() of", started)""", env={"FAKE_SGLANG_MOVED": "1"})
+    job(SGLANG + """fails("has no release_memory_occupation(), which amem needs", started)""", env={"FAKE_SGLANG_MOVED": "1"})
 
 
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.24", "0.6.0", "0.0.0.dev0"])
@@ -141,7 +141,7 @@ manager.release_memory_occupation(asked())
 assert here() == set()
 manager.resume_memory_occupation(asked())
 assert here() == ALL
-warned("this is SGLang {version}; amem was tried with 0.5.15 to 0.5.23.")
+warned("this is SGLang {version}. amem was tried with 0.5.15 to 0.5.23.")
 assert "SchedulerWeightUpdaterManager.release_memory_occupation" in said.getvalue()
 """, env={"FAKE_SGLANG_VERSION": version})
 
@@ -158,7 +158,7 @@ saver = types.ModuleType("torch_memory_saver")
 saver.torch_memory_saver = object()
 sys.modules["torch_memory_saver"] = saver
 """
-    job(SGLANG + original + """fails("two memory savers in one process", started)""")
+    job(SGLANG + original + """fails("this process has two memory savers", started)""")
     job(SGLANG + original + """assert started() is saver.torch_memory_saver""", hook=False, dropin=False,
         env={"FAKE_SGLANG_VERSION": "0.9.0"})
 
@@ -200,11 +200,11 @@ assert during == [{"nccl"}] * 3 and groups.made == []
 def test_slime_fails_early(job: Job) -> None:
     """But not for a version that was not tried."""
     whole = {"NAME": "slime", "TMS_INIT_ENABLE": "1"}
-    job(SLIME + """fails("is the group tms-", amem.slime.megatron_init)""", env={**whole, "AMEM_GROUP": None})
+    job(SLIME + """fails("has no group of several processes", amem.slime.megatron_init)""", env={**whole, "AMEM_GROUP": None})
     job(SLIME + """fails("AMEM_GROUP", amem.slime.megatron_init)""", env={"NAME": "slime"})
     job(SLIME + """
 del actors.destroy_process_groups
-fails("amem needs destroy_process_groups() of slime.backends.megatron_utils.actor, which is not there", amem.slime.megatron_init)
+fails("slime.backends.megatron_utils.actor has no destroy_process_groups() of", amem.slime.megatron_init)
 """, env=whole)
     job(SLIME + """
 sys.modules["torch_memory_saver"].torch_memory_saver = object()
@@ -214,11 +214,11 @@ fails("the original torch_memory_saver", amem.slime.megatron_init)
 import importlib.metadata
 importlib.metadata.version = lambda name: "0.4.0"
 amem.slime.megatron_init()
-warned("this is slime 0.4.0; amem was tried with 0.3.")
+warned("this is slime 0.4.0. amem was tried with 0.3.")
 """, env=whole)
     job("""
 import amem.slime
-fails("slime or Miles is to use amem, but is not imported in this process", amem.slime.megatron_init)
+fails("this process has not imported slime or Miles, so amem cannot be switched on for it", amem.slime.megatron_init)
 """)
 
 
@@ -227,9 +227,10 @@ def test_slime_with_a_megatron_that_amem_does_not_know(job: Job) -> None:
     said = job("import megatron.core.distributed, megatron.core.optimizer" + SLIME + """
 amem.slime.megatron_init()
 assert amem.enable().frameworks == ("slime",)
-fails("amem needs offload_grad_buffers() of", amem.enable, require=True)
+fails("has no offload_grad_buffers(), which amem needs", amem.enable, require=True)
 """, env={"NAME": "slime", "TMS_INIT_ENABLE": "1", "FAKE_MEGATRON_MOVED": "1"})
-    assert "switched on: slime; not switched on: megatron-core, which runs as without amem: amem needs offload_grad_buffers()" in said
+    assert "switched on: slime. megatron-core is not switched on and runs without amem: " in said
+    assert "has no offload_grad_buffers(), which amem needs" in said
 
 
 # ---- verl ----
@@ -316,12 +317,13 @@ def test_verl_fails_early(job: Job) -> None:
     """But not for a version that was not tried."""
     job(VERL + WARNED + """
 import amem.verl.external_lib
-warned("this is verl 0.10.0; amem was tried with 0.9.")
+warned("this is verl 0.10.0. amem was tried with 0.9.")
 """, env={"FAKE_VERL_VERSION": "0.10.0"})
     job(VERL + """
 del fsdp.load_fsdp_optimizer
-fails("amem needs load_fsdp_optimizer() of verl.workers.engine.fsdp.transformer_impl, which is not there", amem.enable, require=True)
-assert "not switched on: verl, which runs as without amem: amem needs load_fsdp_optimizer()" in amem.enable().text
+fails("verl.workers.engine.fsdp.transformer_impl has no load_fsdp_optimizer(), which amem needs", amem.enable, require=True)
+said = amem.enable().text
+assert "verl is not switched on and runs without amem: verl.workers.engine.fsdp.transformer_impl has no load_fsdp_optimizer()" in said
 fsdp.offload_fsdp_model_to_cpu(3)
 assert fsdp.copied == [3]
 """)

@@ -78,7 +78,7 @@ def test_a_version_that_was_not_tried(trainer: Trainer) -> None:
     trainer(WARNED + """
 import made_up
 amem.enable()
-warned("this is the made-up trainer 2.0.0; amem was tried with 1.0 to 1.2.")
+warned("this is the made-up trainer 2.0.0. amem was tried with 1.0 to 1.2.")
 """ + STEPS, env={"MADE_UP_VERSION": "2.0.0"})
 
 
@@ -89,14 +89,14 @@ import made_up
 assert amem.enable().frameworks == ()
 made_up.Trainer([]).sleep()
 assert made_up.copies == 1
-fails("amem needs load() of made_up, which is not there", amem.enable, require=True)
+fails("made_up has no load(), which amem needs", amem.enable, require=True)
 """, env={"MADE_UP_MOVED": "1"})
-    assert said.count("not switched on: the made-up trainer, which runs as without amem: amem needs load() of made_up") == 1
+    assert said.count("the made-up trainer is not switched on and runs without amem: made_up has no load(), which amem needs") == 1
 
 
 @pytest.mark.parametrize("entry, text", [
-    ("made_up = amem_made_up:Nothing", "cannot be used: AttributeError"), ("made_up = made_up:Trainer", "is no class below"),
-    ("other = amem_made_up:MadeUp", "with the name 'other'"), ("vllm = amem_made_up:MadeUp", "amem has a module of that name")])
+    ("made_up = amem_made_up:Nothing", "amem.frameworks: AttributeError"), ("made_up = made_up:Trainer", "is not a subclass of"),
+    ("other = amem_made_up:MadeUp", "with the name 'other'"), ("vllm = amem_made_up:MadeUp", "amem has its own module of that name")])
 def test_an_entry_point_that_names_something_else(trainer: Trainer, entry: str, text: str) -> None:
     """The job runs, with a sentence."""
     assert text in trainer("import made_up\nassert amem.enable().frameworks == ()", entry=f"[amem.frameworks]\n{entry}\n")

@@ -306,32 +306,32 @@ def test_a_version_that_was_not_tried(trainer: Trainer) -> None:
         trainer(WARNED + f"""
 with amem.megatron.offloaded(model, optimizer):
     pass
-warned("this is megatron-core {version}; amem was tried with 0.19 to 0.20.")
+warned("this is megatron-core {version}. amem was tried with 0.19 to 0.20.")
 assert "MegatronOptimizer.offload_to_cpu" in said.getvalue()
 """, env={"FAKE_MEGATRON_VERSION": version})
 
 
 def test_a_version_that_has_moved_the_hook(trainer: Trainer) -> None:
     trainer("""
-    fails("amem needs offload_grad_buffers() of megatron.core.distributed.DistributedDataParallel, which is not there",
+    fails("megatron.core.distributed.DistributedDataParallel has no offload_grad_buffers(), which amem needs",
           enter, amem.megatron.offloaded(model, optimizer))
     DistributedDataParallel.offload_grad_buffers = lambda self, bucket: None
-    fails("which takes (self, bucket) here", amem.enable, require=True)
+    fails("has the parameters (self, bucket), and amem needs", amem.enable, require=True)
     """, env={"FAKE_MEGATRON_MOVED": "1"})
 
 
 def test_without_a_shim(trainer: Trainer) -> None:
     trainer("""
-    fails("libamem_shim.so is not loaded: start the trainer with", enter, amem.megatron.offloaded(model, optimizer))
+    fails("offload by amem: libamem_shim.so is not loaded. Start the trainer with", enter, amem.megatron.offloaded(model, optimizer))
     """, group=None)
 
 
 def test_a_scope_that_leaves_it_on_the_gpu(trainer: Trainer) -> None:
-    trainer("""fails("amem's scope is 'nccl'", enter, amem.megatron.offloaded(model, optimizer))""", scope="nccl")
+    trainer("""fails("the scope of this process is 'nccl'", enter, amem.megatron.offloaded(model, optimizer))""", scope="nccl")
 
 
 def test_other_models(trainer: Trainer) -> None:
     trainer("""
-    fails("the model is a int", enter, amem.megatron.offloaded(3))
-    fails("registered with NCCL (--use-nccl-ub)", enter, amem.megatron.offloaded(DistributedDataParallel(registered=True)))
+    fails("This model is a int", enter, amem.megatron.offloaded(3))
+    fails("has registered its buffers with NCCL (--use-nccl-ub)", enter, amem.megatron.offloaded(DistributedDataParallel(registered=True)))
     """)

@@ -44,16 +44,16 @@ def test_a_change_of_the_schema_is_found_and_written(changed: Change, tmp_path: 
     assert write(*options).returncode == 0
     assert write("--check", *options).returncode == 0
     written = module.read_text(encoding="utf-8").split("class PoolStatus:")[1]
-    assert written.startswith('\n    """The pinned host memory that saved bytes lie in.\n\n    Attributes:\n'
+    assert written.startswith('\n    """The pinned host memory for saved bytes.\n\n    Attributes:\n'
                               '        forms: as "they" come\n')
     assert written.split('"""\n\n')[1].startswith("    forms: tuple[Form, ...]\n    configured_bytes: int\n")
 
 
 @pytest.mark.parametrize("old, new, why", [
-    ("  string error = 5; ", "  double error = 5; ", "PoolStatus.error has a type that no answer has had so far"),
-    ("  string error = 5; ", "  optional string error = 5; ", "PoolStatus.error has a type that no answer has had so far"),
+    ("  string error = 5; ", "  double error = 5; ", "PoolStatus.error has a type that write_messages.py does not support"),
+    ("  string error = 5; ", "  optional string error = 5; ", "PoolStatus.error has a type that write_messages.py does not support"),
     ("  string error = 5; ", "  // or so\n  string error = 5; ", "PoolStatus.error has a comment above it and one behind it"),
-    ("// A GPU of the node.\n", "// A GPU \\ of the node.\n", "the comment of DeviceStatus cannot stand in a docstring"),
+    ("// A GPU of the node.\n", "// A GPU \\ of the node.\n", "the comment of DeviceStatus cannot be part of a docstring"),
 ])
 def test_what_it_cannot_write_is_refused(changed: Change, tmp_path: pathlib.Path, old: str, new: str, why: str) -> None:
     done = write(*changed(old, new))

@@ -89,4 +89,4 @@ def test_program_that_cannot_run(build: Build, python: Python, tmp_path: pathlib
     program.write_text("not a program")
     done = run(AMEMD, python.environment({"PYTHONPATH": str(tmp_path)}))
     assert done.returncode == 1
-    assert done.stderr == f"amemd: {program} cannot be run: Permission denied\n"
+    assert done.stderr == f"amemd: cannot run {program}: Permission denied\n"

@@ -86,7 +86,7 @@ def test_threads_have_regions_of_their_own(shim: Shim, torch: stub_torch.Torch) 
 
 def test_regions_do_not_nest(shim: Shim, torch: stub_torch.Torch) -> None:
     with amem.region("a"):
-        with pytest.raises(amem.FailedPreconditionError, match='"b" within region "a"') as caught:
+        with pytest.raises(amem.FailedPreconditionError, match='"b" was entered within region "a"') as caught:
             with amem.region("b"):
                 raise AssertionError("entered")
         assert isinstance(caught.value, RuntimeError)
@@ -139,7 +139,7 @@ def test_unbrokered_within_a_region(shim: Shim, torch: stub_torch.Torch) -> None
             with amem.unbrokered():
                 assert shim.notes[-2:] == ["begin unbrokered", "use pool2"]
             assert shim.notes[-2:] == ["begin unbrokered", "use pool2"]
-            with pytest.raises(amem.FailedPreconditionError, match='"b" within an unbrokered stretch'):
+            with pytest.raises(amem.FailedPreconditionError, match='"b" was entered within an unbrokered stretch'):
                 with amem.region("b"):
                     raise AssertionError("entered")
         assert shim.notes[-3:] == ["end unbrokered", "begin a 1", "use pool1"]
@@ -253,7 +253,7 @@ def test_what_a_region_cannot_get_is_explained_once(shim: Shim, torch: stub_torc
                 cache.allocate(500)
         held = cache.allocate(600)
     [record] = caplog.records
-    assert 'no space for 500 bytes in region "kv_cache". PyTorch\'s ordinary cache has up to 600 bytes' in record.getMessage()
+    assert 'no space for 500 bytes in region "kv_cache". PyTorch\'s ordinary cache has up to 600 free bytes' in record.getMessage()
     with amem.region("kv_cache", keep=False):
         pass
     assert len(cache.observers) == 1

@@ -156,13 +156,13 @@ def test_what_cannot_be_leaves_the_engine_as_it_was(vllm: Vllm) -> None:
     vllm("""
     llm = engine(tensor_parallel_size=2)
     before = tokens(llm)
-    fails("no sleep level 3", llm.sleep, 3)
+    fails("3 is not a valid sleep level", llm.sleep, 3)
     llm.wake_up()                                    # awake: vLLM says so in its log
-    fails("no tag wieghts to wake", llm.wake_up, ["wieghts"])
+    fails("cannot wake the tag wieghts", llm.wake_up, ["wieghts"])
     assert not llm.core.is_sleeping() and tokens(llm) == before
     llm.sleep(1)
     llm.sleep(2)                                     # asleep: likewise
-    fails("no tag wieghts to wake", llm.wake_up, ["wieghts"])
+    fails("cannot wake the tag wieghts", llm.wake_up, ["wieghts"])
     assert llm.core.is_sleeping() and resident() == {}
     llm.wake_up()
     assert tokens(llm) == before
@@ -592,7 +592,8 @@ def test_the_switch_of_the_environment(vllm: Vllm) -> None:
     llm = LLM(model="m")                            # nothing of it sleeps
     assert llm.core.model_executor.vllm_config.parallel_config.worker_cls == "vllm.v1.worker.gpu_worker.Worker"
     """, env=ON)
-    vllm("""fails("AMEM_VLLM_SLEEP=some: all or tags", LLM, model="m", enable_sleep_mode=True)""", env={**ON, "AMEM_VLLM_SLEEP": "some"})
+    vllm("""fails("AMEM_VLLM_SLEEP=some is not supported. Use all or tags", LLM, model="m", enable_sleep_mode=True)""",
+         env={**ON, "AMEM_VLLM_SLEEP": "some"})
 
 
 # ---- early errors ----
@@ -606,7 +607,7 @@ llm.sleep(1)
 assert resident() == {{}}
 llm.wake_up()
 assert tokens(llm) == before
-warned("this is vLLM {version}; amem was tried with 0.20 to 0.33.")
+warned("this is vLLM {version}. amem was tried with 0.20 to 0.33.")
 assert "Executor.sleep" in said.getvalue()
 """, env={"FAKE_VLLM_VERSION": version, **ON})
 
@@ -621,8 +622,8 @@ def test_a_function_that_was_moved(vllm: Vllm, place: str, name: str) -> None:
     try:
         LLM(model="m", enable_sleep_mode=True)
     except amem.FailedPreconditionError as error:
-        assert f"amem needs {name}() of " in str(error) and {owner!r} in str(error), error
-        assert "not known to amem. Use an older version, or a newer amem" in str(error)
+        assert f"has no {name}(), which amem needs" in str(error) and {owner!r} in str(error), error
+        assert "amem does not support this version. Use an older version, or a newer amem" in str(error)
     else:
         raise SystemExit("it runs")
     """, env={**NEWEST, "FAKE_VLLM_LACKS": place, **ON})
@@ -630,20 +631,21 @@ def test_a_function_that_was_moved(vllm: Vllm, place: str, name: str) -> None:
 
 def test_two_backends(vllm: Vllm) -> None:
     vllm("""
-    fails("two sleep-mode backends: --sleep-mode-backend criu, and amem", LLM, model="m", enable_sleep_mode=True, sleep_mode_backend="criu")
+    fails("two sleep-mode backends are chosen: --sleep-mode-backend criu, and amem", LLM, model="m", enable_sleep_mode=True,
+          sleep_mode_backend="criu")
     """, env={**NEWEST, **ON})
 
 
 def test_without_a_shim(vllm: Vllm) -> None:
-    vllm("""fails("libamem_shim.so is not loaded: start vLLM with `amemctl run", engine)""", group=None)
+    vllm("""fails("vLLM cannot sleep by amem: libamem_shim.so is not loaded. Start vLLM with `amemctl run", engine)""", group=None)
 
 
 def test_with_a_scope_that_leaves_the_model_on_the_gpu(vllm: Vllm) -> None:
-    vllm("""fails("amem's scope is 'nccl'", engine)""", scope="nccl")
+    vllm("""fails("the scope of this process is 'nccl'", engine)""", scope="nccl")
 
 
 def test_turned_off(vllm: Vllm) -> None:
-    vllm("""fails("amem's scope is 'off'", engine)""", env={"AMEM_DISABLE": "1"})
+    vllm("""fails("the scope of this process is 'off'", engine)""", env={"AMEM_DISABLE": "1"})
 
 
 def test_without_a_broker(bare_node: Node, build: Build) -> None:
@@ -651,7 +653,7 @@ def test_without_a_broker(bare_node: Node, build: Build) -> None:
 
 
 def test_with_sleep_mode_off(vllm: Vllm) -> None:
-    vllm("""fails("add --enable-sleep-mode", LLM, worker_cls="amem.vllm.Worker")""")
+    vllm("""fails("Add --enable-sleep-mode", LLM, worker_cls="amem.vllm.Worker")""")
 
 
 def test_a_worker_without_a_session(bare_node: Node, build: Build) -> None:
@@ -685,8 +687,8 @@ assert getattr(config.model_config, "sleep_mode_backend", "amem") == "amem"
 core.sleep(1)
 assert resident() == {}, resident()
 core.wake_up()
-fails("add --enable-sleep-mode", parsed("--sleep-mode-backend", "amem").create_engine_config)
-fails("--worker-cls other.Worker cannot be used with it",
+fails("Add --enable-sleep-mode", parsed("--sleep-mode-backend", "amem").create_engine_config)
+fails("cannot be used with --worker-cls other.Worker",
       parsed("--enable-sleep-mode", "--worker-cls", "other.Worker", "--sleep-mode-backend", "amem").create_engine_config)
 """, env={"FAKE_VLLM_VERSION": version})
 

@@ -1,14 +1,15 @@
-"""amem: GPU memory that groups of processes take turns with.
+"""amem lets groups of processes take turns with GPU memory.
 
 enable() switches amem on in a program and in the frameworks that it uses (amem.frameworks).
 
-In a rank, a process with libamem_shim.so loaded: pause, resume, region, move, unbrokered, stats, set_group, group, is_active,
-set_policy, extend_timeouts, and pause_async, resume_async. To start ranks: launch, environment. For a controller: Broker, Cluster,
-swap, swap_async; these need grpcio and protobuf, nothing else here does. amem.aio has the calls as coroutines, amem.compat
-torch_memory_saver's names, amem.nccl AMem's NCCL calls. Warnings go to the log "amem".
+- In a rank, which is a process with libamem_shim.so: pause, resume, region, move, unbrokered, stats, set_group, group, is_active,
+  set_policy, extend_timeouts, pause_async, resume_async.
+- To start ranks: launch, environment.
+- In a controller: Broker, Cluster, swap, swap_async. Only these require grpcio and protobuf.
+- amem.aio has the calls as coroutines, amem.compat the names of torch_memory_saver, and amem.nccl AMem's NCCL calls.
 
-Errors are raised as amem.Error, which carries a code and a text. Times are seconds and sizes bytes unless a name says
-otherwise. Every function may be called from any thread; a region belongs to the thread that entered it.
+Warnings go to the logger "amem". Calls raise amem.Error, which has a code and a text. Times are seconds and sizes are bytes unless
+a name says otherwise. You may call every function in any thread. A region belongs to the thread that entered it.
 """
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from amem._programs import become
 
 
 def main() -> NoReturn:
-    """Becomes amemctl with this process's arguments: that of the wheel, else the one in PATH."""
+    """Becomes amemctl with this process's arguments: the amemctl of the wheel, else the one in PATH."""
     become("amemctl", elsewhere=True)
 
 

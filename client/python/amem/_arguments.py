@@ -1,4 +1,4 @@
-"""What the calls of this package take: groups, tags, times, choices. Pure functions; any thread."""
+"""The arguments of this package's calls: groups, tags, timeouts, choices. Pure functions; any thread."""
 from __future__ import annotations
 
 import enum
@@ -12,17 +12,17 @@ if TYPE_CHECKING:  # a rank that names its choices by text need not load the mes
     from amem.messages import Form, GuestPolicy, MetricsFormat, Policy
 
 Tags = Union[str, Iterable[str], None]
-"""One tag, several (at most 64), or None for all memory."""
+"""One tag, several tags (at most 64), or None for all memory."""
 
 Several = Union["list[str]", "tuple[str, ...]"]
 Groups = Union[str, Several]
 """One group, or several."""
 
 Scope = Literal["nccl", "regions", "heap"]
-"""Which memory of a rank is brokered; each includes the one before it."""
+"""The memory of a rank that is brokered. Each choice includes the one before it."""
 
 Guests = Union["GuestPolicy", Literal["pin", "refuse"]]
-"""What a pause does with memory that guests have open still."""
+"""What a pause does with memory that guests still have open."""
 
 PolicyChoice = Union["Policy", Literal["keep", "discard"]]
 """What a pause does with the bytes of a tag."""
@@ -31,7 +31,7 @@ FormChoice = Union["Form", Literal["auto", "dense", "sparse"]]
 """How a pause copies what it keeps."""
 
 FormatChoice = Union["MetricsFormat", Literal["openmetrics", "prometheus"]]
-"""In which form the metrics are written."""
+"""The format of the metrics."""
 
 MAX_TAGS = 64  # broker.proto: PauseRequest.tags
 _LONGEST_MS = (1 << 32) - 1
@@ -40,27 +40,27 @@ _OWNER = re.compile(r"[!-~]{1,300}")
 
 
 def group_name(name: str) -> str:
-    """The name itself; InvalidArgumentError when no group can have it."""
+    """Returns the name. InvalidArgumentError: it is not a valid group name."""
     if not _GROUP.fullmatch(name):
         raise InvalidArgumentError(
-            f'"{name}" is no group name: 1 to 63 characters of [A-Za-z0-9._-], not starting with "." or "-"')
+            f'"{name}" is not a valid group name. Use 1 to 63 characters of [A-Za-z0-9._-], and do not begin with "." or "-"')
     return name
 
 
 def group_address(address: str) -> str:
-    """A name, or NAME@UID as an operator calls another user's group; InvalidArgumentError when it is neither."""
+    """Returns the address: a name, or NAME@UID for another user's group. InvalidArgumentError: it is neither."""
     name, at, owner = address.partition("@")
     group_name(name)
     if at and not _OWNER.fullmatch(owner):
-        raise InvalidArgumentError(f'"{address}" names no owner of the group: write NAME@UID')
+        raise InvalidArgumentError(f'"{address}" does not name the owner of the group. Write NAME@UID')
     return address
 
 
 def group_list(*groups: Groups) -> list[str]:
-    """All of them as one list; InvalidArgumentError when there is none, or one is named twice."""
+    """All names in one list. InvalidArgumentError: the list is empty, or a name is in it twice."""
     names = [name for each in groups for name in ([each] if isinstance(each, str) else list(each))]
     if not names:
-        raise InvalidArgumentError("no group is named")
+        raise InvalidArgumentError("the list of groups is empty. Name at least one group")
     for name in names:
         if names.count(group_address(name)) > 1:
             raise InvalidArgumentError(f'group "{name}" is named twice')
@@ -68,7 +68,7 @@ def group_list(*groups: Groups) -> list[str]:
 
 
 def groups_field(names: list[str], one: str = "group", several: str = "groups") -> dict[str, object]:
-    """As broker.proto has it: an older broker knows the field for one alone, and refuses the other."""
+    """The fields of broker.proto. An older broker knows only the field for one group, and refuses the other field."""
     return {one: names[0]} if len(names) == 1 else {several: names}
 
 
@@ -79,74 +79,74 @@ def tag_list(tags: Tags) -> list[str]:
     names = [tags] if isinstance(tags, str) else list(tags)
     if not names:
         # An empty selection must not turn into everything.
-        raise InvalidArgumentError("no tags are given; None stands for all memory")
+        raise InvalidArgumentError("the list of tags is empty. Name at least one tag, or pass None for all memory")
     if len(names) > MAX_TAGS:
-        raise InvalidArgumentError(f"{len(names)} tags: at most {MAX_TAGS} can be paused or resumed at once")
+        raise InvalidArgumentError(f"the list has {len(names)} tags. One call can pause or resume at most {MAX_TAGS}")
     for name in names:
         tag_name(name)
     return names
 
 
 def selection(tags: Tags, except_tags: Tags) -> dict[str, list[str]]:
-    """Both as lists, by the names of broker.proto; InvalidArgumentError when both are given."""
+    """Both as lists, with the names of broker.proto. InvalidArgumentError: both are given."""
     if tags is not None and except_tags:
-        raise InvalidArgumentError("either tags or except_tags, not both")
+        raise InvalidArgumentError("tags and except_tags exclude each other. Pass one of them")
     return {"tags": tag_list(tags), "except_tags": optional_tags(except_tags)}
 
 
 def optional_tags(tags: Tags) -> list[str]:
-    """As tag_list, for tags that are taken out of something: none of them is a list too."""
+    """As tag_list(), but None and an empty list both mean no tags."""
     names = [tags] if isinstance(tags, str) else list(tags or ())
     return tag_list(names) if names else []
 
 
 def _number(chosen: object, numbers: dict[str, int], what: str) -> int:
-    """The protocols' number of a choice, which is given as a member of its enum or by the member's name in small letters."""
+    """The number of a choice in the protocols. The choice is a member of its enum, or the member's name in lower case."""
     name = chosen.name.lower() if isinstance(chosen, enum.Enum) else chosen
     if not isinstance(name, str) or name not in numbers:
         names = list(numbers)
-        raise InvalidArgumentError(f"{chosen!r} is no {what}: {', '.join(names[:-1])} or {names[-1]}")
+        raise InvalidArgumentError(f"{chosen!r} is not a valid {what}. Use {', '.join(names[:-1])} or {names[-1]}")
     return numbers[name]
 
 
 def guest_policy(guests: Guests | None) -> int:
-    """As the protocols have it: None is 0, which stands for what the broker is configured to do."""
-    return 0 if guests is None else _number(guests, {"pin": 1, "refuse": 2}, "way with guests")
+    """The number in the protocols. None is 0: the broker's setting."""
+    return 0 if guests is None else _number(guests, {"pin": 1, "refuse": 2}, "choice for guests")
 
 
 def policy_number(policy: PolicyChoice) -> int:
-    """As the protocols have it."""
+    """The number in the protocols."""
     return _number(policy, {"keep": 1, "discard": 2}, "policy")
 
 
 def form_number(form: FormChoice) -> int:
-    """As the protocols have it."""
-    return _number(form, {"auto": 1, "dense": 2, "sparse": 3}, "way to save")
+    """The number in the protocols."""
+    return _number(form, {"auto": 1, "dense": 2, "sparse": 3}, "form of saved bytes")
 
 
 def format_number(metrics_format: FormatChoice) -> int:
-    """As the protocols have it."""
-    return _number(metrics_format, {"openmetrics": 1, "prometheus": 2}, "format of metrics")
+    """The number in the protocols."""
+    return _number(metrics_format, {"openmetrics": 1, "prometheus": 2}, "metrics format")
 
 
 def scope_name(scope: Scope) -> str:
-    """The scope itself; InvalidArgumentError when there is none of the name."""
+    """Returns the scope. InvalidArgumentError: it is not a valid scope."""
     if scope not in ("nccl", "regions", "heap"):
-        raise InvalidArgumentError(f'"{scope}" is no scope: nccl, regions, heap')
+        raise InvalidArgumentError(f'"{scope}" is not a valid scope. Use nccl, regions or heap')
     return scope
 
 
 def tag_name(tag: str) -> str:
-    """The tag itself; InvalidArgumentError when no memory can have it."""
+    """Returns the tag. InvalidArgumentError: it is not a valid tag."""
     if not 1 <= len(tag.encode()) <= 31 or "\0" in tag:
-        raise InvalidArgumentError(f'"{tag}" is no tag: 1 to 31 bytes')
+        raise InvalidArgumentError(f'"{tag}" is not a valid tag. Use 1 to 31 bytes')
     return tag
 
 
 def milliseconds(timeout: float | None) -> int:
-    """Seconds as the protocols have them: None is 0, which stands for the default there."""
+    """Converts seconds for the protocols. None is 0: the default."""
     if timeout is None:
         return 0
     if not timeout >= 0:
-        raise InvalidArgumentError(f"a timeout of {timeout} s")
+        raise InvalidArgumentError(f"the timeout {timeout} s is not valid. It must be 0 or more")
     return int(min(max(1.0, timeout * 1000), _LONGEST_MS))

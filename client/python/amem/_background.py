@@ -1,4 +1,4 @@
-"""Pause, resume and swap in the background: each gives a concurrent.futures.Future at once."""
+"""Pause, resume and swap in the background. Each call returns a concurrent.futures.Future at once."""
 from __future__ import annotations
 
 import os
@@ -16,10 +16,10 @@ _Job = tuple["Future[None]", Callable[[], Any]]
 
 
 class _Worker:
-    """One daemon thread, started by the first job, that does the jobs in the order in which they came.
+    """One daemon thread, which the first job starts. It does the jobs one after the other.
 
-    A daemon, which concurrent.futures' own executors are not: a pause that waits for a rank that never comes must not
-    keep the interpreter from ending.
+    The executors of concurrent.futures have no daemon threads. A pause that waits for a rank that never calls must not keep
+    the interpreter from ending.
     """
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ _worker = _Worker()
 
 
 def submit(work: Callable[[], Any]) -> Future[None]:
-    """Does the work in its turn, for the package's own modules."""
+    """Does the work after the earlier jobs. For the package's own modules."""
     return _worker.submit(work)
 
 
 def _forget_worker() -> None:
-    """The thread is not in a child of fork, and its lock may have been held."""
+    """The thread does not exist in a child of fork, and a thread may have held its lock."""
     global _worker
     _worker = _Worker()
 
@@ -72,22 +72,21 @@ def pause_async(tags: Tags = None, timeout: float | None = None, *, except_tags:
                 discard: Tags = None, guests: Guests | None = None) -> Future[None]:
     """Pauses this rank's group as pause() does, in the background.
 
-    A daemon thread of this package does what pause_async, resume_async and swap_async are given, one after the other
-    in the order of the calls. An operation that is under way when the interpreter ends is not waited for. On asyncio
-    amem.aio.pause() does the same.
+    A daemon thread of this package runs the jobs of pause_async, resume_async and swap_async one after the other. The
+    interpreter does not wait for a running operation when it ends. For asyncio, use amem.aio.pause().
 
     Args:
-        tags: As for pause(), like all arguments.
-        timeout: Seconds to wait for the other ranks.
-        except_tags: All memory except that with these tags.
+        tags: As for pause(). This holds for all arguments.
+        timeout: Timeout in seconds for the other ranks to call.
+        except_tags: All memory except memory with these tags.
         discard: Tags whose bytes this pause drops.
-        guests: What becomes of memory that other groups have open.
+        guests: What the pause does with memory that other groups have open.
 
     Returns:
-        A Future whose result is None, or the error that pause() raises. Its cancel() works until the operation begins.
+        A Future. Its result is None, or the error that pause() raises. Its cancel() works until the operation begins.
 
     Raises:
-        InvalidArgumentError: An argument cannot be; this is checked at once.
+        InvalidArgumentError: An argument is not valid. The call checks this at once.
     """
     chosen, drops = selection(tags, except_tags), optional_tags(discard)
     guest_policy(guests)
@@ -97,18 +96,18 @@ def pause_async(tags: Tags = None, timeout: float | None = None, *, except_tags:
 
 
 def resume_async(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Future[None]:
-    """Resumes this rank's group as resume() does, in the background; see pause_async().
+    """Resumes this rank's group as resume() does, in the background. See pause_async().
 
     Args:
-        tags: As for resume(), like all arguments.
-        timeout: Seconds to wait for the other ranks.
-        except_tags: All memory except that with these tags.
+        tags: As for resume(). This holds for all arguments.
+        timeout: Timeout in seconds for the other ranks to call.
+        except_tags: All memory except memory with these tags.
 
     Returns:
-        A Future whose result is None, or the error that resume() raises.
+        A Future. Its result is None, or the error that resume() raises.
 
     Raises:
-        InvalidArgumentError: An argument cannot be; this is checked at once.
+        InvalidArgumentError: An argument is not valid. The call checks this at once.
     """
     chosen = selection(tags, except_tags)
     milliseconds(timeout)
@@ -116,19 +115,19 @@ def resume_async(tags: Tags = None, timeout: float | None = None, *, except_tags
 
 
 def swap_async(out: str, into: str, timeout: float | None = None, *, runtime_dir: str | None = None) -> Future[None]:
-    """Swaps two groups as swap() does, in the background; see pause_async(). Needs grpcio.
+    """Swaps two groups as swap() does, in the background. See pause_async(). Requires grpcio.
 
     Args:
-        out: The group that is paused.
-        into: The group that is resumed.
-        timeout: Seconds for each of the two.
-        runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
+        out: The group to pause.
+        into: The group to resume.
+        timeout: Timeout in seconds for the pause, and for the resume.
+        runtime_dir: The broker's runtime directory. None: AMEM_RUNTIME_DIR, else the default.
 
     Returns:
-        A Future whose result is None, or the error that swap() raises.
+        A Future. Its result is None, or the error that swap() raises.
 
     Raises:
-        InvalidArgumentError: The timeout cannot be; this is checked at once.
+        InvalidArgumentError: The timeout is not valid. The call checks this at once.
     """
     milliseconds(timeout)
     return _worker.submit(lambda: swap(out, into, timeout, runtime_dir=runtime_dir))

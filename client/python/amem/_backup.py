@@ -1,4 +1,4 @@
-"""The saved bytes of this process's memory while that is paused, as torch sees them."""
+"""The saved bytes of this process's paused memory, as tensors of torch."""
 from __future__ import annotations
 
 import ctypes
@@ -10,16 +10,16 @@ from amem.errors import InvalidArgumentError, NotFoundError
 
 
 def of_tensor(x: Any, zero_copy: bool) -> Any:
-    """A tensor on the CPU with the bytes that `x` had when it was paused; None: it is not paused.
+    """A tensor on the CPU with the bytes that `x` had when it was paused. None: `x` is not paused.
 
-    `zero_copy`: where they are, when they lie in one piece byte for byte; else, and without it, a copy.
+    `zero_copy`: a view of the bytes in the pool, if they are dense and in one piece. Otherwise a copy.
     """
     import torch
 
     if not x.is_cuda:
-        raise InvalidArgumentError(f"a tensor on {x.device}: only a CUDA tensor's memory is saved")
+        raise InvalidArgumentError(f"the tensor is on {x.device}. Only CUDA tensors have saved bytes")
     if not x.is_contiguous():
-        raise InvalidArgumentError(f"a tensor that is not contiguous: shape {tuple(x.shape)}, strides {x.stride()}")
+        raise InvalidArgumentError(f"the tensor is not contiguous: shape {tuple(x.shape)}, strides {x.stride()}")
     size = int(x.nbytes)
     if size == 0:
         return torch.empty(x.shape, dtype=x.dtype, device="cpu")

@@ -18,7 +18,7 @@ from amem.frameworks import Framework
 from amem.frameworks._known import known
 
 SWITCH = "AMEM_ON"
-"""Of the environment: 1 is amem.enable(), require is amem.enable(require=True), where a framework loads amem by an entry point."""
+"""The environment variable that calls amem.enable() when a framework loads amem. 1: enable(). require: enable(require=True)."""
 
 _REQUIRE = "require"
 _logger = logging.getLogger("amem")
@@ -26,14 +26,14 @@ _logger = logging.getLogger("amem")
 
 @dataclasses.dataclass(frozen=True)
 class Enabled:
-    """What amem.enable() has found and done.
+    """The result of amem.enable().
 
     Attributes:
-        on: Nothing is missing that was asked for. Frameworks are switched on only then.
-        group: The group of those that this process starts, and its own where nothing is missing.
-        scope: Which memory of this process is brokered: "nccl", "regions" or "heap"; "off": none.
-        frameworks: The names of the frameworks that are switched on, also of those imported since.
-        text: The line that was shown.
+        on: amem is on in this process: it has the shim, a broker, and the group and the scope that the call asked for.
+        group: The group of the processes that this process starts. If `on` is true, it is also the group of this process.
+        scope: The memory of this process that is brokered: "nccl", "regions" or "heap". "off": none.
+        frameworks: The names of the frameworks that are switched on, including frameworks that were imported later.
+        text: The line that amem has logged or printed.
     """
 
     on: bool
@@ -44,7 +44,7 @@ class Enabled:
 
 
 class _State:
-    """Of this process, once enable() has been called."""
+    """The state of this process after the first call of enable()."""
 
     def __init__(self, required: bool) -> None:
         self.required = required
@@ -61,7 +61,7 @@ _imported: list[Framework] = []  # since enable(), and not switched on yet
 
 
 def _forget_lock() -> None:
-    """It may have been held by a thread that is not in a child of fork."""
+    """A thread that does not exist in a child of fork may have held the lock."""
     global _lock
     _lock = threading.RLock()
 
@@ -70,31 +70,31 @@ os.register_at_fork(after_in_child=_forget_lock)
 
 
 def enable(*, group: str | None = None, scope: Scope | None = None, require: bool = False) -> Enabled:
-    """Switches amem on in this process, for the processes that it starts, and for the frameworks that it has imported.
+    """Switches amem on in this process, in the processes that it starts, and in the frameworks that it imports.
 
-    Sets the environment of processes that are started from now on, as environment() says. Has each framework that amem knows
-    let its memory leave by amem: those that are imported, and those that are imported later, when they are. Says in one line
-    what it did, through logging.getLogger("amem"), or on standard error where no handler would show that. A framework that is
-    imported later has a line of its own.
+    The call sets the variables of environment() for processes that start later. It switches on each framework that amem knows,
+    also a framework that the program imports later. amem then frees and restores the GPU memory of this framework. The call
+    writes one line that says what it did: to logging.getLogger("amem"), or to standard error if no handler would show the line.
+    For a framework that is imported later, amem writes another line.
 
-    Anything that is missing is said in that line, and the job runs as without amem. The shim has to be there from the start of
-    a process, so start this one with `amemctl run`, launch() or the variables of environment().
+    If something is missing, the line says what, and the job runs without amem. A process must have the shim from its start. So
+    start this process with `amemctl run`, with launch(), or with the variables of environment().
 
-    A second call does nothing and says nothing; it gives what there is by then.
+    A second call changes nothing and writes nothing. It returns the present state.
 
     Args:
-        group: The group of this process and of those that it starts. None: the one that they have.
-        scope: Which memory of the processes that are started is brokered: "nccl", "regions" or "heap". That of this process was
-            fixed at its start. None: the one that they have.
-        require: Raise where something is missing. `AMEM_ON=require` in the environment does the same.
+        group: The group of this process and of the processes that it starts. None: the present one.
+        scope: The memory that is brokered in the processes that start later: "nccl", "regions" or "heap". The scope of this
+            process cannot change after its start. None: the present one.
+        require: Raise an error if something is missing. `AMEM_ON=require` in the environment does the same.
 
     Returns:
-        What is on now.
+        The present state.
 
     Raises:
-        InvalidArgumentError: No group or scope can be called that.
+        InvalidArgumentError: The name of the group or the scope is not valid.
         FailedPreconditionError: With `require`: the shim is not loaded, the process has another scope or has joined another group,
-            or a framework has moved what amem needs.
+            or a framework lacks a function that amem needs.
         UnavailableError: With `require`: there is no broker.
     """
     require = require or os.environ.get(SWITCH) == _REQUIRE
@@ -102,7 +102,7 @@ def enable(*, group: str | None = None, scope: Scope | None = None, require: boo
 
 
 def enable_for(*names: str) -> None:
-    """enable() for a framework that calls this by name: one of these frameworks is required, and no other. Errors as enable()."""
+    """Calls enable() for a framework that names this function. Requires one of these frameworks, and no other. Raises as enable()."""
     _enable(None, None, os.environ.get(SWITCH) == _REQUIRE, names=names)
 
 
@@ -134,7 +134,7 @@ def _enable(group: str | None, scope: Scope | None, require: bool, names: tuple[
 
 
 def _missing(state: _State, require: bool, names: tuple[str, ...]) -> Error | None:
-    """Of what is required."""
+    """The first thing that is required and missing, as an error."""
     if state.problem is not None and (require or names):
         return state.problem
     for name, error in state.refused.items():
@@ -142,15 +142,15 @@ def _missing(state: _State, require: bool, names: tuple[str, ...]) -> Error | No
             return error
     if names and not any(each.name in names for each in state.on):
         titles = " or ".join(known()[name].title for name in names)
-        return FailedPreconditionError(f"{titles} is to use amem, but is not imported in this process")
+        return FailedPreconditionError(f"this process has not imported {titles}, so amem cannot be switched on for it")
     return None
 
 
 def called_by(name: str) -> None:
-    """A framework's entry point calls this: it is enable() where AMEM_ON asks for that.
+    """A framework's entry point calls this. It calls enable() if AMEM_ON asks for that.
 
-    Where enable() has been called before, it sees that the framework is there. Errors as enable(): with AMEM_ON=require. In a process
-    that multiprocessing has started the line is in the log alone; its parent has shown it.
+    After an earlier enable(), it switches on the framework. With AMEM_ON=require it raises the errors of enable(). In a process that
+    multiprocessing has started, the line goes only to the log, because the parent has already shown it.
     """
     framework = known()[name]
     with _lock:
@@ -162,24 +162,24 @@ def called_by(name: str) -> None:
 
 
 def switch_on() -> None:
-    """enable() where AMEM_ON asks for that. Errors as enable(): with AMEM_ON=require."""
+    """Calls enable() if AMEM_ON asks for that. With AMEM_ON=require it raises the errors of enable()."""
     asked = os.environ.get(SWITCH, "")
     if asked in ("", "0"):
         return
     if asked not in ("1", _REQUIRE):
-        raise InvalidArgumentError(f"{SWITCH}={asked}: 1 or {_REQUIRE}")
+        raise InvalidArgumentError(f"{SWITCH}={asked} is not supported. Use 1 or {_REQUIRE}")
     _enable(None, None, asked == _REQUIRE, loud=not _is_child())
 
 
 def _is_child() -> bool:
-    """Whether multiprocessing has started this process, and so is imported."""
+    """Whether multiprocessing has started this process."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 
 
 # ---- this process, and those that it starts ----
 def _begin(group: str | None, scope: Scope | None, require: bool, raises: bool) -> _State:
-    """Errors are raised if something is required, and kept otherwise."""
+    """Raises errors if something is required, and keeps them otherwise."""
     state = _State(require)
     try:
         _prepare(state, group, scope)
@@ -194,26 +194,26 @@ def _begin(group: str | None, scope: Scope | None, require: bool, raises: bool) 
 def _prepare(state: _State, group: str | None, scope: Scope | None) -> None:
     own = _own_scope()
     if own == "off":
-        raise FailedPreconditionError("AMEM_DISABLE=1 or AMEM_ENABLE=0 turns amem off in this process: start it without these")
+        raise FailedPreconditionError("AMEM_DISABLE=1 or AMEM_ENABLE=0 turns amem off in this process. Start the process without these")
     _check_broker()
     state.scope = own or "off"
     named = os.environ.get("AMEM_GROUP", "") if group is None else group
     if "@" in named:
-        raise InvalidArgumentError(f'"{named}" names a group of another owner: a process joins groups of its own user alone. Give the '
-                                   "name without the owner")
+        raise InvalidArgumentError(f'"{named}" names a group of another owner, and a process can only join groups of its own user. Remove '
+                                   'the owner ("@" and what follows) from the name')
     _set_environment(group, scope, state.required)
     state.is_set = True
     if own is None:
         raise FailedPreconditionError(_shim._NOT_LOADED)
     if scope is not None and scope != own:
-        raise FailedPreconditionError(f"this process has the scope {own}, which is fixed at its start: start it with `amemctl run --scope "
-                                      f"{scope}`, or call amem.enable() without a scope")
+        raise FailedPreconditionError(f"this process has the scope {own}, and a scope cannot change after the start. Start the process "
+                                      f"with `amemctl run --scope {scope}`, or call amem.enable() without a scope")
     if group is not None and group != group_of_process():
         set_group(group)
 
 
 def _own_scope() -> str | None:
-    """None: there is no shim."""
+    """None: this process has no shim."""
     return str(json.loads(_shim.stats_json())["scope"]) if _shim.is_loaded() else None
 
 
@@ -230,7 +230,7 @@ def _check_broker() -> None:
 
 
 def _set_environment(group: str | None, scope: Scope | None, required: bool) -> None:
-    """Of processes that are started from now on. What makes this process a rank stays as it is."""
+    """Sets the environment of processes that start later. What makes this process a rank stays as it is."""
     has_shim = any(map(_launcher.is_shim, _launcher.preloads(os.environ.get("LD_PRELOAD", ""))))
     try:
         variables = _launcher.environment(group or group_of_process(), scope, required=required)
@@ -247,7 +247,7 @@ def _set_environment(group: str | None, scope: Scope | None, required: bool) -> 
 
 # ---- frameworks ----
 def _switch_on(state: _State, framework: Framework) -> None:
-    """Errors of the framework's are kept."""
+    """Keeps the errors of the framework."""
     try:
         framework.check_process()
         framework.on, framework.required = True, state.required
@@ -263,15 +263,15 @@ def _switch_on(state: _State, framework: Framework) -> None:
 
 
 def _come(framework: Framework) -> None:
-    """It has been imported after enable(). FailedPreconditionError, UnavailableError: what enable() was to require is missing."""
+    """Handles an import after enable(). FailedPreconditionError, UnavailableError: something that enable() requires is missing."""
     _imported.append(framework)
     _switch_on_imported()
 
 
 def _switch_on_imported() -> None:
-    """Switches on what has been imported since, and never waits.
+    """Switches on frameworks that were imported later. Never waits.
 
-    This thread may have locks of imports that another one needs to end its call of enable(). That one looks here after it.
+    This thread may hold import locks that another thread needs to finish enable(). The other thread calls this function afterwards.
     """
     while _imported and _state is not None and _lock.acquire(blocking=False):
         try:
@@ -291,16 +291,16 @@ def _switch_on_late(state: _State, framework: Framework) -> None:
     elif state.required:
         raise problem
     else:
-        say(logging.WARNING, f"not switched on: {framework.title}, which runs as without amem: {problem}", True)
+        say(logging.WARNING, _not_switched_on(framework.title, problem), True)
 
 
 # ---- the line ----
 def _line(state: _State) -> str:
     if state.problem is not None:
-        text = f"off in this process, which runs as without amem: {state.problem}"
+        text = f"amem is off in this process: {state.problem}. The process runs without amem"
         if state.scope != "off":
-            text = (f'no framework is switched on, and memory of the scope {state.scope} is brokered in the group "{group_of_process()}" '
-                    f"all the same: {state.problem}")
+            text = (f"no framework is switched on: {state.problem}. Memory of the scope {state.scope} is still brokered, in the group "
+                    f'"{group_of_process()}"')
         # The problem may be this process's alone.
         return f'{text}. Processes that it starts from now on are in the group "{state.group}"' if state.is_set else text
     names = ", ".join(framework.title for framework in state.on)
@@ -308,15 +308,19 @@ def _line(state: _State) -> str:
     if state.on:
         text += f"switched on: {names}"
     elif not state.refused:
-        text += "no framework that amem knows is imported yet; memory of this scope is brokered all the same"
+        text += "no framework that amem knows is imported yet. Memory of this scope is still brokered"
     else:
-        text += "no framework is switched on; memory of this scope is brokered all the same"
+        text += "no framework is switched on. Memory of this scope is still brokered"
     refused = ((known()[name].title, error) for name, error in state.refused.items())
-    return "; ".join([text, *(f"not switched on: {title}, which runs as without amem: {error}" for title, error in refused)])
+    return ". ".join([text, *(_not_switched_on(title, error) for title, error in refused)])
+
+
+def _not_switched_on(title: str, problem: Error) -> str:
+    return f"{title} is not switched on and runs without amem: {problem}"
 
 
 def say(level: int, text: str, loud: bool = True) -> None:
-    """One line: in the log where somebody sees it there, else on standard error."""
+    """Writes one line: to the log if a handler shows it there, else to standard error."""
     if not loud or _is_shown(level):
         _logger.log(level, "amem: %s", text)
     else:

@@ -1,7 +1,7 @@
-"""Tells the shim that Python is ending: from then on nothing waits at the gate of a paused group.
+"""Tells the shim that Python is ending. From then on, no call waits at the gate of a paused group.
 
-The shim sees by itself that the interpreter is being finalized, which is after its atexit functions have run. This is
-for these.
+The shim notices the finalization of the interpreter without this module, but only after the atexit functions have run. This module
+is for calls of the atexit functions.
 """
 from __future__ import annotations
 

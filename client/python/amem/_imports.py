@@ -1,7 +1,7 @@
-"""Calls when modules have been imported, now or later. Any thread: a call comes from the thread that imports.
+"""Calls functions when modules have been imported, now or later. Any thread: the thread that imports makes the call.
 
-A finder at the front of sys.meta_path lets the others find a module that is waited for, and has its loader say when it has run the
-module. The loader stays what it was.
+A finder at the front of sys.meta_path lets the other finders find an awaited module. It makes the module's loader report when it has
+run the module. The loader stays the same object.
 """
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
     def forget_lock(self) -> None:
-        """It may have been held by a thread that is not in a child of fork."""
+        """A thread that does not exist in a child of fork may have held the lock."""
         self._lock = threading.Lock()
 
 
@@ -75,9 +75,9 @@ os.register_at_fork(after_in_child=_finder.forget_lock)
 
 
 def when_imported(modules: Sequence[str], call: Callable[[], None]) -> bool:
-    """Calls when all of the modules have been imported. What the call raises comes out of the import.
+    """Calls the function when all of the modules have been imported. If it raises, the import raises the same.
 
-    True: they have been, and the call is for the caller to make.
+    Returns True if they are already imported. Then the caller must call the function.
     """
     missing = {each for each in modules if each not in sys.modules}
     if not missing:

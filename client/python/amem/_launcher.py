@@ -1,4 +1,4 @@
-"""A launcher's and controller's calls that need no connection kept: start ranks, swap two groups once."""
+"""Calls of launchers and controllers that need no open connection: start ranks, swap two groups once."""
 from __future__ import annotations
 
 import logging
@@ -22,19 +22,19 @@ def shim_path() -> str:
     """Finds libamem_shim.so.
 
     Returns:
-        Its path: where AMEM_SHIM says, else in this package.
+        Its path: AMEM_SHIM, else the one in this package.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: The file does not exist.
         InvalidArgumentError: LD_PRELOAD cannot hold its path.
     """
     named = os.environ.get("AMEM_SHIM")
     path = os.path.abspath(named) if named else str(pathlib.Path(__file__).parent / "lib" / _SHIM)
     if not os.path.isfile(path):
-        raise NotFoundError(f"there is no {_SHIM} (looked for {path}); AMEM_SHIM names it when it is elsewhere")
+        raise NotFoundError(f"{_SHIM} is not at {path}. Set AMEM_SHIM to its path")
     if re.search("[ :]", path):
         raise InvalidArgumentError(
-            f"LD_PRELOAD cannot hold a path with a space or a colon: {path}; AMEM_SHIM can name a link to it")
+            f"LD_PRELOAD cannot hold a path with a space or a colon: {path}. Make a link to this file and set AMEM_SHIM to the link")
     return path
 
 
@@ -49,7 +49,7 @@ def is_shim(entry: str) -> bool:
 
 
 def _is_hook(entry: str) -> bool:
-    """The shim under the name of torch_memory_saver's hook library, which the original has, too."""
+    """Whether it is the shim under the name of torch_memory_saver's hook library. The original library has this name, too."""
     if not os.path.basename(entry).startswith("torch_memory_saver_hook_mode_"):
         return False
     try:
@@ -61,7 +61,7 @@ def _is_hook(entry: str) -> bool:
 def with_shim(shim: str, before: str) -> str:
     """LD_PRELOAD with the shim first and the rest in its order.
 
-    No second shim stays, which would do nothing, wherever it lies.
+    Removes any other shim, which would do nothing.
     """
     def is_second(entry: str) -> bool:
         return is_shim(entry) or os.path.realpath(entry) == os.path.realpath(shim)
@@ -71,28 +71,28 @@ def with_shim(shim: str, before: str) -> str:
 
 def environment(group: str, scope: Scope | None = None, *, runtime_dir: str | None = None, required: bool = False,
                 base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Makes the variables that make a process, and all it starts, ranks of a group.
+    """Returns the environment variables that make a process, and all processes that it starts, ranks of a group.
 
-    They are what `amemctl run` sets, and nothing else: for launchers that take variables, such as Ray's runtime_env. They
-    have to be set before the process starts. NCCL_CUMEM_ENABLE=1 is among them, unless it is set already: some frameworks
-    set 0 where it is not set, and then NCCL's buffers share no slabs, so a pause has more pieces to go through.
+    These are the variables that `amemctl run` sets. Use them with launchers that take variables, such as Ray's runtime_env.
+    Set them before the process starts. They include NCCL_CUMEM_ENABLE=1, unless this variable is already set. Some
+    frameworks set it to 0 if it is not set. Then NCCL's buffers do not share slabs, and a pause has to copy more pieces.
 
     Args:
         group: The group's name.
-        scope: Which memory is brokered: "nccl", "regions" (also what is allocated in amem.region) or "heap" (all of
-            PyTorch's); None: as AMEM_SCOPE of the environment has it.
-        runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
-        required: Without a broker, brokered allocations fail instead of going to the driver.
-        base: The variables that they are added to, of which LD_PRELOAD matters: the shim goes before what is there, and
-            nothing is lost. None: this process's environment. For Ray, whose env_vars replace a worker's variables, the
-            env_vars so far: `env_vars.update(amem.environment("rollout", base=env_vars))`.
+        scope: The memory that is brokered: "nccl", "regions" (also memory that is allocated in amem.region) or "heap" (all
+            memory of the process). None: AMEM_SCOPE of the environment.
+        runtime_dir: The broker's runtime directory. None: AMEM_RUNTIME_DIR, else the default.
+        required: Without a broker, brokered allocations fail. Otherwise they go to the driver.
+        base: The variables that you add these variables to. The result puts the shim before the libraries of its LD_PRELOAD
+            and keeps them. None: the environment of this process. For Ray, whose env_vars replace the variables of a worker,
+            pass the env_vars so far: `env_vars.update(amem.environment("rollout", base=env_vars))`.
 
     Returns:
-        The variables alone, without `base`.
+        Only these variables, without `base`.
 
     Raises:
-        InvalidArgumentError: The group or the scope cannot be.
-        NotFoundError: There is no shim.
+        InvalidArgumentError: The group or the scope is not valid.
+        NotFoundError: The shim does not exist.
     """
     # Absolute, because the process may change its directory before it connects.
     directory = os.path.abspath(runtime_dir or _endpoint.default_runtime_dir())
@@ -101,7 +101,7 @@ def environment(group: str, scope: Scope | None = None, *, runtime_dir: str | No
 
 def rank_variables(group: str, scope: Scope | None, directory: str | None, shim: str, required: bool,
                    base: Mapping[str, str]) -> dict[str, str]:
-    """environment() for a machine whose runtime directory and shim are known. No directory: the default there."""
+    """environment() for a machine with a known runtime directory and shim. `directory` None: the default of that machine."""
     variables = {"AMEM_GROUP": group_name(group), "LD_PRELOAD": with_shim(shim, base.get("LD_PRELOAD", ""))}
     if directory is not None:
         variables["AMEM_RUNTIME_DIR"] = directory
@@ -118,23 +118,23 @@ def launch(cmd: str | Sequence[str], *, group: str, scope: Scope | None = None, 
            required: bool = False, **options: Any) -> subprocess.Popen[Any]:
     """Starts a command as part of a group, as `amemctl run` does.
 
-    Without a broker the command runs as if amem were not there, after a warning in the log.
+    Without a broker, the call logs a warning, and the command runs without amem.
 
     Args:
         cmd: As for subprocess.Popen.
         group: The group's name.
         scope: As for environment().
         runtime_dir: As for environment().
-        required: Without a broker the command is not started.
-        **options: Those of subprocess.Popen; the variables of environment() are added to an `env` among them.
+        required: Without a broker, the call raises and does not start the command.
+        **options: The options of subprocess.Popen. The call adds the variables of environment() to `env`.
 
     Returns:
-        The process, which the caller waits for.
+        The process. The caller must wait for it.
 
     Raises:
-        UnavailableError: There is no broker, and it is required.
-        OSError: As subprocess.Popen.
-        Error: As environment().
+        UnavailableError: With `required`: there is no broker.
+        OSError: The errors of subprocess.Popen.
+        Error: The errors of environment().
     """
     base = options.pop("env", None)
     base = dict(os.environ if base is None else base)
@@ -145,23 +145,23 @@ def launch(cmd: str | Sequence[str], *, group: str, scope: Scope | None = None, 
         if required:
             raise UnavailableError(
                 f"{text}. Start it with `systemctl start amemd` or `amemd --runtime-dir {directory}`")
-        _logger.warning("amem: %s; the command runs as if amem were not there", text)
+        _logger.warning("amem: %s. The command runs without amem", text)
     return subprocess.Popen(cmd, env={**base, **variables}, **options)
 
 
 def swap(out: Groups, into: Groups, timeout: float | None = None, *, runtime_dir: str | None = None) -> None:
-    """Pauses the group `out` and resumes the group `into`, over a connection of its own.
+    """Pauses the group `out` and resumes the group `into`, over its own connection.
 
-    For a controller, or for a rank of none of them. To swap more than once, keep an amem.Broker. Needs grpcio.
+    Call it in a controller, or in a rank of another group. To swap more than once, use an amem.Broker. Requires grpcio.
 
     Args:
-        out: One group or several, which are paused.
-        into: One group or several, which are resumed.
-        timeout: Seconds for each of the two; None: as the broker is configured.
-        runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
+        out: The group to pause, or a list of groups.
+        into: The group to resume, or a list of groups.
+        timeout: Timeout in seconds for the pause, and for the resume. None: the broker's setting.
+        runtime_dir: The broker's runtime directory. None: AMEM_RUNTIME_DIR, else the default.
 
     Raises:
-        Error: As Broker.swap().
+        Error: The errors of Broker.swap().
     """
     from amem.broker import Broker
 

@@ -1,4 +1,4 @@
-"""The nodes of a cluster: their list, and what each of them answers. Plain values; any thread."""
+"""The nodes of a cluster, and the answer of each node. Plain values; any thread."""
 from __future__ import annotations
 
 import dataclasses
@@ -15,24 +15,24 @@ _Answer = TypeVar("_Answer")
 
 @dataclasses.dataclass(frozen=True)
 class NodeAnswer(Generic[_Answer]):
-    """What one node of a cluster has answered. One of the two fields is None.
+    """The answer of one node of a cluster. One of the two fields is None.
 
     Attributes:
-        value: The answer; None: the node has given none.
-        error: Why there is no answer; None: there is one.
+        value: The answer. None: the node has not answered.
+        error: Why there is no answer. None: there is one.
     """
 
     value: _Answer | None = None
     error: Error | None = None
 
     def result(self) -> _Answer:
-        """Returns the answer, for callers to whom a node without one is a failure.
+        """Returns the answer, or raises if there is none.
 
         Returns:
             `value`.
 
         Raises:
-            Error: `error`, when the node has given no answer.
+            Error: `error`, if the node has not answered.
         """
         if self.value is None:
             raise self.error or AssertionError("a node's answer has a value or an error")
@@ -40,7 +40,7 @@ class NodeAnswer(Generic[_Answer]):
 
 
 def node_list(nodes: Sequence[str] | str | None) -> tuple[str, ...]:
-    """The addresses that a Cluster is given: a list, "@FILE", or None for AMEM_NODES. InvalidArgumentError: there are none."""
+    """The addresses for a Cluster: of a list, of "@FILE", or of AMEM_NODES for None. InvalidArgumentError: there are none."""
     if nodes is None:
         named = os.environ.get("AMEM_NODES", "")
         nodes = named if named.startswith("@") else [node for node in named.split(",") if node]
@@ -49,10 +49,10 @@ def node_list(nodes: Sequence[str] | str | None) -> tuple[str, ...]:
             with open(nodes[1:], encoding="utf-8") as file:
                 nodes = [line.partition("#")[0].strip() for line in file]
         except OSError as error:
-            raise InvalidArgumentError(f"{nodes[1:]}: {error.strerror}") from None
+            raise InvalidArgumentError(f"cannot read the list of nodes {nodes[1:]}: {error.strerror}") from None
         nodes = [node for node in nodes if node]
     if isinstance(nodes, str) or not nodes or not all(isinstance(node, str) and node for node in nodes):
-        raise InvalidArgumentError(f"a cluster has a list of nodes' addresses, or \"@FILE\" with some, not {nodes!r}")
+        raise InvalidArgumentError(f"a cluster requires a list of node addresses, or \"@FILE\" with such a list, not {nodes!r}")
     return tuple(nodes)
 
 

@@ -1,4 +1,4 @@
-"""A rank's calls: pause and resume of its own group from inside, its group, its figures."""
+"""The calls of a rank: pause and resume its own group, name its group, read its figures."""
 from __future__ import annotations
 
 import os
@@ -11,22 +11,22 @@ from amem.errors import InvalidArgumentError
 
 
 def is_active() -> bool:
-    """Says whether this process is a rank: the shim is loaded and has a session with the broker.
+    """Tells whether this process is a rank: the shim is loaded and has a session with the broker.
 
-    The first call opens the session if nothing has yet. Call it when the program has initialised CUDA.
+    The first call opens the session if the process has none yet. Call it after the program has initialised CUDA.
 
     Returns:
-        False without a shim, and with one that is inert: AMEM_DISABLE=1, no broker, or a child of fork.
+        False without a shim, and with an inactive shim: with AMEM_DISABLE=1, without a broker, or in a child of fork.
     """
     return _shim.is_active()
 
 
 def group() -> str:
-    """Says which group this process belongs to.
+    """Returns the group of this process.
 
     Returns:
-        The shim's group, where there is a shim; else the one that a rank started from here would have: AMEM_GROUP of the
-        environment, else AMEM_GROUPID, else "default".
+        With a shim: the shim's group. Without one: the group of a rank that this process would start, which is AMEM_GROUP of
+        the environment, else AMEM_GROUPID, else "default".
     """
     if name := _shim.group():
         return name
@@ -38,45 +38,45 @@ def group() -> str:
 
 
 def set_group(name: str) -> None:
-    """Moves this process to another group; only before its first brokered allocation. Goes before AMEM_GROUP.
+    """Sets the group of this process. It overrides AMEM_GROUP. Call it before the first brokered allocation.
 
     Args:
         name: The group's name.
 
     Raises:
-        InvalidArgumentError: No group can have this name.
-        FailedPreconditionError: The process has joined its group already, or it has no shim.
+        InvalidArgumentError: The name is not valid.
+        FailedPreconditionError: The process has already joined its group, or it has no shim.
     """
     _shim.call("amem_shim_set_group", group_name(name).encode())
 
 
 def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
           discard: Tags = None, guests: Guests | None = None) -> None:
-    """Pauses this rank's group: releases its GPU memory and keeps every address.
+    """Pauses this rank's group: frees its GPU memory and keeps every address.
 
-    Takes effect when every rank of the group has called it; returns when the group is paused. Returns at once when it is
-    paused already. After a pause of everything, threads of this process that launch GPU work wait until resume() has
-    returned. Any thread may call it; other threads run on while it waits.
+    The pause begins when every rank of the group has called pause(). The call returns when the group is paused, and returns
+    at once if it is already paused. After a pause of everything, threads of this process that launch GPU work wait until
+    resume() has returned. Any thread may call pause(). Other threads run on while it waits.
 
     Args:
-        tags: One tag or at most 64. Only memory of these leaves, every rank asks for the same ones, and the group runs
-            on: the program must not let the GPU touch that memory until it has been resumed. None: everything.
-        timeout: Seconds to wait for the other ranks; None: AMEM_TIMEOUT of the environment, else 60.
-        except_tags: Instead of `tags`: all memory except that with these tags.
-        discard: Tags whose bytes this pause drops, whatever their policy; they come back zeroed. Not "nccl".
-        guests: What becomes of memory that ranks of other groups have open still when the broker has waited for them
-            (`deadlines.guests`). "pin": it stays on its device. "refuse": FailedPreconditionError names them, and the
-            group runs on. None: as the broker is configured.
+        tags: One tag, or at most 64. The pause takes only memory with these tags, and the group runs on. Every rank must pass
+            the same tags. The program must not let the GPU touch that memory before the resume. None: everything.
+        timeout: Timeout in seconds for the other ranks to call. None: AMEM_TIMEOUT of the environment, else 60.
+        except_tags: Instead of `tags`: all memory except memory with these tags.
+        discard: Tags whose bytes this pause drops, whatever their policy. A resume provides zeros for them. Not "nccl".
+        guests: What the pause does with memory that ranks of other groups still have open after the broker has waited for them
+            (`deadlines.guests`). "pin": the memory stays on its device. "refuse": the call raises FailedPreconditionError,
+            which names these ranks, and the group runs on. None: the broker's setting.
 
     Raises:
-        FailedPreconditionError: There is no shim in this process.
+        FailedPreconditionError: This process has no shim.
         UnavailableError: There is no broker.
-        InvalidArgumentError: A tag, a time or a way with guests cannot be.
-        DeadlineExceededError: Some ranks did not ask in time; the group runs on.
-        NotFoundError: The group has no memory of a tag; the group runs on.
-        ResourceExhaustedError: The host pool cannot hold the bytes; the group runs on.
-        AbortedError: A rank died or failed. The group runs on or, when something had been released already, is paused
-            with its bytes safe.
+        InvalidArgumentError: A tag, the timeout or the choice for guests is not valid.
+        DeadlineExceededError: Some ranks did not call pause() in time. The group runs on.
+        NotFoundError: The group has no memory with a tag. The group runs on.
+        ResourceExhaustedError: The host pool has too little space for the bytes. The group runs on.
+        AbortedError: A rank died or failed. The group runs on. If the pause had already freed memory, the group is paused and
+            its bytes are safe.
     """
     chosen = selection(tags, except_tags)
     _shim.operate("amem_shim_pause", chosen["tags"], chosen["except_tags"], optional_tags(discard),
@@ -84,18 +84,19 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
 
 
 def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> None:
-    """Brings the memory of this rank's group back, at the same addresses. As pause() otherwise.
+    """Resumes this rank's group: restores its memory at the same addresses.
 
-    When it fails the group stays as it was and its bytes are safe.
+    Like pause(), the resume begins when every rank has called it. If it fails, the group stays as it was and its bytes are safe.
 
     Args:
-        tags: One tag or at most 64. The group runs afterwards, and must not touch what is still paused. None: everything.
-        timeout: Seconds to wait for the other ranks; None: AMEM_TIMEOUT of the environment, else 60.
-        except_tags: Instead of `tags`: all memory except that with these tags.
+        tags: One tag, or at most 64. The resume restores only memory with these tags. The group runs afterwards, but must not
+            touch memory that is still paused. None: everything.
+        timeout: Timeout in seconds for the other ranks to call. None: AMEM_TIMEOUT of the environment, else 60.
+        except_tags: Instead of `tags`: all memory except memory with these tags.
 
     Raises:
-        ResourceExhaustedError: A device has too little free memory; the text has both numbers.
-        DataLossError: With AMEM_VERIFY=1, bytes did not come back as they were saved.
+        ResourceExhaustedError: A device has too little free memory. The text has both sizes.
+        DataLossError: With AMEM_VERIFY=1: restored bytes differ from the saved ones.
         Error: The other errors of pause().
     """
     chosen = selection(tags, except_tags)
@@ -103,29 +104,28 @@ def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags
 
 
 def set_policy(tag: str, policy: PolicyChoice) -> None:
-    """Says what a pause does from now on with the bytes of a tag of this rank's group.
+    """Sets what a pause does from now on with the bytes of a tag of this rank's group.
 
-    One rank's call is enough. It goes before what regions say; what an operator has set goes before it.
+    One rank needs to call it. The policy overrides the policies of regions. A policy that an operator sets overrides both.
 
     Args:
-        tag: The tag, which need not have memory yet.
+        tag: The tag. It need not have memory yet.
         policy: Policy.KEEP or "keep", Policy.DISCARD or "discard".
 
     Raises:
-        InvalidArgumentError: The tag or the policy cannot be; or "discard" is given for "nccl".
-        FailedPreconditionError: There is no shim in this process, the group is not running, or some memory of the tag is
-            paused.
+        InvalidArgumentError: The tag or the policy is not valid, or the policy of "nccl" is "discard".
+        FailedPreconditionError: This process has no shim, the group is not running, or some memory with the tag is paused.
     """
     _shim.call("amem_shim_set_policy", tag_name(tag).encode(), policy_number(policy))
 
 
 def stats() -> Stats:
-    """Says what this process holds, as the shim counts it without asking the broker.
+    """Returns how much GPU memory this process holds. The shim counts it and does not ask the broker.
 
     Returns:
         The figures at the time of the call, in bytes.
 
     Raises:
-        FailedPreconditionError: There is no shim in this process.
+        FailedPreconditionError: This process has no shim.
     """
     return _stats.read(_shim.stats_json())

@@ -1,4 +1,4 @@
-"""Regions: memory that this thread allocates within one gets a tag and says whether a pause keeps its bytes."""
+"""Regions: memory that a thread allocates within a region gets a tag and a policy."""
 from __future__ import annotations
 
 import collections
@@ -38,7 +38,7 @@ _thread = _Thread()
 
 
 class _Stretch:
-    """A stretch of one thread's time, which can leave it and come back. Without a shim it only counts as one."""
+    """A stretch of one thread's time, which the thread can leave and enter again. Without a shim it has no effect."""
 
     def __init__(self, name: str, begin: tuple[Any, ...], end: str, pool: Callable[[], _Pool]) -> None:
         self.name = name
@@ -71,16 +71,16 @@ def _region(tag: str, keep: bool, pool: Callable[[], _Pool]) -> _Stretch:
 
 @contextlib.contextmanager
 def _pool_of(tag: str, keep: bool, dispose: bool = False) -> Iterator[contextlib.AbstractContextManager[Any]]:
-    """A context in which torch allocates from a pool that nobody else uses meanwhile.
+    """A context in which torch allocates from a pool that no other thread uses meanwhile.
 
-    It does nothing without torch or without CUDA. `dispose`: the pool is new, and goes at the end.
+    It does nothing without torch or without CUDA. `dispose`: the pool is new and ends with the context.
     """
     torch = sys.modules.get("torch")  # never imported here: a program without torch has no need of it
     if torch is None or not torch.cuda.is_available():
         yield contextlib.nullcontext()
         return
     if not hasattr(torch.cuda, "MemPool") or not hasattr(torch.cuda, "use_mem_pool"):
-        raise FailedPreconditionError(f"regions need PyTorch 2.6 or newer; this is {torch.__version__}")
+        raise FailedPreconditionError(f"regions require PyTorch 2.6 or newer. This is PyTorch {torch.__version__}")
     _make_space(torch)
     _observe_shortages(torch)
     if dispose:
@@ -104,7 +104,7 @@ def _pool_of(tag: str, keep: bool, dispose: bool = False) -> Iterator[contextlib
 
 
 def _make_space(torch: Any) -> None:
-    """Gives the device what is free in PyTorch's ordinary cache, for the stretch that is about to be entered.
+    """Empties PyTorch's ordinary cache, so that the stretch that this thread is about to enter has space on the device.
 
     When an ordinary allocation finds no space, PyTorch empties its cache and tries again. While a pool is in use it does
     not: PyTorch 2.6 to 2.11 take every pool for a graph's capture (c10/cuda/CUDACachingAllocator.cpp). Inside the stretch
@@ -139,9 +139,9 @@ def _make_space(torch: Any) -> None:
 
 
 def _would_be_given_back(torch: Any, device: int) -> float:
-    """How many bytes of a device PyTorch's ordinary cache gives back when it is emptied.
+    """How many bytes of a device PyTorch would free if it emptied its ordinary cache.
 
-    Infinite where the snapshot of this PyTorch does not say it.
+    Infinite if the snapshot of this PyTorch lacks the figures.
     """
     free = 0
     try:
@@ -166,9 +166,9 @@ def _observe_shortages(torch: Any) -> None:
 
 
 def _explain_shortage(device: int, wanted: int, _total: int, _free: int) -> None:
-    """Says once in the log where PyTorch has free memory that the failed allocation could not get.
+    """Logs once where PyTorch has free memory that the failed allocation could not use.
 
-    PyTorch calls it without its allocator's lock, and then raises its own error; one from here would replace that.
+    PyTorch calls it without its allocator's lock, and then raises its own error. An error from here would replace that error.
     """
     global _explained
     if _explained:
@@ -179,19 +179,19 @@ def _explain_shortage(device: int, wanted: int, _total: int, _free: int) -> None
         if stretch is not None and cached > 0:
             _explained = True
             _logger.warning(
-                "amem: device %d has no space for %d bytes in %s. PyTorch's ordinary cache has up to %d bytes free, which it does "
-                "not give back while a region is entered: free memory before the region is entered, or leave the region and "
+                "amem: device %d has no space for %d bytes in %s. PyTorch's ordinary cache has up to %d free bytes, but PyTorch does "
+                "not release them inside a region. Free memory before you enter the region, or leave the region and "
                 "enter it again", device, wanted, stretch.name, cached)
         elif stretch is None and pools:
             _explained = True
             _logger.warning(
-                "amem: device %d has no space for %d bytes. The pools of regions have bytes free that PyTorch gives only to "
-                "these regions: %s. Allocate this memory in such a region, or before the region", device, wanted,
+                "amem: device %d has no space for %d bytes. The pools of regions have free bytes that PyTorch uses only in "
+                "these regions: %s. Allocate this memory in one of these regions, or before the program enters them", device, wanted,
                 ", ".join(f"{tag or 'unbrokered'} {size}" for tag, size in sorted(pools.items())))
 
 
 def _free_in_segments(device: int) -> tuple[int, dict[str, int]]:
-    """What PyTorch has free of a device: in its ordinary cache, and in pools of ours by tag."""
+    """How much memory of a device PyTorch has free: in its ordinary cache, and in the pools of regions by tag."""
     cached, pools = 0, collections.Counter[str]()
     for segment in sys.modules["torch"].cuda.memory_snapshot():
         size = segment["total_size"] - segment["active_size"]
@@ -209,7 +209,7 @@ def _free_in_segments(device: int) -> tuple[int, dict[str, int]]:
 def _within(entered: _Stretch) -> Iterator[None]:
     outer = _thread.stretch
     if outer is not None:
-        raise FailedPreconditionError(f"{entered.name} within {outer.name}: regions do not nest")
+        raise FailedPreconditionError(f"regions cannot nest: {entered.name} was entered within {outer.name}")
     entered.enter()
     _thread.stretch = entered
     owner = threading.get_ident()
@@ -220,43 +220,43 @@ def _within(entered: _Stretch) -> Iterator[None]:
             _thread.stretch = None
             entered.leave()
         else:  # a suspended generator that another thread's garbage collection has closed
-            _logger.warning("amem: %s was left by a thread that is not in it: its own thread is in it still", entered.name)
+            _logger.warning("amem: a thread that had not entered %s tried to leave it. The thread that entered it is still in it",
+                            entered.name)
 
 
 @contextlib.contextmanager
 def region(tag: str, keep: bool = True) -> Iterator[None]:
-    """Tags the device memory that this thread allocates within, and says what a pause does with its bytes.
+    """Sets the tag and the policy of the device memory that this thread allocates within.
 
         with amem.region("kv_cache", keep=False):
             cache = torch.empty(size, device="cuda")
 
-    Needs a process started with scope "regions" or "heap". Without a shim it does nothing, so that the same program
-    runs with and without amem. Other threads are not affected: autograd's, for example. Regions do not nest.
+    The process must have the scope "regions" or "heap". Without a shim, the region does nothing, so the same program runs
+    with and without amem. A region does not affect other threads, such as autograd's. Regions cannot nest.
 
-    PyTorch's caching allocator hands out memory that was freed elsewhere, with that memory's tag. So when torch has
-    been imported and has CUDA, the region also allocates from a torch.cuda.MemPool of its own for each tag, keep and
-    device (the current one; for another: `with torch.cuda.device(1), amem.region(...)`). The pool's segments are then
-    allocated by this thread within the region, which is where the shim gives them the tag. That is all it takes: a
-    pluggable allocator would only be told of the same segments by another way. What is freed goes back to the pool,
-    for the next region of that tag.
+    PyTorch's caching allocator reuses freed memory, which still has its old tag. So if torch is imported and has CUDA, the
+    region also allocates from its own torch.cuda.MemPool. There is one pool for each tag, `keep` and device. The device is
+    the current one; to use another: `with torch.cuda.device(1), amem.region(...)`. This thread allocates the pool's segments
+    within the region, so the shim gives them the tag. Freed memory returns to the pool, and the next region with that tag
+    uses it again.
 
-    While a region is entered torch does not take memory from its ordinary cache. So entering a region first gives the
-    device what is free there, if that is more than 1/32 of what the device has free. Memory freed later, inside of the
-    region, stays in the cache until a region is entered again.
+    Within a region, torch does not use its ordinary cache. So a thread that enters a region first empties this cache, if the
+    cache has more than 1/32 of the device's free memory. Memory that the program frees later, within the region, stays in
+    the cache until a thread enters a region again.
 
-    With torch before 2.8 a pool takes what all threads allocate while a region is entered: use regions there only
-    while no other thread allocates.
+    With torch before 2.8, a pool also takes what other threads allocate during a region. Use regions there only while no
+    other thread allocates.
 
     Args:
-        tag: 1 to 31 of [A-Za-z0-9._-], not "nccl".
-        keep: A pause keeps the bytes. False: it drops them, and the memory comes back zeroed.
+        tag: 1 to 31 characters of [A-Za-z0-9._-], not "nccl".
+        keep: A pause keeps the bytes. False: a pause drops them, and a resume provides zeros.
 
     Returns:
         A context manager, which belongs to the thread that enters it.
 
     Raises:
-        FailedPreconditionError: The thread is in a region already, or torch is older than 2.6, which has no such pools.
-        InvalidArgumentError: The tag cannot be.
+        FailedPreconditionError: The thread is already in a region, or PyTorch is older than 2.6, which has no such pools.
+        InvalidArgumentError: The tag is not valid.
     """
     with _within(_region(tag, keep, lambda: _pool_of(tag, keep))):
         yield
@@ -264,23 +264,23 @@ def region(tag: str, keep: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def region_of_callers_pool(tag: str, keep: bool) -> Iterator[None]:
-    """A region that leaves it to the caller where torch allocates, e.g. in a graph's pool."""
+    """A region without a pool: the caller chooses where torch allocates, for example in a graph's pool."""
     with _within(_region(tag, keep, lambda: contextlib.nullcontext(contextlib.nullcontext()))):
         yield
 
 
 @contextlib.contextmanager
 def unbrokered() -> Iterator[None]:
-    """Leaves the device memory that this thread allocates within to the driver, as without amem.
+    """Leaves the device memory that this thread allocates within unbrokered, so it belongs to the driver.
 
         with amem.unbrokered():
             staging = torch.empty(size, device="cuda")
 
-    No pause moves this memory, and a pause says how much of it there is. It is for what has to stay, and for what a NIC or
-    another group is to use. It may be freed at any time, by any thread. Within a region, which goes on afterwards; within
-    another such stretch it changes nothing; a region within it is refused. NCCL's memory is brokered all the same. With
-    torch the memory comes from a pool of its own, as a region's does; what is freed stays there for the next such stretch.
-    Without a shim it does nothing.
+    This memory stays on the GPU through a pause, and the pause reports its size. Use it for memory that must stay, and for
+    memory that a NIC or another group uses. Any thread may free it at any time. You may use unbrokered() within a region,
+    which continues afterwards. A second unbrokered() within the first changes nothing, and a region within it raises an
+    error. NCCL's memory is still brokered. With torch, the memory comes from its own pool, as in a region, and freed memory
+    stays in the pool for the next unbrokered(). Without a shim, it does nothing.
 
     Returns:
         A context manager, which belongs to the thread that enters it.
@@ -296,8 +296,8 @@ def unbrokered() -> Iterator[None]:
 def unbrokered_stretch(dispose: bool) -> Iterator[None]:
     """As unbrokered().
 
-    `dispose`: torch allocates from a new pool. What is free in it at the end goes back to the driver, and the rest when it
-    is freed.
+    `dispose`: torch allocates from a new pool. At the end, the pool's free memory returns to the driver. The rest returns
+    when the program frees it.
     """
     stretch = _Stretch("an unbrokered stretch", ("amem_shim_unbrokered_begin",), "amem_shim_unbrokered_end",
                        lambda: _pool_of("", True, dispose))
@@ -307,9 +307,9 @@ def unbrokered_stretch(dispose: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Leaves this thread's region or unbrokered stretch, when it is in one, for a while.
+    """Leaves this thread's region or unbrokered stretch for a while, if the thread is in one.
 
-    What is allocated then is ordinary memory.
+    Memory that the thread allocates then is ordinary memory.
     """
     left = _thread.stretch
     if left is None:
@@ -327,28 +327,29 @@ def outside() -> Iterator[None]:
 
 
 def move(tensors: Iterable[Any], tag: str, keep: bool = True) -> int:
-    """Moves the memory of CUDA tensors into a region: for what a library has allocated where no region could be entered.
+    """Moves the memory of CUDA tensors into a region. Use it for memory that a library has allocated outside of regions.
 
         amem.move(optimizer_state, "optimizer")
 
-    The tensors and all views of them stay valid and have the same bytes, at other addresses. So it comes before CUDA
-    graphs are captured, before buffers are registered with NCCL and before memory is shared by CUDA IPC. Memory that
-    is in such a region already is left alone: a second call is cheap. Tensors on the CPU, and memory that torch cannot
-    resize, stay as they are. Needs space on the device for one more copy of the largest tensor, else it goes through the
-    CPU's memory. Waits for the device. Needs scope "regions" or "heap". Without a shim it does nothing.
+    The tensors and all their views stay valid and keep their bytes, but their addresses change. So call it before the
+    program captures CUDA graphs, registers buffers with NCCL, or shares memory by CUDA IPC. The call skips memory that is
+    already in such a region, so a second call is cheap. It also skips tensors on the CPU, and memory that torch cannot
+    resize. If the device has no space for one more copy of the largest tensor, the copy goes through the CPU's memory. The
+    call waits for the device. It requires the scope "regions" or "heap". Without a shim, it does nothing.
 
     Args:
-        tensors: torch's, of any shapes and devices; they stay the caller's.
+        tensors: Tensors of torch, of any shapes and devices. They stay the caller's.
         tag: As for region().
         keep: As for region().
 
     Returns:
-        The bytes that have been moved.
+        The number of bytes that the call has moved.
 
     Raises:
-        ResourceExhaustedError: The device has no space in the region. Nothing is lost, and what was moved before stays so.
-        FailedPreconditionError: As region().
-        InvalidArgumentError: The tag cannot be.
+        ResourceExhaustedError: The device has no space for the region. No bytes are lost. Tensors that the call has already
+            moved stay in the region.
+        FailedPreconditionError: The errors of region().
+        InvalidArgumentError: The tag is not valid.
     """
     tag_name(tag)
     if not _shim.is_loaded():
@@ -393,6 +394,6 @@ def _move_one(torch: Any, storage: Any, tag: str, keep: bool) -> None:
         else:
             storage.resize_(size)
             storage.copy_(copy)
-            raise ResourceExhaustedError(f'{storage.device} has no space for a tensor of {size} bytes in the region "{tag}"')
+            raise ResourceExhaustedError(f'device {storage.device} has no space for a tensor of {size} bytes in the region "{tag}"')
         storage.copy_(copy)
     storage._amem_region = (tag, keep, storage.data_ptr())

@@ -1,6 +1,6 @@
-"""What the calls of the control API ask for, and how answers are read: amem.Broker and amem.aio.Broker share it.
+"""The requests of the control API, and how to read the answers. amem.Broker and amem.aio.Broker share them.
 
-A Question asks or sets, and may be asked twice. A Command begins an operation. Pure functions and values; any thread.
+A Question asks or sets something, and may be sent twice. A Command begins an operation. Pure functions and values; any thread.
 Functions check arguments and raise InvalidArgumentError.
 """
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONFIGURED_AT_MOST = _MARGIN = 300.0
 
 @dataclasses.dataclass(frozen=True)
 class Question(Generic[Answer]):
-    """One call. `read` makes its result of the message that answers it, or of a list of them where the call streams."""
+    """One call. `read` makes the result from the message that answers it, or from a list of messages if the call streams."""
 
     name: str
     fields: dict[str, Any]
@@ -35,8 +35,8 @@ class Question(Generic[Answer]):
 class Command:
     """One operation.
 
-    `count`: of the groups that report its end, in the order of `groups`. `wait`: seconds until a call without an end is given
-    up, which is later than each deadline of the broker's.
+    `count`: how many groups report its end, in the order of `groups`. `wait`: the timeout of the call in seconds. It is later than
+    each deadline of the broker.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Command:
         return dataclasses.replace(self, fields={**self.fields, "nodes": list(nodes)}, count=self.count * len(nodes))
 
     def ordered(self, last: list[Progress]) -> list[Progress]:
-        """What each group reports of its end, in the order in which the call has named them."""
+        """The last Progress of each group, in the order of the groups in the call."""
         return sorted(last, key=lambda progress: self.groups.index(progress.group))
 
 
@@ -81,7 +81,7 @@ def metrics(metrics_format: FormatChoice) -> Question[str]:
 def history(group: str, transaction: int, most: int, spans: bool) -> Question[list[PastOperation]]:
     for name, value in (("transaction", transaction), ("most", most)):
         if value < 0:
-            raise InvalidArgumentError(f"{name} is {value}; it counts from 0")
+            raise InvalidArgumentError(f"{name} is {value}. It must be 0 or more")
     fields = {"group": _or_all(group), "transaction": transaction, "most": most, "spans": spans}
     return Question("ListHistory", fields, lambda answer: _all(PastOperation, answer.operations))
 
@@ -103,7 +103,7 @@ def allocations(group: str, tag: str | None) -> Question[list[AllocationInfo]]:
 
 def set_policy(group: str, tag: str, policy: PolicyChoice | None, save: FormChoice | None) -> Question[None]:
     if policy is None and save is None:
-        raise InvalidArgumentError("neither a policy nor how to save")
+        raise InvalidArgumentError("set policy, save or both")
     fields = {"group": group_address(group), "tag": tag_name(tag), "policy": 0 if policy is None else policy_number(policy),
               "form": 0 if save is None else form_number(save)}
     return Question("SetPolicy", fields, lambda answer: None)

@@ -1,4 +1,4 @@
-"""torch_memory_saver's object over amem's regions, tags and pauses: what amem.compat and the distribution of that name share."""
+"""torch_memory_saver's object over amem's regions, tags and pauses. amem.compat and amem's distribution torch_memory_saver share it."""
 from __future__ import annotations
 
 import contextlib
@@ -17,18 +17,18 @@ from amem.errors import FailedPreconditionError, InvalidArgumentError, NotFoundE
 DEFAULT_TAG = "default"
 _HEAP = "heap"  # the tag of memory that is in no region
 _BACKENDS = ("cpu", "pinned", "mmap")
-_NO_DISK = ("amem saves nothing to disks: use enable_cpu_backup=True, which keeps the bytes in the broker's pool (amemd "
+_NO_DISK = ("amem does not save bytes to disk. Use enable_cpu_backup=True, which keeps the bytes in the broker's pool (amemd "
             "--pool-size)")
 
 
 def flag(name: str) -> bool:
-    """A switch of that package's in the environment."""
+    """Whether the environment sets this switch of torch_memory_saver."""
     return os.environ.get(name) in ("1", "true", "TRUE", "yes", "YES")
 
 
 @contextlib.contextmanager
 def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets them in this process's environment, which is shared by its threads, for a while."""
+    """Sets the variables in the environment of this process for a while. All its threads see them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -42,13 +42,13 @@ def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def whole_process() -> bool:
-    """TMS_INIT_ENABLE=1 holds: what is in no region is torch_memory_saver's, too. That takes a shim with scope heap."""
+    """Whether TMS_INIT_ENABLE=1 is in effect, which includes memory outside of regions. It requires a shim with scope heap."""
     return flag("TMS_INIT_ENABLE") and _shim.is_loaded() and _scope() == _HEAP
 
 
 @functools.lru_cache(maxsize=None)
 def _scope() -> str:
-    """The shim has read it once for all."""
+    """The scope of this process, which never changes."""
     return stats().scope
 
 
@@ -67,7 +67,7 @@ _thread = _Thread()
 
 
 def _turn(off: bool) -> None:
-    """Begins or ends what tms_set_interesting_region(False) has begun in this thread."""
+    """Switches brokering off or on in this thread, for tms_set_interesting_region()."""
     if off != _thread.off:
         _shim.call("amem_shim_unbrokered_begin" if off else "amem_shim_unbrokered_end")
         _thread.off = off
@@ -75,7 +75,7 @@ def _turn(off: bool) -> None:
 
 @contextlib.contextmanager
 def _on() -> Iterator[None]:
-    """Around a region: one begins switched on, whatever was switched off before, which goes on afterwards."""
+    """Around a region: brokering is on when the region begins. Afterwards it is as before the region."""
     off, owner = _thread.off, threading.get_ident()
     _turn(False)
     try:
@@ -100,9 +100,9 @@ def _default_backend() -> str:
 
 
 class Calls:
-    """As much of the hook library's C interface as programs call through its Python object.
+    """The part of the hook library's C interface that programs call through its Python object.
 
-    Each thread has a state of its own. The names and the results are the library's; where it would end the process, a call
+    Each thread has its own state. The names and the results are the library's. Where the library would end the process, a call
     raises amem.Error.
     """
 
@@ -110,7 +110,7 @@ class Calls:
         """Makes the calls of one object.
 
         Args:
-            saver: The object that pauses, resumes and has the settings.
+            saver: The object that pauses and resumes, and that has the settings.
         """
         self._saver = saver
 
@@ -122,49 +122,50 @@ class Calls:
         return None
 
     def tms_get_interesting_region(self) -> bool:
-        """Says whether a pause takes what this thread allocates now.
+        """Tells whether a pause takes memory that this thread allocates now.
 
         Returns:
-            The thread is in a region, or TMS_INIT_ENABLE=1 holds, and neither disable() nor tms_set_interesting_region(False) is in
-            force.
+            True if the thread is in a region or TMS_INIT_ENABLE=1 is in effect, and neither disable() nor
+            tms_set_interesting_region(False) is in effect.
         """
         return not _thread.off and self._region() is not None
 
     def tms_set_interesting_region(self, on: bool) -> None:
-        """Switches off that what this thread allocates is brokered, or switches it on again. No region begins by this.
+        """Switches brokering of this thread's allocations off, or on again. It does not begin a region.
 
         Args:
-            on: False: what this thread allocates from now on is the driver's own. True: that ends.
+            on: False: memory that this thread allocates from now on is unbrokered. True: it is brokered again.
 
         Raises:
-            FailedPreconditionError: `on` is true, and the thread is in no region.
+            FailedPreconditionError: `on` is true, and the thread is not in a region.
         """
         if bool(on) == self.tms_get_interesting_region() or not _shim.is_loaded():
             return
         if on and not _thread.off:
-            raise FailedPreconditionError("this thread is in no region: enter one with torch_memory_saver.region()")
+            raise FailedPreconditionError("this thread is not in a region. Enter one with torch_memory_saver.region()")
         _turn(not on)
 
     def tms_get_current_tag(self) -> bytes:
-        """Says which tag this thread's memory gets.
+        """Returns the tag of memory that this thread allocates now.
 
         Returns:
-            The tag of the innermost region, as ASCII; b"default" in none.
+            The tag of the innermost region, as ASCII. Outside of regions: b"default".
         """
         region = self._region()
         return (region.tag if region is not None else DEFAULT_TAG).encode()
 
     def tms_get_enable_cpu_backup(self) -> bool:
-        """Says whether a pause keeps the bytes of what this thread allocates now.
+        """Tells whether a pause keeps the bytes of memory that this thread allocates now.
 
         Returns:
-            The region's `enable_cpu_backup`; in none, TMS_INIT_ENABLE_CPU_BACKUP of a whole process, else False.
+            The region's `enable_cpu_backup`. Outside of regions: TMS_INIT_ENABLE_CPU_BACKUP if TMS_INIT_ENABLE=1 is in effect,
+            else False.
         """
         region = self._region()
         return region is not None and region.backup
 
     def tms_get_cpu_backup_backend(self) -> bytes:
-        """Says where the program wants the bytes to be kept. amem keeps them in the broker's pool, whatever this says.
+        """Returns the backend that the program has chosen. amem keeps the bytes in the broker's pool with every backend.
 
         Returns:
             b"cpu", b"pinned" or b"mmap".
@@ -173,10 +174,10 @@ class Calls:
         return (region.backend if region is not None else _default_backend()).encode()
 
     def tms_get_enable_disk_backup(self) -> bool:
-        """Says whether bytes are kept on a disk.
+        """Tells whether amem keeps bytes on disk.
 
         Returns:
-            False, always.
+            Always False.
         """
         return False
 
@@ -184,7 +185,7 @@ class Calls:
         """Gets TorchMemorySaver.retain_cpu_backup.
 
         Returns:
-            What was set last.
+            The present value.
         """
         return self._saver.retain_cpu_backup
 
@@ -192,7 +193,7 @@ class Calls:
         """Sets TorchMemorySaver.retain_cpu_backup.
 
         Args:
-            retain: What the property has from now on.
+            retain: The new value of the property.
         """
         self._saver.retain_cpu_backup = retain
 
@@ -200,7 +201,7 @@ class Calls:
         """Sets TorchMemorySaver.memory_margin_bytes.
 
         Args:
-            value: Bytes of each device.
+            value: The number of bytes on each device.
 
         Raises:
             InvalidArgumentError: The number is negative, or does not fit into 64 bits.
@@ -211,13 +212,13 @@ class Calls:
         """Calls TorchMemorySaver.pause().
 
         Args:
-            tag: The tag as ASCII; None or b"": all memory of regions.
+            tag: The tag as ASCII. None or b"": all memory of regions.
 
         Returns:
-            0, always: a failure is an error that is raised.
+            Always 0. A failure raises an error.
 
         Raises:
-            Error: As TorchMemorySaver.pause().
+            Error: The errors of TorchMemorySaver.pause().
         """
         self._saver.pause(tag.decode() if tag else None)
         return 0
@@ -226,13 +227,13 @@ class Calls:
         """Calls TorchMemorySaver.resume().
 
         Args:
-            tag: The tag as ASCII; None or b"": all memory of regions.
+            tag: The tag as ASCII. None or b"": all memory of regions.
 
         Returns:
-            0, always: a failure is an error that is raised.
+            Always 0. A failure raises an error.
 
         Raises:
-            Error: As TorchMemorySaver.resume().
+            Error: The errors of TorchMemorySaver.resume().
         """
         self._saver.resume(tag.decode() if tag else None)
         return 0
@@ -244,7 +245,7 @@ class BinaryWrapper:
 
 
 class _Implementation:
-    """Where programs look for the C interface."""
+    """The object in which programs look for the C interface."""
 
     def __init__(self, saver: TorchMemorySaver) -> None:
         self._binary_wrapper = BinaryWrapper(saver)
@@ -254,36 +255,37 @@ class TorchMemorySaver:
     """Regions with tags, and their pause and resume. Any thread. Errors are amem.Error, which is a RuntimeError."""
 
     def __init__(self) -> None:
-        """Makes an object with the settings that the environment has. It changes nothing else."""
+        """Makes an object with the settings of the environment. It changes nothing else."""
         self._impl = _Implementation(self)
         self._margin = 0
         self._retain = flag("TMS_RETAIN_CPU_BACKUP")
 
     def _ensure_initialized(self) -> None:
-        """There is nothing to prepare."""
+        """Does nothing. The original prepares its library here."""
 
     @contextlib.contextmanager
     def region(self, tag: str = DEFAULT_TAG, enable_cpu_backup: bool = False, enable_disk_backup: bool = False,
                cpu_backup_backend: str | None = None) -> Iterator[None]:
-        """Tags what this thread allocates within.
+        """Sets the tag of memory that this thread allocates within.
 
-        It is amem.region(tag, keep=enable_cpu_backup), but regions may nest here. Within another region what is allocated has the inner
-        tag. The bytes are kept in the broker's pool, whatever the backend.
+        It is amem.region(tag, keep=enable_cpu_backup), but these regions can nest: the inner tag counts. amem keeps the bytes in the
+        broker's pool with every backend.
 
         Args:
-            tag: 1 to 31 of [A-Za-z0-9._-], not "nccl".
-            enable_cpu_backup: A pause keeps the bytes. False: it drops them, and the memory comes back zeroed.
-            enable_disk_backup: False; amem keeps nothing on disks.
-            cpu_backup_backend: "cpu", "pinned" or "mmap", which say the same here; None: TMS_INIT_CPU_BACKUP_BACKEND, else "pinned".
+            tag: 1 to 31 characters of [A-Za-z0-9._-], not "nccl".
+            enable_cpu_backup: A pause keeps the bytes. False: a pause drops them, and a resume provides zeros.
+            enable_disk_backup: Must be False. amem keeps nothing on disk.
+            cpu_backup_backend: "cpu", "pinned" or "mmap". They have the same effect here. None: TMS_INIT_CPU_BACKUP_BACKEND, else
+                "pinned".
 
         Returns:
             A context manager, which belongs to the thread that enters it.
 
         Raises:
-            FailedPreconditionError: torch is older than 2.6.
-            InvalidArgumentError: The tag cannot be.
-            UnimplementedError: Bytes are to be on a disk.
-            ValueError: There is no such backend, or a backend is named without `enable_cpu_backup`.
+            FailedPreconditionError: PyTorch is older than 2.6.
+            InvalidArgumentError: The tag is not valid.
+            UnimplementedError: The call asks for a backup on disk.
+            ValueError: The backend is not valid, or the call names a backend without `enable_cpu_backup`.
         """
         if enable_disk_backup:
             raise UnimplementedError(_NO_DISK)
@@ -296,24 +298,24 @@ class TorchMemorySaver:
     def cuda_graph(self, cuda_graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global",
                    tag: str = DEFAULT_TAG, enable_cpu_backup: bool = False,
                    cpu_backup_backend: str | None = None) -> Iterator[None]:
-        """Captures a graph, as torch.cuda.graph does, whose memory is in a region.
+        """Captures a graph like torch.cuda.graph. The graph's memory is in a region.
 
         Args:
             cuda_graph: The torch.cuda.CUDAGraph.
-            pool: The graph's pool, as torch.cuda.graph takes it; None: one of its own.
-            stream: The torch.cuda.Stream of the capture; None: one of torch's.
+            pool: The graph's pool, as for torch.cuda.graph. None: its own pool.
+            stream: The torch.cuda.Stream of the capture. None: a stream of torch.
             capture_error_mode: "global", "thread_local" or "relaxed".
-            tag: 1 to 31 of [A-Za-z0-9._-], not "nccl".
-            enable_cpu_backup: A pause keeps the bytes. False: it drops them, and the memory comes back zeroed.
-            cpu_backup_backend: As of region().
+            tag: 1 to 31 characters of [A-Za-z0-9._-], not "nccl".
+            enable_cpu_backup: A pause keeps the bytes. False: a pause drops them, and a resume provides zeros.
+            cpu_backup_backend: As for region().
 
         Returns:
             A context manager, which belongs to the thread that enters it.
 
         Raises:
-            InvalidArgumentError: The tag cannot be.
-            UnimplementedError: Bytes are to be on a disk.
-            ValueError: There is no such backend, or a backend is named without `enable_cpu_backup`.
+            InvalidArgumentError: The tag is not valid.
+            UnimplementedError: The call asks for a backup on disk.
+            ValueError: The backend is not valid, or the call names a backend without `enable_cpu_backup`.
         """
         import torch
 
@@ -327,59 +329,59 @@ class TorchMemorySaver:
 
     @contextlib.contextmanager
     def disable(self, dispose_mem_pool_after_use: bool = True) -> Iterator[None]:
-        """Lets what this thread allocates within be the driver's own, as amem.unbrokered() does.
+        """Leaves memory that this thread allocates within unbrokered, like amem.unbrokered().
 
         Args:
-            dispose_mem_pool_after_use: torch allocates from a new pool, whose free memory goes back to the driver at the end. False:
-                from one that is kept for the next time.
+            dispose_mem_pool_after_use: torch allocates from a new pool. At the end, the pool's free memory returns to the driver.
+                False: torch allocates from a pool that stays for the next use.
 
         Returns:
             A context manager, which belongs to the thread that enters it.
 
         Raises:
-            FailedPreconditionError: torch is older than 2.6.
+            FailedPreconditionError: PyTorch is older than 2.6.
         """
         with _on(), _regions.unbrokered_stretch(dispose=dispose_mem_pool_after_use), _within(None):
             yield
 
     def pause(self, tag: str | None = None) -> None:
-        """Pauses memory of this process's group. Every rank of the group calls.
+        """Pauses memory of this process's group. Every rank of the group must call it.
 
-        The program runs on, as after amem.pause(). The call does nothing where the group has no such memory.
+        The program runs on, as after amem.pause(tags). The call does nothing if the group has no such memory.
 
         Args:
-            tag: The tag that leaves. None: all memory of regions, and with TMS_INIT_ENABLE=1 what is in none, but not NCCL's.
+            tag: The tag to pause. None: all memory of regions. With TMS_INIT_ENABLE=1 also memory outside of regions, except NCCL's.
 
         Raises:
-            Error: As amem.pause().
+            Error: The errors of amem.pause().
         """
         self._operate(_pause, tag)
 
     def resume(self, tag: str | None = None) -> None:
-        """Brings back what was paused. Every rank of the group calls.
+        """Resumes paused memory. Every rank of the group must call it.
 
-        The call does nothing where the group has no such memory.
+        The call does nothing if the group has no such memory.
 
         Args:
-            tag: The tag that comes back. None: all that pause() without a tag takes.
+            tag: The tag to resume. None: all memory that pause() without a tag takes.
 
         Raises:
-            Error: As amem.resume().
+            Error: The errors of amem.resume().
         """
         self._operate(_resume, tag)
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
-        """Gets the bytes that a CUDA tensor had when it was paused.
+        """Returns the bytes that a CUDA tensor had when it was paused.
 
-        A view is for reading, and only until the resume begins: then other memory is saved in its place. A tag that is saved dense
-        (`amemctl policy GROUP TAG --save dense`) is more often in one piece.
+        Only read from a view, and only until the resume begins. Afterwards its place in the pool holds other bytes. The bytes of a
+        tag that is saved dense (`amemctl policy GROUP TAG --save dense`) are more often in one piece.
 
         Args:
             x: A contiguous CUDA tensor.
-            zero_copy: A view of the broker's pool, where the bytes lie there in one piece; else a copy.
+            zero_copy: Return a view of the broker's pool if the bytes are in one piece there, and a copy otherwise.
 
         Returns:
-            A tensor on the CPU of the same shape and type; None when `x` is not paused.
+            A tensor on the CPU with the same shape and type. None: `x` is not paused.
 
         Raises:
             FailedPreconditionError: The pause has dropped the bytes, or another rank of the group has saved them.
@@ -388,10 +390,10 @@ class TorchMemorySaver:
         return _backup.of_tensor(x, zero_copy)
 
     def set_disk_backup_dir(self, path: str) -> None:
-        """Is there because the original has it. amem keeps nothing on disks.
+        """Exists because the original has it. amem keeps nothing on disk.
 
         Args:
-            path: Is not used.
+            path: Not used.
 
         Raises:
             UnimplementedError: Always.
@@ -400,28 +402,28 @@ class TorchMemorySaver:
 
     @property
     def enabled(self) -> bool:
-        """The shim is loaded in this process."""
+        """Whether the shim is loaded in this process."""
         return _shim.is_loaded()
 
     @property
     def hook_mode(self) -> str:
-        """The way in which memory is seen: "preload", always.
+        """The hook mode: always "preload".
 
-        "torch" can be set, too: the same memory is meant, and no allocator has to be chosen. The shim has to be preloaded all the
-        same. Any other value is an InvalidArgumentError.
+        You may also set "torch". It has no effect: the shim must still be preloaded, and the program need not choose an allocator.
+        Any other value raises InvalidArgumentError.
         """
         return "preload"
 
     @hook_mode.setter
     def hook_mode(self, mode: str) -> None:
         if mode not in ("preload", "torch"):
-            raise InvalidArgumentError(f"{mode!r} is no hook mode: preload or torch")
+            raise InvalidArgumentError(f"{mode!r} is not a valid hook mode. Use preload or torch")
 
     @property
     def retain_cpu_backup(self) -> bool:
-        """Whether memory for saved bytes stays between pauses, as was set; else TMS_RETAIN_CPU_BACKUP.
+        """Whether memory for saved bytes stays between pauses. The default is TMS_RETAIN_CPU_BACKUP.
 
-        It changes nothing: the pool stays pinned from pause to pause, and a resume gives the space in it back.
+        It has no effect: the pool stays pinned from pause to pause, and a resume frees the space in it.
         """
         return self._retain
 
@@ -431,17 +433,17 @@ class TorchMemorySaver:
 
     @property
     def memory_margin_bytes(self) -> int:
-        """Bytes that stay free on each device; 0 at first.
+        """The number of bytes that stay free on each device. The default is 0.
 
-        Allocations of brokered memory that would leave less are refused as out of memory. NCCL's are not. A number that is negative or
-        does not fit into 64 bits is an InvalidArgumentError.
+        An allocation of brokered memory fails as out of memory if it would leave less. NCCL's allocations do not. A number that is
+        negative or does not fit into 64 bits raises InvalidArgumentError.
         """
         return self._margin
 
     @memory_margin_bytes.setter
     def memory_margin_bytes(self, value: int) -> None:
         if not 0 <= value < 1 << 64:
-            raise InvalidArgumentError(f"a margin of {value} bytes")
+            raise InvalidArgumentError(f"the memory margin {value} is not valid. It must be 0 to 2**64 - 1 bytes")
         if _shim.is_loaded():
             _shim.set_memory_margin(value)
         self._margin = value
@@ -452,7 +454,7 @@ class TorchMemorySaver:
         if backend == "disk":
             raise UnimplementedError(_NO_DISK)
         if backend not in _BACKENDS:
-            raise ValueError(f"cpu_backup_backend {backend!r}: {', '.join(_BACKENDS)}")
+            raise ValueError(f"{backend!r} is not a valid cpu_backup_backend. Use {', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}")
         if not backup:
             raise ValueError("cpu_backup_backend requires enable_cpu_backup=True")
 
@@ -465,5 +467,5 @@ class TorchMemorySaver:
 
 
 def _tag(tag: str) -> str:
-    """What amem calls the tag."""
+    """The tag's name in amem."""
     return _HEAP if tag == DEFAULT_TAG and whole_process() else tag

@@ -1,8 +1,8 @@
 """The shim of this process, through the functions that libamem_shim.so exports.
 
-They are looked up by name and never loaded: a shim that comes after start-up would have missed the allocations. So
-nothing of amem but the shim itself enters the process, no protobuf and no gRPC in particular. ctypes releases the
-interpreter's lock during a call: other threads run on while one waits for its group. Any thread.
+This module looks the functions up by name and never loads the shim: a shim that is loaded after the start would miss
+allocations. So the process loads only the shim, and neither protobuf nor gRPC. ctypes releases the interpreter's lock
+during a call, so other threads run on while one waits for its group. Any thread.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from amem.errors import FailedPreconditionError, InternalError, error_of
 
 _ERROR_SIZE = 1020
 _NOT_LOADED = (
-    "libamem_shim.so is not loaded in this process: start it with `amemctl run --group NAME -- COMMAND`, with "
+    "libamem_shim.so is not loaded in this process. Start the process with `amemctl run --group NAME -- COMMAND`, with "
     "amem.launch(), or with the variables of amem.environment() in its environment")
 
 _TEXT = (ctypes.c_char_p, ctypes.c_size_t)
@@ -45,7 +45,7 @@ _RESULTS: dict[str, Any] = {"amem_shim_shut_ms": ctypes.c_uint64}
 
 @functools.lru_cache(maxsize=None)
 def _find(name: str) -> Any:
-    """The function, or None. What is preloaded is there from the start, so the answer never changes."""
+    """The function, or None. The shim is preloaded, so the answer never changes."""
     try:
         function = getattr(ctypes.CDLL(None), name)
     except AttributeError:
@@ -56,7 +56,7 @@ def _find(name: str) -> Any:
 
 
 def is_loaded() -> bool:
-    """The shim is in this process; it may still be inert."""
+    """Whether the shim is in this process. It may be inactive."""
     return _find("amem_shim_active") is not None
 
 
@@ -71,11 +71,11 @@ def _function(name: str) -> Any:
     if not is_loaded():
         raise FailedPreconditionError(_NOT_LOADED)
     raise FailedPreconditionError(
-        f"the libamem_shim.so of this process is of another version than the amem package: it has no {name}")
+        f"the libamem_shim.so of this process and the amem package have different versions: the shim has no {name}")
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls a function that gives a code and a text, and raises what they say."""
+    """Calls a function that returns a code and a text, and raises the error."""
     function = _function(name)
     text = ctypes.create_string_buffer(_ERROR_SIZE)
     code = function(*arguments, text, len(text))
@@ -84,7 +84,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def operate(name: str, tags: list[str], except_tags: list[str], discard: list[str], guests: int, timeout_ms: int) -> None:
-    """amem_shim_pause or amem_shim_resume, which every shim has, when they are enough."""
+    """Calls amem_shim_pause or amem_shim_resume, which every shim has, or amem_shim_request_2 if they are not enough."""
     names = [(ctypes.c_char_p * len(each))(*(tag.encode() for tag in each)) for each in (tags, except_tags, discard)]
     if not except_tags and not discard and guests == 0:
         call(name, names[0], len(tags), timeout_ms)
@@ -94,7 +94,7 @@ def operate(name: str, tags: list[str], except_tags: list[str], discard: list[st
 
 
 def group() -> str:
-    """Empty without a shim, when amem is turned off, and when the shim is too old to tell."""
+    """Empty without a shim, if amem is off, and if the shim is too old for this call."""
     function = _find("amem_shim_group")
     name = ctypes.create_string_buffer(64)
     if function is not None:
@@ -103,19 +103,19 @@ def group() -> str:
 
 
 def shut_ms() -> int:
-    """For how long calls of this process have had to wait for its group so far."""
+    """For how long the gate of this process has been shut so far, in milliseconds."""
     return int(_function("amem_shim_shut_ms")())
 
 
 def is_shut() -> bool:
-    """Whether calls of this process that need the GPU have to wait now, because its group is paused. Takes some milliseconds."""
+    """Whether calls of this process that need the GPU wait now, because its group is paused. Takes about 3 ms."""
     before = shut_ms()
     time.sleep(0.003)
     return shut_ms() > before
 
 
 def interpreter_ends() -> None:
-    """A shim that is too old to be told sees it a little later."""
+    """Does nothing with an older shim, which notices the end a little later."""
     function = _find("amem_shim_interpreter_ends")
     if function is not None:
         function()
@@ -132,7 +132,7 @@ def stats_json() -> str:
         buffer = ctypes.create_string_buffer(size)
         length = function(buffer, size)
         if length < 0:
-            raise InternalError("the shim could not give its figures")
+            raise InternalError("the shim could not provide its figures")
         if length < size:
             return buffer.value.decode(errors="replace")
         size = length + 1024  # it may have grown again by the next try

@@ -1,4 +1,4 @@
-"""What a process holds, as dataclasses, and how they are made of the shim's JSON. Plain values; any thread."""
+"""The GPU memory of a process, as dataclasses that are made from the shim's JSON. Plain values; any thread."""
 from __future__ import annotations
 
 import dataclasses
@@ -10,15 +10,15 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Brokered:
-    """Memory of one tag on one device that the broker owns.
+    """Brokered memory with one tag on one device.
 
     Attributes:
         tag: "nccl", or the tag of a region.
         device: The device's CUDA ordinal in this process.
         resident_bytes: Bytes of this process's allocations that are on the device.
-        paused_bytes: Bytes of this process's allocations that have left it in a pause.
-        imported_bytes: Bytes that this process has opened and another rank has allocated.
-        allocations: How many allocations these are.
+        paused_bytes: Bytes of this process's allocations that are paused.
+        imported_bytes: Bytes of other ranks' allocations that this process has opened.
+        allocations: The number of these allocations.
     """
 
     tag: str = ""
@@ -31,14 +31,14 @@ class Brokered:
 
 @dataclasses.dataclass(frozen=True)
 class Unbrokered:
-    """Memory of one kind on one device that is the driver's own: no pause moves it.
+    """Unbrokered memory of one kind on one device. It stays on the GPU through a pause.
 
     Attributes:
-        kind: What has allocated it, such as "pool" for cudaMallocAsync.
-        device: The device's CUDA ordinal in this process; of the host's memory: the device that was current.
+        kind: How the program has allocated it, such as "pool" for cudaMallocAsync.
+        device: The device's CUDA ordinal in this process. For host memory: the device that was current.
         bytes: Its size in bytes.
-        count: How many allocations these are.
-        host: It is pinned memory of the host, and no device's.
+        count: The number of these allocations.
+        host: It is pinned host memory and not memory of a device.
     """
 
     kind: str = ""
@@ -50,14 +50,14 @@ class Unbrokered:
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """What a process holds, as its shim counts it without asking the broker.
+    """The GPU memory of a process. Its shim counts it and does not ask the broker.
 
     Attributes:
-        group: The group's name; empty when amem is turned off.
-        rank_id: The rank's number at the broker; 0 before the first call that opens the session.
-        scope: Which memory is brokered: "nccl", "regions" or "heap"; "off" when amem is turned off.
-        brokered: By tag and device.
-        unbrokered: By kind and device.
+        group: The group's name. Empty: amem is off.
+        rank_id: The rank's number in the broker. 0: the process has not opened its session yet.
+        scope: The memory that is brokered: "nccl", "regions" or "heap". "off": amem is off.
+        brokered: Brokered memory, by tag and device.
+        unbrokered: Unbrokered memory, by kind and device.
     """
 
     group: str = ""
@@ -74,7 +74,7 @@ def _made(kind: type[_T], fields: dict[str, Any]) -> _T:
 
 
 def read(text: str) -> Stats:
-    """Of the shim's JSON object."""
+    """Makes Stats from the shim's JSON."""
     figures = json.loads(text)
     for name, kind in (("brokered", Brokered), ("unbrokered", Unbrokered)):
         figures[name] = tuple(_made(kind, each) for each in figures.get(name, ()))

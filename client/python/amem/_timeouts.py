@@ -1,8 +1,9 @@
-"""PyTorch's time limit for collectives does not count the time in which their group was paused.
+"""Keeps paused time out of PyTorch's timeout for collectives.
 
-ProcessGroupNCCL compares the clock with the time at which a collective was made. One that waits at the gate is made before
-the resume and starts after it, so its watchdog would end the job as soon as it looks. PyTorch gives such a collective more
-time if that is said before its launch returns. A thread says so while the gate is shut; it looks once a second.
+ProcessGroupNCCL compares the clock with the time at which a collective was made. A collective that waits at the gate is made
+before the resume and starts after it. So PyTorch's watchdog would end the job at its next check. PyTorch extends the timeout of
+such a collective if it gets the extension before the launch returns. A thread extends the timeout while the gate is shut. It
+checks once a second.
 """
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ _AHEAD_MS = 5000  # said in advance: the resume may come at once, and the thread
 
 
 class Extension:
-    """How much more time has been asked for. `shut_ms`: for how long the gate has been shut, in all."""
+    """The extensions so far. `shut_ms`: for how long the gate has been shut in total."""
 
     def __init__(self, shut_ms: int) -> None:
         self._seen = shut_ms
         self._said = shut_ms
 
     def look(self, shut_ms: int) -> int:
-        """How many milliseconds more a collective needs that waits now. 0: none waits, or that has been said."""
+        """By how many milliseconds to extend the timeout now. 0: no collective waits, or the extension is already long enough."""
         shut, self._seen = shut_ms > self._seen, shut_ms
         if not shut:  # what was said for the last pause is not for the next one
             self._said = shut_ms
@@ -47,8 +48,8 @@ def _extender() -> Callable[[timedelta], Any]:
     extend = getattr(distributed, "_add_ephemeral_timeout_for_all_pgs", None)
     if extend is None:
         raise FailedPreconditionError(
-            "PyTorch's process groups cannot be given more time: torch.distributed is not imported, or this PyTorch has no "
-            "_add_ephemeral_timeout_for_all_pgs; make the groups with a timeout that is longer than any pause")
+            "amem cannot extend the timeouts of PyTorch's process groups: torch.distributed is not imported, or this PyTorch has no "
+            "_add_ephemeral_timeout_for_all_pgs. Set a timeout= longer than any pause when you make the groups")
     return extend  # type: ignore[no-any-return]
 
 
@@ -62,7 +63,7 @@ def _watch(extend: Callable[[timedelta], Any]) -> None:
         try:
             extend(timedelta(milliseconds=more))
         except Exception as error:  # a group was made meanwhile, or PyTorch has changed: the thread goes on
-            _logger.warning("amem: this pause counts in the time limit of PyTorch's collectives: %s", error)
+            _logger.warning("amem: the timeout of PyTorch's collectives includes this pause, because it could not be extended: %s", error)
 
 
 _lock = threading.Lock()
@@ -70,7 +71,7 @@ _started = False
 
 
 def _forget_thread() -> None:
-    """The thread is not in a child of fork, and its lock may have been held."""
+    """The thread does not exist in a child of fork, and a thread may have held the lock."""
     global _lock, _started
     _lock = threading.Lock()
     _started = False
@@ -80,18 +81,17 @@ os.register_at_fork(after_in_child=_forget_thread)
 
 
 def extend_timeouts() -> None:
-    """Keeps paused time out of PyTorch's time limit for collectives, the timeout of its NCCL process groups.
+    """Keeps paused time out of PyTorch's timeout for collectives: the timeout of its NCCL process groups.
 
-    Call it in every rank when torch.distributed has been imported; once is enough, and more often is no error. A daemon
-    thread does it from then on; a child of fork has none until it calls this itself.
+    Call it once in every rank, after the import of torch.distributed. More calls have no effect. From then on, a daemon
+    thread extends the timeouts during pauses. A child of fork must call it again.
 
-    Not for batch_isend_irecv and other coalesced calls: PyTorch gives these their limit before the launch, which waits at
-    the gate. A job that uses them (pipeline parallelism) needs a timeout that is longer than any pause. Nor for a wait()
-    that is given a timeout of its own, nor for other backends: their time limits go on (docs/frameworks.md, "Time limits of
-    the job").
+    It does not cover batch_isend_irecv and other coalesced calls. PyTorch sets their timeout before the launch, and the
+    launch waits at the gate. A job that uses them (pipeline parallelism) needs a timeout longer than any pause. It also does
+    not cover a wait() with its own timeout, and other backends (docs/frameworks.md, "Time limits of the job").
 
     Raises:
-        FailedPreconditionError: There is no shim in this process, or one of another version, or PyTorch cannot do it.
+        FailedPreconditionError: This process has no shim, or a shim of another version, or this PyTorch does not support it.
     """
     global _started
     _shim.shut_ms()

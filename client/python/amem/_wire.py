@@ -1,9 +1,8 @@
 """The control API's messages and calls, made at run time from a compiled broker.proto.
 
-Not protoc's Python stubs: those work with some versions of protobuf only, which the program may have pinned elsewhere,
-and register broker.proto for everybody. A descriptor works with each, and here in a pool of its own: other stubs made
-from that file do not collide. This protobuf shares nothing with a libprotobuf in the same process, libamem_client's
-for example.
+protoc's Python stubs work only with some versions of protobuf, and the program may need another one. They also register
+broker.proto for the whole process. A descriptor works with each version. It is in its own pool here, so it does not collide with
+other stubs of this file. This protobuf shares nothing with a libprotobuf in the same process, such as libamem_client's.
 """
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def descriptor_of(name: str) -> Any:
 
 
 class Calls:
-    """The service's methods by name: each takes the request's fields and gRPC's options."""
+    """The service's methods by name. Each takes the fields of the request and options of gRPC."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel

@@ -1,13 +1,13 @@
-"""torch_memory_saver's interface over amem, for programs that are written for it where its distribution cannot be replaced.
+"""torch_memory_saver's interface over amem, for programs that use it but whose distribution torch_memory_saver you cannot replace.
 
     from amem.compat import torch_memory_saver
 
-or, for a program or framework that imports torch_memory_saver itself, before it does so:
+If the program or framework imports torch_memory_saver itself, call this before the import:
 
     import amem.compat
     amem.compat.install()
 
-The distribution torch_memory_saver that comes with amem is the same by that name. docs/torch_memory_saver.md says what differs
+The distribution torch_memory_saver that comes with amem has the same interface. docs/torch_memory_saver.md lists the differences
 from the original.
 """
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = ["TorchMemorySaver", "configure_subprocess", "install", "torch_memory_
 
 @contextlib.contextmanager
 def configure_subprocess() -> Iterator[None]:
-    """Makes processes that are started within ranks of this process's group; what they allocate in regions is brokered.
+    """Makes processes that start within this context ranks of this process's group. Their memory in regions is brokered.
 
-    It sets the variables of amem.environment() in this process's environment, which is shared by its threads, for a while.
-    AMEM_SCOPE stays as it is when it is set.
+    The context sets the variables of amem.environment() in the environment of this process. All threads of the process see them.
+    If AMEM_SCOPE is set, it stays as it is.
 
     Returns:
         A context manager.
 
     Raises:
-        InvalidArgumentError: AMEM_SCOPE is no scope.
-        NotFoundError: There is no shim.
+        InvalidArgumentError: AMEM_SCOPE is not a valid scope.
+        NotFoundError: The shim does not exist.
     """
     scope = cast(Scope, os.environ.get("AMEM_SCOPE") or "regions")  # environment() refuses any other
     with _saver.changed_environment(environment(group(), scope)):
@@ -54,17 +54,18 @@ class TorchMemorySaver(_saver.TorchMemorySaver):
 
 
 def install() -> None:
-    """Makes this module what `import torch_memory_saver` gives in this process.
+    """From now on, `import torch_memory_saver` imports this module in this process.
 
     Raises:
-        FailedPreconditionError: The original has been imported already.
+        FailedPreconditionError: The process has already imported the original.
     """
     this = sys.modules[__name__]
     if sys.modules.setdefault("torch_memory_saver", this) is not this:
-        raise FailedPreconditionError("torch_memory_saver has been imported already: amem.compat.install() comes first")
+        raise FailedPreconditionError("torch_memory_saver is already imported. Call amem.compat.install() before the import")
 
 
 if _saver.flag("TMS_INIT_ENABLE") and _shim.is_loaded() and not _saver.whole_process():
-    logging.getLogger("amem").warning("amem: TMS_INIT_ENABLE has no effect here: to pause all of a process, start it with scope heap")
+    logging.getLogger("amem").warning("amem: TMS_INIT_ENABLE has no effect in this process. To pause all memory of a process, start it "
+                                      "with scope heap")
 
 torch_memory_saver = TorchMemorySaver()

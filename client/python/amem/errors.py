@@ -1,11 +1,11 @@
-"""Errors: what every call of this package raises when amem refuses or fails.
+"""The errors that calls of this package raise.
 
-An error has one of gRPC's canonical codes, which travel unchanged from a rank or the broker to the caller, and a text
-for people that names the group, rank or device and what to do next. Each code that amem uses has a class of its own.
+An error has a code and a text. The code is one of gRPC's canonical codes, the same that the rank or the broker has reported. The
+text is for people: it names the group, rank or device, and what to do next. Each code that amem uses has its own class.
 
 Three classes also derive from Python's own errors, so `except TimeoutError`, `except ValueError` and
-`except PermissionError` catch them. TimeoutError and PermissionError are kinds of OSError: their `errno`, `strerror` and
-`filename` are None here, because no system call failed.
+`except PermissionError` catch them. TimeoutError and PermissionError are kinds of OSError. Their `errno`, `strerror` and
+`filename` are None here, because no system call has failed.
 """
 from __future__ import annotations
 
@@ -57,58 +57,58 @@ class Error(RuntimeError):
 
 
 class OperationCancelledError(Error):
-    """The waiting was stopped; an operation that has begun goes on in the broker.
+    """The caller stopped waiting. An operation that has begun continues in the broker.
 
-    It is not asyncio.CancelledError, which says that a task was cancelled.
+    It differs from asyncio.CancelledError, which means that a task was cancelled.
     """
 
     code = Code.CANCELLED
 
 
 class InvalidArgumentError(Error, ValueError):
-    """A name, tag or number that cannot be. Also a ValueError."""
+    """A name, tag or number is not valid. Also a ValueError."""
 
     code = Code.INVALID_ARGUMENT
 
 
 class DeadlineExceededError(Error, TimeoutError):
-    """Ranks did not come, or the broker did not answer, in time; the text names them. Also a TimeoutError."""
+    """Ranks or the broker did not answer in time. The text names them. Also a TimeoutError."""
 
     code = Code.DEADLINE_EXCEEDED
 
 
 class NotFoundError(Error):
-    """No such group, or it has no memory of a tag; the text lists the tags there are."""
+    """The group does not exist, or it has no memory with a tag. The text lists its tags."""
 
     code = Code.NOT_FOUND
 
 
 class PermissionDeniedError(Error, PermissionError):
-    """The socket, or the group, is another user's. Also a PermissionError."""
+    """The socket or the group belongs to another user. Also a PermissionError."""
 
     code = Code.PERMISSION_DENIED
 
 
 class ResourceExhaustedError(Error):
-    """The host pool or a device is too small; the text has both numbers."""
+    """The host pool or a device is too small. The text has both sizes."""
 
     code = Code.RESOURCE_EXHAUSTED
 
 
 class FailedPreconditionError(Error):
-    """Wrong state: paused or running already, no shim in this process, a region within a region."""
+    """The state is wrong: the group is already paused or running, the process has no shim, or a region is within a region."""
 
     code = Code.FAILED_PRECONDITION
 
 
 class AbortedError(Error):
-    """A rank died or failed; the text says what state the group is in."""
+    """A rank died or failed. The text has the state of the group."""
 
     code = Code.ABORTED
 
 
 class UnimplementedError(Error):
-    """The other side is too old, or amem has no such thing."""
+    """The other side is too old, or amem does not support the call."""
 
     code = Code.UNIMPLEMENTED
 
@@ -120,13 +120,13 @@ class InternalError(Error):
 
 
 class UnavailableError(Error):
-    """No broker; the text names the socket."""
+    """There is no broker. The text names the socket."""
 
     code = Code.UNAVAILABLE
 
 
 class DataLossError(Error):
-    """AMEM_VERIFY=1 has found bytes that did not come back as they were saved; the group is as before the resume."""
+    """With AMEM_VERIFY=1: restored bytes differ from the saved ones. The group is as before the resume."""
 
     code = Code.DATA_LOSS
 
@@ -135,14 +135,14 @@ _CLASSES: dict[Code, type[Error]] = {each.code: each for each in Error.__subclas
 
 
 def error_of(code: int, text: str) -> Error:
-    """Makes the error for a code, of its own class where it has one.
+    """Makes the error for a code. Its class is the code's own, if the code has one.
 
     Args:
-        code: A number of gRPC's canonical codes; an unknown one counts as UNKNOWN.
-        text: What failed, for people; empty: the name of the code.
+        code: A number of gRPC's canonical codes. An unknown number counts as UNKNOWN.
+        text: What failed, for people. Empty: the name of the code.
 
     Returns:
-        The error, which is not raised.
+        The error. The function does not raise it.
     """
     try:
         known = Code(code)

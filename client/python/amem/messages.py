@@ -1,7 +1,7 @@
-"""What a Broker answers, as dataclasses, and the enums. Both have the names of proto/amem/v1/broker.proto.
+"""The answers of a Broker as dataclasses, and the enums. They have the names of proto/amem/v1/broker.proto.
 
-Sizes are bytes; times have their unit in the name. An enum value that a newer broker has and this package does not
-reads as UNSPECIFIED. Plain values; any thread.
+Sizes are bytes. The names of times have their unit. If a newer broker sends an enum value that this package does not know,
+the field is UNSPECIFIED. Plain values; any thread.
 """
 # client/python/write_messages.py makes this file of broker.proto.
 from __future__ import annotations
@@ -13,7 +13,7 @@ from amem._connection.from_wire import from_wire as from_wire
 
 
 class GroupState(enum.IntEnum):
-    """Where a group stands.
+    """The state of a group.
 
     Attributes:
         UNSPECIFIED:
@@ -35,8 +35,8 @@ class Policy(enum.IntEnum):
 
     Attributes:
         UNSPECIFIED:
-        KEEP: copy to the host pool, restore
-        DISCARD: drop; comes back zeroed
+        KEEP: copies them to the host pool and restores them
+        DISCARD: drops them; a resume provides zeros
     """
 
     UNSPECIFIED = 0
@@ -45,13 +45,13 @@ class Policy(enum.IntEnum):
 
 
 class Form(enum.IntEnum):
-    """How kept bytes lie in the pool.
+    """The form of kept bytes in the pool.
 
     Attributes:
         UNSPECIFIED:
-        AUTO: a look at the bytes decides
-        DENSE: all of them
-        SPARSE: only blocks that are not zero, wherever that is shorter
+        AUTO: the bytes decide
+        DENSE: all bytes
+        SPARSE: only blocks that are not zero, if that is shorter
     """
 
     UNSPECIFIED = 0
@@ -61,7 +61,7 @@ class Form(enum.IntEnum):
 
 
 class MetricsFormat(enum.IntEnum):
-    """In which form GetMetrics writes the metrics.
+    """The format of the metrics.
 
     Attributes:
         UNSPECIFIED: OpenMetrics
@@ -75,12 +75,12 @@ class MetricsFormat(enum.IntEnum):
 
 
 class GuestPolicy(enum.IntEnum):
-    """What a pause does with memory that guests have open still when it has waited for them (deadlines.guests).
+    """What a pause does with memory that guests still have open after it has waited for them (deadlines.guests).
 
     Attributes:
-        UNSPECIFIED: the configured one
-        PIN: it stays on its device with its bytes; Progress.guests names them
-        REFUSE: FAILED_PRECONDITION, which names them; the group runs on
+        UNSPECIFIED: the configured policy
+        PIN: the memory stays on its device; Progress.guests names the guests
+        REFUSE: the pause fails with FAILED_PRECONDITION, which names the guests; the group runs on
     """
 
     UNSPECIFIED = 0
@@ -96,12 +96,12 @@ class NodeStatus:
         version:
         pid:
         uptime_ms:
-        rss_bytes: of the broker process
+        rss_bytes: resident memory of the broker process
         devices:
         pool:
         groups:
-        times: of pauses and resumes that succeeded, since the broker began
-        session_protocol: the one that it speaks with ranks; it refuses others
+        times: of pauses and resumes that succeeded, since the broker started
+        session_protocol: its protocol version with ranks; it refuses other versions
     """
 
     version: str
@@ -117,15 +117,15 @@ class NodeStatus:
 
 @dataclasses.dataclass(frozen=True)
 class TimeHistogram:
-    """How long pauses, resumes or swaps have taken, whole or one phase, since the broker began.
+    """The durations of pauses, resumes or swaps, or of one of their phases, since the broker started.
 
     Attributes:
-        operation: "pause", "resume" or "swap"; a swap has no phases, its pauses and resumes have
+        operation: "pause", "resume" or "swap"; a swap has no phases, but its pauses and resumes have
         phase: empty: the whole operation
         count:
         sum_us:
-        bounds_us: of the buckets, included
-        buckets: counts, one more than bounds: what was longer
+        bounds_us: upper bounds of the buckets, inclusive
+        buckets: counts; one more than bounds, for longer ones
     """
 
     operation: str
@@ -142,13 +142,13 @@ class DeviceStatus:
 
     Attributes:
         uuid: "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
-        ordinal: the broker's, all devices of the node visible
+        ordinal: in the broker, which sees all devices of the node
         name:
         total_bytes: the driver's figure
-        used_bytes: the driver's figure, everybody's memory on the device
-        brokered_bytes: physical memory that the broker holds a descriptor of
-        usage_known: false: the management library is missing, or hangs; used reads 0
-        trouble: what hangs there, for people; empty: nothing
+        used_bytes: the driver's figure, memory of all processes
+        brokered_bytes: physical memory for which the broker has a descriptor
+        usage_known: false: NVML is missing or hangs; used_bytes is 0
+        trouble: what hangs on this device, for people; empty: nothing
     """
 
     uuid: str
@@ -163,15 +163,15 @@ class DeviceStatus:
 
 @dataclasses.dataclass(frozen=True)
 class PoolStatus:
-    """The pinned host memory that saved bytes lie in.
+    """The pinned host memory for saved bytes.
 
     Attributes:
         configured_bytes:
         ready_bytes: created so far
-        used_bytes: holds saved bytes now
-        place: "host_numa" or "memfd": where saved bytes lie
-        error: why it is smaller than configured, else empty
-        retained_bytes: holds bytes that have been loaded again; free for whoever needs it, so not in used_bytes
+        used_bytes: in use by saved bytes
+        place: "host_numa" or "memfd": the kind of memory
+        error: why it is smaller than configured; empty: it is not
+        retained_bytes: free, but has bytes that were loaded again; not part of used_bytes
     """
 
     configured_bytes: int
@@ -187,30 +187,30 @@ class GroupInfo:
     """A group: the ranks that pause and resume together.
 
     Attributes:
-        name: by which the caller can call it: with its owner where it would be another's alone
+        name: the name that the caller can use; with its owner if the bare name would mean another group
         state:
         phase: while pausing or resuming, e.g. "save"
         uid:
         rank_count:
         allocation_count:
         allocated_bytes: what the group holds when it runs
-        resident_bytes: of these, on devices now
-        saved_bytes: what the bytes of these that are kept take in the pool now
-        pinned_bytes: of these, cannot leave the device
-        since_ms: time in this state
+        resident_bytes: of allocated_bytes: on devices now
+        saved_bytes: space in the pool that its kept bytes use now
+        pinned_bytes: of allocated_bytes: a pause cannot free them
+        since_ms: how long it has been in this state
         last_pause_us: 0: never
         last_resume_us:
-        note: e.g. how the last operation failed
-        policies: that an operator has set, or else a rank; of other tags the regions decide
+        note: for example how the last operation failed
+        policies: that an operator or a rank has set; for other tags the regions decide
         devices:
-        tags: every tag of the group's allocations, by name
-        unbrokered_bytes: device memory of the ranks that is not brokered, and so stays through a pause
-        dropped_bytes: of allocated_bytes, those that are paused and come back zeroed
-        guests: who has opened memory of this group; it cannot leave its device meanwhile
-        opened: what ranks of this group have opened of others; in none of the sums
+        tags: all tags of the group's allocations, by name
+        unbrokered_bytes: device memory of the ranks that is not brokered; it stays through a pause
+        dropped_bytes: of allocated_bytes: paused and dropped; a resume provides zeros
+        guests: ranks that have opened memory of this group; a pause cannot free it meanwhile
+        opened: memory of other groups that ranks of this group have opened; in no sum
         owner: "uid 1000", "/kubepods/pod12ab"
-        address: "train@1000": names it whatever groups others have
-        retained_bytes: in free space of the pool: bytes that have been loaded again, which a pause compares with
+        address: "train@1000": always means this group
+        retained_bytes: free space of the pool that has bytes which were loaded again; the next pause compares with them
     """
 
     name: str
@@ -241,18 +241,18 @@ class GroupInfo:
 
 @dataclasses.dataclass(frozen=True)
 class GuestUsage:
-    """What a rank has opened of the memory of another group of its uid: of one group and one tag.
+    """Memory of another group with the same uid that a rank has opened: of one group and one tag.
 
     Attributes:
-        owner: the group whose memory it is; empty: its ranks have freed it, or ended
+        owner: the group that owns the memory; empty: its ranks have freed it, or have ended
         guest: the group of the rank
         rank_id:
         rank: the launcher's number, -1 unknown
         pid:
         tag:
         allocation_count:
-        bytes: of whole allocations; small blocks of the owner's share one
-        paused: the rank's group is paused, so that it cannot close it
+        bytes: of whole allocations; small blocks of the owner share one allocation
+        paused: the rank's group is paused, so the rank cannot close it
     """
 
     owner: str
@@ -268,7 +268,7 @@ class GuestUsage:
 
 @dataclasses.dataclass(frozen=True)
 class GroupDeviceUsage:
-    """What a group has of one GPU.
+    """Memory of a group on one GPU.
 
     Attributes:
         uuid:
@@ -283,12 +283,12 @@ class GroupDeviceUsage:
 
 @dataclasses.dataclass(frozen=True)
 class TagPolicy:
-    """What has been set for a tag of a group.
+    """The policy that was set for a tag of a group.
 
     Attributes:
         tag:
-        policy: unspecified: only the form was set
-        form: unspecified: the configured one
+        policy: UNSPECIFIED: only the form was set
+        form: UNSPECIFIED: the configured form
     """
 
     tag: str
@@ -307,8 +307,8 @@ class TagUsage:
         resident_bytes:
         saved_bytes: in the pool
         pinned_bytes:
-        discard_bytes: of the allocated, what a pause would drop by the policies
-        dropped_bytes: of the allocated, what is paused and comes back zeroed
+        discard_bytes: of allocated_bytes: a pause would drop them by the policies
+        dropped_bytes: of allocated_bytes: paused and dropped; a resume provides zeros
         retained_bytes: as in GroupInfo
     """
 
@@ -325,15 +325,15 @@ class TagUsage:
 
 @dataclasses.dataclass(frozen=True)
 class UnbrokeredUsage:
-    """Memory of a rank that is not brokered, by kind: it stays through a pause.
+    """Unbrokered memory of a rank, of one kind. It stays through a pause.
 
     Attributes:
         uuid:
-        kind: "device" (cuMemAlloc), "vmm" (cuMemCreate), "pool" (stream-ordered), "graph", "managed", "array"; pinned memory of the host:
-            "host", "registered" (cuMemHostRegister), of NCCL "nccl_host", "nccl_registered"
+        kind: "device" (cuMemAlloc), "vmm" (cuMemCreate), "pool" (stream-ordered), "graph", "managed", "array"; pinned host memory: "host",
+            "registered" (cuMemHostRegister), and of NCCL: "nccl_host", "nccl_registered"
         bytes:
         count: allocations
-        host: No device's memory, and in no sum of unbrokered_bytes: `uuid` is that of the device that was current.
+        host: It is host memory, and no sum of unbrokered_bytes includes it. `uuid` is the device that was current.
     """
 
     uuid: str
@@ -358,7 +358,7 @@ class RankInfo:
         owned_bytes:
         imported_bytes:
         allocation_count:
-        phase: what the broker waits for it to do, empty: nothing
+        phase: the phase that the broker waits for it to finish; empty: none
         unbrokered:
         tags: of the allocations that it owns
         opened_bytes: of other groups
@@ -384,13 +384,13 @@ class RankInfo:
 
 @dataclasses.dataclass(frozen=True)
 class UnknownCall:
-    """A driver call that a rank's program has asked for and that the rank's shim does not know.
+    """A driver call that a rank's program has looked up and that the rank's shim does not know.
 
     Attributes:
         name:
-        fate: "hidden": the program was told that there is none; "listed": it has it, because somebody has signed it off; "linked":
-            `library` is linked to it, and pauses fail
-        library: its file name; of "linked"
+        fate: "hidden": the shim has hidden the call from the program; "listed": the program has the call, because it is on the list of
+            allowed ones; "linked": `library` is linked to it, and pauses fail
+        library: with "linked": its file name
     """
 
     name: str
@@ -400,21 +400,21 @@ class UnknownCall:
 
 @dataclasses.dataclass(frozen=True)
 class AllocationInfo:
-    """Physical GPU memory under one id.
+    """Physical GPU memory with one id.
 
     Attributes:
         id:
         group:
-        owner: rank id that saves and loads it
-        peers: other rank ids that hold it
+        owner: id of the rank that saves and loads it
+        peers: ids of the other ranks that have it
         device: UUID
         size:
         tag:
         policy:
         resident:
         pinned:
-        pinners: why; none when it is not pinned
-        guests: rank ids of other groups that have opened it
+        pinners: why it is pinned
+        guests: ids of ranks of other groups that have opened it
     """
 
     id: int
@@ -433,7 +433,7 @@ class AllocationInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Pinner:
-    """A rank gave an allocation to a device that remembers where it is.
+    """A rank registered an allocation with a device that keeps its physical address.
 
     Attributes:
         rank: rank id
@@ -446,7 +446,7 @@ class Pinner:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a pause or resume is.
+    """The progress of a pause or resume.
 
     Attributes:
         group:
@@ -455,23 +455,21 @@ class Progress:
         ranks_total:
         bytes: saved, released or mapped in this phase so far
         elapsed_us: since the operation began
-        done: last message of a group's operation, which has ended well; one comes for each group
+        done: the last message of a group; its operation has succeeded
         times: with done: where the time went
-        pinned_bytes: With done, of a pause: still on the devices, because a NIC knows the physical addresses.
-        unbrokered_bytes: With done, of a pause: on the devices, because it was never brokered; RankInfo has the kinds. 0 for a pause of
-            tags.
-        swap_us: with done, of a swap's last resume: since the swap was asked for
-        dropped_bytes: with done, of a pause: what of the memory that it is about comes back zeroed
-        guests: with done, of a pause: for whom memory has stayed on its device
-        waits_for: what the phase waits for before its ranks are asked; empty: for them
+        pinned_bytes: With done, of a pause: memory that is still on the devices, because it is registered with a NIC.
+        unbrokered_bytes: With done, of a pause: unbrokered memory on the devices. RankInfo has the kinds. 0 for a pause of tags.
+        swap_us: with done, of a swap's last resume: time since the call of the swap
+        dropped_bytes: with done, of a pause: dropped bytes; a resume provides zeros
+        guests: with done, of a pause: guests whose open memory has stayed on its device
+        waits_for: what the phase waits for before it asks its ranks; empty: it waits for the ranks
         transaction: as in PastOperation
-        copied_bytes: While ranks copy, as far as they have told, which they do every quarter of a second: between devices and pool, in this
-            phase so far.
-        to_copy_bytes: of so many; 0: nobody has told
-        unknown_calls: With done, of a pause: driver calls that ranks of the group asked for, that their shims do not know and that nobody
-            has signed off.
-        node: of an operation over several nodes: whose this is; else empty
-        saves: with done, of a pause: of each tag whose bytes it has kept, by name
+        copied_bytes: While ranks copy between devices and pool: bytes in this phase so far. Ranks report them every quarter of a second.
+        to_copy_bytes: the total; 0: no rank has reported it yet
+        unknown_calls: With done, of a pause: the number of driver calls that ranks have looked up, that their shims do not know and that
+            are not on the list of allowed calls.
+        node: of an operation over several nodes: the node of this message; else empty
+        saves: with done, of a pause: of each tag whose bytes it kept, by name
     """
 
     group: str
@@ -503,10 +501,10 @@ class TagSave:
     Attributes:
         tag:
         kept_bytes:
-        compared_bytes: of these, those that the pool had since an earlier pause, and that were compared with it
-        unchanged_bytes: of these, those that had not changed, and so were not copied
+        compared_bytes: of kept_bytes: the pool had them since an earlier pause, and this pause compared
+        unchanged_bytes: of compared_bytes: equal, and so not copied
         copied_bytes: to the pool, in the form in which they lie there
-        hashed: it took hashes, so that the next pause can compare
+        hashed: the pause took hashes, so that the next pause can compare
     """
 
     tag: str
@@ -519,14 +517,14 @@ class TagSave:
 
 @dataclasses.dataclass(frozen=True)
 class PhaseTime:
-    """Where the time of one phase went.
+    """The duration of one phase.
 
     Attributes:
         phase:
         us:
-        broker_us: CPU time of the broker's thread meanwhile
-        driver_us: that it was in driver calls: creating, freeing and measuring device memory
-        ranks: that had something to do, by id
+        broker_us: CPU time of the broker's thread in this phase
+        driver_us: of broker_us: in driver calls that create, free and measure device memory
+        ranks: ranks that had work in this phase, by id
     """
 
     phase: str
@@ -538,16 +536,16 @@ class PhaseTime:
 
 @dataclasses.dataclass(frozen=True)
 class RankTime:
-    """What one rank did in a phase. Times in microseconds; 0: no such thing. Copies run beside the rest.
+    """The work of one rank in a phase. Times are microseconds; 0: no such work. Copies run at the same time as the rest.
 
     Attributes:
         id: as in RankInfo
         rank:
         us: from the beginning of the phase to the rank's last answer
-        busy_us: of these, since it had its first command
+        busy_us: of us: since its first command
         bytes: copied
         copy_us: from the first copy queued to the end of the last one
-        import_us: driver calls, each kind by itself
+        import_us: driver calls, for each kind separately
         map_us:
         access_us:
         unmap_us:
@@ -574,8 +572,8 @@ class PastOperation:
     """A pause or resume of one group that has ended.
 
     Attributes:
-        transaction: one for all operations of a swap or a set, counted since the broker began; 0: ranks asked
-        swap: part of one
+        transaction: the same for all operations of a swap or a set, counted since the broker started; 0: by ranks
+        swap: it is part of a swap
         group:
         operation: "pause" or "resume"
         tags: "tag kv_cache", "all but tags a, b"; empty: everything
@@ -585,7 +583,7 @@ class PastOperation:
         error:
         bytes: copied
         times:
-        spans: in order; only where the request has `spans`
+        spans: in order; only if the request has `spans`
         saves: of a pause, as in Progress
     """
 
@@ -606,13 +604,13 @@ class PastOperation:
 
 @dataclasses.dataclass(frozen=True)
 class PhaseSpan:
-    """Once through one phase. Times in microseconds since the operation began.
+    """One run of a phase. Times are microseconds since the operation began.
 
     Attributes:
         phase:
         begin_us:
         us:
-        ranks: as they answered
+        ranks: in the order of their answers
     """
 
     phase: str
@@ -623,16 +621,16 @@ class PhaseSpan:
 
 @dataclasses.dataclass(frozen=True)
 class RankSpan:
-    """One answer of a rank's.
+    """One answer of a rank.
 
     Attributes:
         id: as in RankInfo
         rank:
-        pid: 0: it has ended meanwhile
+        pid: 0: the rank has ended
         work: "quiesce", "measure", "save", "release", "map", "load" or "open"
         begin_us: since the operation began
         us:
-        bytes: looked at, copied, released or mapped
+        bytes: measured, copied, released or mapped
         calls:
     """
 
@@ -648,13 +646,13 @@ class RankSpan:
 
 @dataclasses.dataclass(frozen=True)
 class CallSpan:
-    """Copies, or all driver calls of one kind, of an answer. Copies run beside calls, and several kinds of calls take turns.
+    """Copies, or all driver calls of one kind, of an answer. Copies run at the same time as calls. Several kinds of calls take turns.
 
     Attributes:
         name: "copy", or the driver's function: "cuMemMap"
-        begin_us: since the operation began: of the first
-        us: to the end of the last
-        in_calls_us: of these, in such calls
+        begin_us: begin of the first, since the operation began
+        us: until the end of the last
+        in_calls_us: of us: within such calls
     """
 
     name: str
@@ -665,7 +663,7 @@ class CallSpan:
 
 @dataclasses.dataclass(frozen=True)
 class OwnerQuotas:
-    """What one owner has of what the broker can run out of, and may have.
+    """The quotas of one owner, and how much of them the owner uses.
 
     Attributes:
         owner: as in GroupInfo
@@ -680,15 +678,15 @@ class OwnerQuotas:
 
 @dataclasses.dataclass(frozen=True)
 class Quota:
-    """One resource of an owner.
+    """The quota of one resource.
 
     Attributes:
         resource: "sessions", "allocations", "device", "pool", "descriptors", "queue": the setting quotas.RESOURCE
         used:
         limited:
-        most: where it is limited
-        bytes: else a number
-        refusals: for want of it
+        most: the limit, if it is limited
+        bytes: used and most are bytes; else a number
+        refusals: requests that the broker refused because of the limit
     """
 
     resource: str
@@ -701,7 +699,7 @@ class Quota:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What has happened.
+    """An event.
 
     Attributes:
         time_ms: Unix time
@@ -709,8 +707,8 @@ class Event:
         kind: "state", "rank_joined", "rank_left", "pool", "error"
         text:
         state: with kind "state"
-        lost: events before this one were dropped for this caller, who reads too slowly
-        missed: how many
+        lost: events before this one were dropped, because this caller reads too slowly
+        missed: how many were dropped
     """
 
     time_ms: int

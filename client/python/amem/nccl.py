@@ -1,7 +1,6 @@
-"""AMem's NCCL calls, in the manner of PyNCCL: a class over ctypes whose methods have the C names and check the result.
+"""AMem's NCCL calls in the style of PyNCCL: a class over ctypes whose methods have the C names and check the result.
 
-Programs that steer AMem's patched NCCL through PyNCCL can take the calls from here; NCCL itself is left as it is. Any
-thread.
+Programs that control AMem's patched NCCL through PyNCCL can use these calls instead. amem does not change NCCL. Any thread.
 """
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from amem.errors import Code, Error, FailedPreconditionError
 
 _RESULTS = {  # ncclResult_t
     1: ("unhandled CUDA error", Code.INTERNAL),
-    2: ("system error: no broker, a deadline, too little memory; the shim's log has the reason", Code.UNKNOWN),
+    2: ("system error: no broker, a missed deadline, or too little memory. The shim's log has the reason", Code.UNKNOWN),
     3: ("internal error", Code.INTERNAL),
     4: ("invalid argument", Code.INVALID_ARGUMENT),
-    5: ("invalid usage: wrong state, or the group is set too late; the shim's log has the reason",
+    5: ("invalid usage: the state is wrong, or the group was set too late. The shim's log has the reason",
         Code.FAILED_PRECONDITION),
 }
 
@@ -45,19 +44,19 @@ class NCCLError(Error):
 
 
 class NCCLLibrary:
-    """The five calls, of the shim in this process or of the library that is named. Any thread.
+    """The five calls, of the shim in this process or of a library. Any thread.
 
-    Each raises NCCLError when its result is not ncclSuccess.
+    Each call raises NCCLError if its result is not ncclSuccess.
     """
 
     def __init__(self, so_file: str | None = None) -> None:
         """Finds the functions.
 
         Args:
-            so_file: The path of a library; None: this process, which has them when the shim is preloaded.
+            so_file: The path of a library. None: this process, which has the functions if the shim is preloaded.
 
         Raises:
-            FailedPreconditionError: The process, or the library, does not have them.
+            FailedPreconditionError: The process or the library lacks the functions.
             OSError: The library cannot be loaded.
         """
         self._library = ctypes.CDLL(so_file)
@@ -75,14 +74,14 @@ class NCCLLibrary:
             function = getattr(self._library, name)
         except AttributeError:
             raise FailedPreconditionError(
-                f"there is no {name} in this process: libamem_shim.so has to be preloaded, e.g. by `amemctl run`"
+                f"there is no {name} in this process. Preload libamem_shim.so, for example with `amemctl run`"
             ) from None
         function.argtypes = arguments
         function.restype = ctypes.c_int
         return function
 
     def NCCL_CHECK(self, call: str, result: int) -> None:
-        """Raises the error of a call that has failed.
+        """Raises an error if a call has failed.
 
         Args:
             call: The function's name.
@@ -98,43 +97,43 @@ class NCCLLibrary:
         self.NCCL_CHECK(name, self._calls[name](*arguments))
 
     def ncclPause(self, comm: Any = None) -> None:
-        """Pauses the whole group; returns when every rank of it has called and it is paused.
+        """Pauses the whole group. Returns when every rank has called it and the group is paused.
 
         Args:
-            comm: An ncclComm_t. It is not used, because the group is the group of the process.
+            comm: An ncclComm_t. Not used: the call always pauses the group of this process.
 
         Raises:
-            NCCLError: The call failed; the shim's log has the reason.
+            NCCLError: The call failed. The shim's log has the reason.
         """
         self._call("ncclPause", comm)
 
     def ncclResume(self, comm: Any = None) -> None:
-        """Brings the group's memory back; as ncclPause.
+        """Resumes the whole group. Returns when every rank has called it and the group runs.
 
         Args:
             comm: As for ncclPause.
 
         Raises:
-            NCCLError: The call failed; the shim's log has the reason.
+            NCCLError: The call failed. The shim's log has the reason.
         """
         self._call("ncclResume", comm)
 
     def ncclSetGroupID(self, group_id: int) -> None:
-        """Names the group by a number; only before the first brokered allocation.
+        """Sets the group by its number. Call it before the first brokered allocation.
 
         Args:
             group_id: The number.
 
         Raises:
-            NCCLError: It is too late.
+            NCCLError: The process has already joined its group.
         """
         self._call("ncclSetGroupID", group_id)
 
     def ncclGetGroupID(self) -> int:
-        """Asks for the group's number.
+        """Returns the group's number.
 
         Returns:
-            The number; -1 when the group's name is no number.
+            The number. -1: the group's name is not a number.
 
         Raises:
             NCCLError: The call failed.
@@ -144,7 +143,7 @@ class NCCLLibrary:
         return number.value
 
     def ncclMemStats(self) -> None:
-        """Has the shim write this rank's figures to its log; amem.stats() gives them to the program.
+        """Makes the shim write this rank's figures to its log. amem.stats() returns them to the program.
 
         Raises:
             NCCLError: The call failed.

@@ -70,7 +70,7 @@ def started(node, name, sleep):
 
 def must_give(engine, tokens, when):
     if engine.ask("generate")[0] != tokens:
-        raise Failure(engine.why(f"gives other tokens {when}"))
+        raise Failure(engine.why(f"generates other tokens {when}"))
 
 
 def sleep_and_wake(bench, node, sleep):
@@ -140,7 +140,7 @@ def vllm_stream(bench):
                 bench.broker().amemctl(verb, "vllm-A")
                 took[verb].append((time.monotonic() - began) * 1000)
             if engine.answer()[0] != tokens:
-                raise Failure(engine.why(f"gives other tokens after pause {number}"))
+                raise Failure(engine.why(f"generates other tokens after pause {number}"))
     return (f"{bench.operator_pauses} pauses within requests, all tokens equal; " + ", ".join(
         f"{verb} median {statistics.median(ms):.0f}, max {max(ms):.0f} ms" for verb, ms in took.items()))
 

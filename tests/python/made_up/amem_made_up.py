@@ -16,7 +16,7 @@ class MadeUp(Framework):
     name, title, distribution = "made_up", "the made-up trainer", "made-up"
     modules = ("made_up",)
     tried = (1, 0), (1, 2)
-    purpose = "the made-up trainer is to sleep by amem"
+    purpose = "the made-up trainer cannot sleep by amem"
 
     def hooks(self) -> list[Callable[..., Any]]:
         """As Framework.hooks()."""

@@ -55,15 +55,15 @@ class Driver:
 
 
 @pytest.mark.parametrize("groups, sentence", (
-    (["WorkerDict"], '"WorkerDict" does not say which actors are in which group: write CLASS=GROUP:SCOPE, such as'),
+    (["WorkerDict"], '"WorkerDict" does not say which actors are in which group. Write CLASS=GROUP:SCOPE, such as'),
     (["WorkerDict="], "does not say which actors are in which group"),
     (["Worker Dict=a"], "does not say which actors are in which group"),
     (["A=a,B=b"], "does not say which actors are in which group"),
-    (["WorkerDict=trainer:region"], '"WorkerDict=trainer:region": "region" is no scope: nccl, regions, heap'),
-    (["WorkerDict=trainer:"], '"WorkerDict=trainer:": "" is no scope: nccl, regions, heap'),
-    (["WorkerDict=-x"], '"WorkerDict=-x": "-x" is no group name: 1 to 63 characters'),
-    (["WorkerDict=e{index}"], '"WorkerDict=e{index}" has {index}. A group can have {name} (the actor\'s name) and {number} (0 for'),
-    (["Work*=a", "WorkerDict=b"], '"WorkerDict=b:heap" never counts, because "Work*=a:heap" stands before it'),
+    (["WorkerDict=trainer:region"], '"WorkerDict=trainer:region": "region" is not a valid scope. Use nccl, regions or heap'),
+    (["WorkerDict=trainer:"], '"WorkerDict=trainer:": "" is not a valid scope. Use nccl, regions or heap'),
+    (["WorkerDict=-x"], '"WorkerDict=-x": "-x" is not a valid group name. Use 1 to 63 characters'),
+    (["WorkerDict=e{index}"], '"WorkerDict=e{index}" has {index}. A group can only have {name} (the actor\'s name) and {number} (0 for'),
+    (["Work*=a", "WorkerDict=b"], '"WorkerDict=b:heap" never counts, because "Work*=a:heap" comes first'),
 ))
 def test_what_is_refused_at_the_command(build: Build, groups: list[str], sentence: str) -> None:
     code, said = Driver(build, [word for group in groups for word in ("--group", group)], ["nowhere.py"]).end()
@@ -72,7 +72,7 @@ def test_what_is_refused_at_the_command(build: Build, groups: list[str], sentenc
 
 def test_without_a_shim(build: Build) -> None:
     code, said = Driver(build, VERL, ["nowhere.py"], AMEM_SHIM="/nowhere/libamem_shim.so").end()
-    assert code == 2 and "there is no libamem_shim.so (looked for /nowhere/libamem_shim.so)" in said and len(said.splitlines()) == 1, said
+    assert code == 2 and "libamem_shim.so is not at /nowhere/libamem_shim.so. Set AMEM_SHIM" in said and len(said.splitlines()) == 1, said
 
 
 @pytest.mark.parametrize("rule, class_name, actor_name, number, group", (
@@ -219,8 +219,8 @@ def test_a_rule_that_matches_nothing(drive: Drive) -> None:
     assert not any(each["shim"] for each in about["workers"] + about["servers"])
     code, said = driver.end()
     assert code == 0, said
-    line = ('amem: no actor of this job was of the class WorkrDict, so it ran as without amem where "WorkrDict=trainer:regions" should '
-            "count. Its actors were of AgentLoopWorker, TaskRunner, WorkerDict, vLLMHttpServer\n")
+    line = ('amem: no actor of this job has the class WorkrDict, so the rule "WorkrDict=trainer:regions" had no effect. '
+            "The classes of its actors: AgentLoopWorker, TaskRunner, WorkerDict, vLLMHttpServer\n")
     assert unmatched(said, line) == 1, said
     assert len([line for line in said.splitlines() if line.startswith("amem: ")]) == 1, said
 
@@ -249,7 +249,7 @@ def small_job(tmp_path: pathlib.Path, end: str = "", runtime_env: str = "None") 
 def test_the_end_is_the_jobs(drive: Drive, tmp_path: pathlib.Path, end: str, code: int) -> None:
     job = drive(("--group", "WorkerDict=a", "--group", "Never=b"), small_job(tmp_path, end), "--its", "own").end()
     assert job[0] == code and f"True ['{tmp_path}/small.py', '--its', 'own'] __main__" in job[1], job[1]
-    assert unmatched(job[1], 'no actor of this job was of the class Never, so it ran as without amem where "Never=b:heap"') == 1, job[1]
+    assert unmatched(job[1], 'no actor of this job has the class Never, so the rule "Never=b:heap" had no effect') == 1, job[1]
 
 
 @pytest.mark.skipif(not DASHBOARD, reason="Ray's job submission is not installed (pip install 'ray[default]')")
@@ -272,10 +272,10 @@ def test_a_job_that_is_submitted(nodes: RayNodes, build: Build, tmp_path: pathli
 
 
 def test_no_amemd_on_a_node(raylets: RayNodes, build: Build, tmp_path: pathlib.Path) -> None:
-    """The job runs as without amem, and says so; with --required its rank does not."""
+    """The job runs without amem, and says so; with --required its rank does not."""
     started = Driver(build, ("--group", "WorkerDict=a"), (small_job(tmp_path),), raylets.cluster.address)
     code, said = started.end()
-    assert code == 0 and "amem: off in this process, which runs as without amem: amemd does not run" in said, said
+    assert code == 0 and "amem: amem is off in this process: amemd does not run" in said, said
     started = Driver(build, ("--group", "WorkerDict=a", "--required"), (small_job(tmp_path),), raylets.cluster.address)
     code, said = started.end()
     assert code != 0 and "amemd does not run" in said, said
@@ -283,7 +283,7 @@ def test_no_amemd_on_a_node(raylets: RayNodes, build: Build, tmp_path: pathlib.P
 
 def test_a_hook_of_the_job_itself(drive: Drive, tmp_path: pathlib.Path) -> None:
     code, said = drive(("--group", "WorkerDict=a"), small_job(tmp_path, runtime_env="{'worker_process_setup_hook': 'os.getpid'}")).end()
-    assert code != 0 and "the job's runtime_env has the worker_process_setup_hook 'os.getpid', and amem needs one of its own" in said, said
+    assert code != 0 and "the job's runtime_env has the worker_process_setup_hook 'os.getpid', and amem requires its own" in said, said
 
 
 def test_what_the_maker_of_an_actor_has_chosen(drive: Drive, tmp_path: pathlib.Path) -> None:

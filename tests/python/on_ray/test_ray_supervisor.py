@@ -107,14 +107,14 @@ def test_a_supervisor_that_is_ended(directory: str, number: int, rest: list[str]
     os.kill(pid_of("_supervisor.py", directory), number)
     eventually(lambda: left(directory) == rest, what="amemd and its holder have ended")
     # A process that ends loses its command line before its pipes.
-    assert eventually(kept.fault, what="it is told") == "amemd's supervisor has ended, and amemd with it"
+    assert eventually(kept.fault, what="it is told") == "amemd's supervisor has ended, and amemd ended with it"
 
 
 def test_amemd_that_is_killed(directory: str) -> None:
     kept = Kept(directory, FLAGS)
     kept.wait(patience(30))
     os.kill(pid_of("amemd", directory), signal.SIGKILL)
-    assert str(eventually(kept.fault, what="it is told")).startswith("amemd was killed by signal 9; the last of what it said:\n")
+    assert str(eventually(kept.fault, what="it is told")).startswith("amemd was killed by signal 9. The last lines of its log:\n")
     assert kept.end()
     assert left(directory) == []
 
@@ -141,7 +141,7 @@ def test_ready_or_why_not(directory: str, monkeypatch: pytest.MonkeyPatch) -> No
         raise amem.UnavailableError("nobody is there")
 
     monkeypatch.setattr(amem.Broker, "status", not_yet)
-    with pytest.raises(amem.DeadlineExceededError, match="not ready after 0 s: it does not serve yet"):
+    with pytest.raises(amem.DeadlineExceededError, match="not ready within 0 s: it does not serve yet"):
         kept.wait(0)
     began = time.monotonic()
     assert kept.end() and time.monotonic() - began < patience(20)

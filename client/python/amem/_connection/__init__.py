@@ -1,1 +1,1 @@
-"""How a Broker reaches its broker, and the calls under way there."""
+"""How a Broker reaches its broker, and its running calls."""

@@ -1,4 +1,4 @@
-"""Calls under way at a broker: how their end is told, and the iterators that a Broker gives."""
+"""Running calls of a broker: their errors, and the iterators that a Broker returns."""
 from __future__ import annotations
 
 import dataclasses
@@ -18,26 +18,26 @@ from amem.messages import Event, Progress, from_wire
 
 @dataclasses.dataclass
 class Connection:
-    """What calls know of their Broker. `probe`: what stands in the way of a connection, as far as can be seen from here."""
+    """What calls know about their Broker. `probe`: why a connection would fail, as far as this process can see."""
 
     name: str
     probe: Callable[[], Error | None]
     closed: bool = False
 
     def check(self) -> None:
-        """Raises what stands in the way of a call.
+        """Raises the reason why a call would fail.
 
-        gRPC's own error names neither the socket nor a remedy. Of another node's broker it is all that there is.
+        gRPC's own error names neither the socket nor a remedy. For another node's broker there is no other error.
         """
         if self.closed:
-            raise OperationCancelledError(f"the connection to amemd at {self.name} was closed by close(): make another one")
+            raise OperationCancelledError(f"close() has closed the connection to amemd at {self.name}. Make another one")
         error = self.probe()
         if error is not None:
             raise error
 
 
 class Ending:
-    """Turns the end of one call into an error. Made when the call begins. `timeout` None: it may take any time."""
+    """Makes an error of the end of one call. Create it when the call begins. `timeout` None: the call may take any time."""
 
     def __init__(self, connection: Connection, timeout: float | None, operation: bool = False) -> None:
         self._connection = connection
@@ -48,7 +48,7 @@ class Ending:
         self.stopped = False  # this side has enough
 
     def begin(self) -> None:
-        """The call begins now, and not when this was made."""
+        """Starts the timeout now."""
         self._began = time.monotonic()
 
     def was_stopped(self) -> bool:
@@ -57,7 +57,9 @@ class Ending:
 
     def stop(self) -> Error:
         """The error of a call that this side has ended."""
-        return OperationCancelledError("stopped waiting; the operation goes on in the broker" if self._operation else "stopped")
+        if self._operation:
+            return OperationCancelledError("the caller stopped waiting. The operation continues in the broker")
+        return OperationCancelledError("the caller stopped the call")
 
     def error(self, failure: Any) -> Error:
         """`failure`: the grpc.RpcError."""
@@ -70,7 +72,7 @@ class Ending:
             return self.too_late()
         if status == grpc.StatusCode.UNIMPLEMENTED:
             return UnimplementedError(
-                f"amemd at {self._connection.name} does not know this call; is it older than this package?")
+                f"amemd at {self._connection.name} does not support this call. It is probably older than this package")
         if status == grpc.StatusCode.UNAUTHENTICATED:  # the only code that amem lacks
             return PermissionDeniedError(text)
         return error_of(status.value[0], text)
@@ -90,16 +92,16 @@ class Ending:
         return UnavailableError(f"{lost}: {text}{tail}")
 
     def too_late(self) -> Error:
-        tail = "; the operation may go on there, `amemctl groups` shows its state" if self._operation else ""
+        tail = ". The operation may still run there. `amemctl groups` shows its state" if self._operation else ""
         return DeadlineExceededError(
             f"amemd at {self._connection.name} did not answer within {self._timeout:g} s{tail}")
 
 
 class Course:
-    """What an operation has reported so far; Operation and amem.aio.Operation share it."""
+    """What an operation has reported so far. Operation and amem.aio.Operation share it."""
 
     def __init__(self, count: int, connection: Connection, timeout: float) -> None:
-        """`count`: of the groups that are to report its end."""
+        """`count`: how many groups must report its end."""
         self.ending = Ending(connection, timeout, operation=True)
         self.done: list[Progress] = []
         self._count = count
@@ -119,10 +121,10 @@ class Course:
 
 
 class Operation(Iterator[Progress]):
-    """A pause, resume or swap that has begun: its progress as it comes. For one thread, but for cancel().
+    """A pause, resume or swap that has begun, as an iterator over its progress. For one thread, except cancel().
 
-    Iterating ends after the last Progress, the one with `done` of each group, or raises what went wrong. Leaving the
-    iterator alone does not stop the operation, and does not tell how it ends.
+    The iteration ends after the last Progress of each group, which has `done`, or it raises the error of the operation. If
+    you stop iterating, the operation continues, and you do not learn how it ends.
     """
 
     def __init__(self, stream: Any, course: Course) -> None:
@@ -143,13 +145,13 @@ class Operation(Iterator[Progress]):
         """Waits for the end.
 
         Args:
-            on_progress: Is called in this thread for every step; what it raises ends the waiting and comes out.
+            on_progress: A function that this thread calls for each step. If it raises, the call stops waiting and raises the same.
 
         Returns:
-            The Progress with `done` of each group, in the order in which they ended.
+            The last Progress of each group, in the order in which the groups ended.
 
         Raises:
-            OperationCancelledError: cancel() was called, or the Broker was closed.
+            OperationCancelledError: The program called cancel(), or closed the Broker.
             Error: The operation failed.
         """
         try:
@@ -162,22 +164,23 @@ class Operation(Iterator[Progress]):
         return self._course.done
 
     def cancel(self) -> None:
-        """Stops waiting, from any thread: the iterator then raises OperationCancelledError.
+        """Stops waiting: the iterator then raises OperationCancelledError. Any thread may call it.
 
-        The operation goes on in the broker.
+        The operation continues in the broker.
         """
         self._course.ending.stopped = True
         self._stream.cancel()
 
 
 class Watch(Iterator[Event]):
-    """Events as they come. For one thread, but for close(), after which iterating ends.
+    """An iterator over events. For one thread, except close(), which ends the iteration.
 
-    UnavailableError: the connection was lost. Events in between are gone, so ask for the status after coming back.
+    UnavailableError: the connection was lost. A new watch does not have the events in between, so ask for the status after you
+    reconnect.
     """
 
     def __init__(self, stream: Any, connection: Connection, timeout: float) -> None:
-        """`timeout`: seconds until the watch must be in effect; else DeadlineExceededError."""
+        """`timeout`: seconds until the watch must be in effect. Otherwise it raises DeadlineExceededError."""
         self._stream = stream
         self._broker = connection.name
         self._ending = Ending(connection, None)
@@ -213,7 +216,7 @@ class Watch(Iterator[Event]):
         return from_wire(Event, message)
 
     def close(self) -> None:
-        """Ends the watch, from any thread."""
+        """Ends the watch. Any thread may call it."""
         self._ending.stopped = True
         self._stream.cancel()
 

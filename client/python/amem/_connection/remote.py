@@ -11,20 +11,20 @@ _FILES = ("ca.crt", "tls.key", "tls.crt")  # as gRPC takes them
 
 
 def check_address(address: str) -> str:
-    """The address itself, "host:port"; InvalidArgumentError when it is none."""
+    """Returns the address, "host:port". InvalidArgumentError: it is not valid."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise InvalidArgumentError(f"{address!r} is no address of a broker: it is HOST:PORT")
+        raise InvalidArgumentError(f"{address!r} is not a valid broker address. Use HOST:PORT")
     return address
 
 
 def credentials(directory: str | None) -> grpc.ChannelCredentials:
-    """Of the files ca.crt, tls.crt and tls.key in `directory`; None: AMEM_TLS."""
+    """Reads the files ca.crt, tls.crt and tls.key in `directory`. None: AMEM_TLS."""
     directory = directory or os.environ.get("AMEM_TLS")
     if not directory:
         raise InvalidArgumentError(
-            "a broker of another node is reached by mutual TLS: name the directory with ca.crt, tls.crt and tls.key (tls=, or "
-            "AMEM_TLS)")
+            "another node's broker requires mutual TLS. Pass tls= or set AMEM_TLS: the directory with ca.crt, tls.crt and "
+            "tls.key")
     read = []
     for name in _FILES:
         path = os.path.join(directory, name)
@@ -32,5 +32,5 @@ def credentials(directory: str | None) -> grpc.ChannelCredentials:
             with open(path, "rb") as file:
                 read.append(file.read())
         except OSError as error:
-            raise InvalidArgumentError(f"{path}: {error.strerror}") from None
+            raise InvalidArgumentError(f"cannot read {path}: {error.strerror}") from None
     return grpc.ssl_channel_credentials(*read)

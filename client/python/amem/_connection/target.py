@@ -1,4 +1,4 @@
-"""Which broker a client means, and how gRPC reaches it: amem.Broker and amem.aio.Broker share it. Any thread."""
+"""The broker of a client, and how gRPC reaches it. amem.Broker and amem.aio.Broker share it. Any thread."""
 from __future__ import annotations
 
 import dataclasses
@@ -24,7 +24,7 @@ OPTIONS = [
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """`name`: gRPC's. `socket`: the control socket's path, empty for another node's broker. `credentials` None: the socket's."""
+    """`name`: the target for gRPC. `socket`: the control socket's path, empty for another node's broker. `credentials` None: local."""
 
     name: str
     socket: str
@@ -33,15 +33,15 @@ class Target:
 
     @property
     def waits(self) -> bool:
-        """Whether calls wait for a connection. The probe has found a broker here; of another node's nothing is known."""
+        """Whether calls wait for a connection. The probe has found a broker here. It cannot check another node's broker."""
         return self.credentials is None
 
 
 def find(runtime_dir: str | None, socket: str | None, address: str | None, tls: str | None) -> Target:
-    """The target for the arguments of a Broker. InvalidArgumentError: they name none."""
+    """The target for the arguments of a Broker. InvalidArgumentError: they do not name a broker."""
     if address is None:
         path = _endpoint.control_socket(runtime_dir, socket)
         return Target(_endpoint.grpc_target(path), path, None, Connection(path, lambda: _endpoint.probe(path)))
     if runtime_dir or socket:
-        raise InvalidArgumentError("a broker has a runtime directory or socket here, or an address, not both")
+        raise InvalidArgumentError("pass runtime_dir or socket for a local broker, or address for another node's, not both")
     return Target(remote.check_address(address), "", remote.credentials(tls), Connection(address, lambda: None))

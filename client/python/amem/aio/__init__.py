@@ -7,8 +7,8 @@
 
     await amem.aio.pause()  # in a rank
 
-Broker, Cluster and swap are for controllers and need grpcio and protobuf. pause and resume are for ranks. Errors, answers and
-choices are those of amem. An object belongs to the event loop in which it was first used.
+Broker, Cluster and swap are for controllers and require grpcio and protobuf. pause and resume are for ranks. They have the errors,
+results and choices of amem. An object belongs to the event loop that used it first.
 """
 from __future__ import annotations
 

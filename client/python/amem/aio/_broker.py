@@ -20,26 +20,26 @@ from amem.messages import AllocationInfo, GroupInfo, NodeStatus, OwnerQuotas, Pa
 
 
 class Broker:
-    """A connection to amemd's control socket, made with the first call and again after a loss.
+    """A connection to amemd's control socket. The first call connects, and a call after a lost connection connects again.
 
-    It has the methods of amem.Broker, with the same arguments, results and errors. Several tasks of one event loop may use
-    it at a time. A task that is cancelled, for example by asyncio.timeout(), stops waiting; what it has asked for goes on in
-    the broker. Arguments are checked when a coroutine begins, those of pausing(), resuming(), swapping() and watch() at once.
+    It has the methods of amem.Broker, with the same arguments, results and errors. Several tasks of one event loop may use it
+    at the same time. A cancelled task, for example by asyncio.timeout(), stops waiting. Its operation continues in the broker.
+    A coroutine checks its arguments when it begins. pausing(), resuming(), swapping() and watch() check them at once.
     """
 
     def __init__(self, runtime_dir: str | None = None, *, socket: str | None = None, address: str | None = None,
                  tls: str | None = None, query_timeout: float = 5.0) -> None:
-        """Says which broker is meant; nothing is asked of it yet.
+        """Chooses the broker. It does not connect yet.
 
         Args:
-            runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
-            socket: The control socket's path, when it is elsewhere.
-            address: Instead of these, "host:port" of another node's broker.
+            runtime_dir: The broker's runtime directory. None: AMEM_RUNTIME_DIR, else the default.
+            socket: The path of the control socket, if it is not in the runtime directory.
+            address: Instead of these two, "host:port" of another node's broker.
             tls: With `address`: the directory of ca.crt, tls.crt and tls.key; None: AMEM_TLS.
-            query_timeout: Seconds that the broker may take to answer calls that ask or set, and to begin a watch.
+            query_timeout: Timeout in seconds for calls that ask or set something, and for the start of a watch.
 
         Raises:
-            InvalidArgumentError: The arguments name no broker, or its certificates cannot be read.
+            InvalidArgumentError: The arguments do not name a broker, or its certificates cannot be read.
         """
         self._query_timeout = query_timeout
         self._target = target.find(runtime_dir, socket, address, tls)
@@ -50,9 +50,9 @@ class Broker:
         self._under_way: weakref.WeakSet[Any] = weakref.WeakSet()
 
     async def close(self) -> None:
-        """Ends the connection and every call under way with OperationCancelledError, which later calls raise, too.
+        """Closes the connection. Running calls and later calls raise OperationCancelledError.
 
-        Operations go on in the broker.
+        Operations continue in the broker.
         """
         self._target.connection.closed = True
         for call in list(self._under_way):
@@ -80,61 +80,62 @@ class Broker:
         """Asks for the groups that the caller may see.
 
         Returns:
-            Of each group its state, its memory by device and tag in bytes, and its policies.
+            The groups: for each its state, its memory by device and tag in bytes, and its policies.
         """
         return await self._ask(_requests.groups())
 
     async def quotas(self) -> list[OwnerQuotas]:
-        """Asks what each owner has of what the broker can run out of.
+        """Asks for the quotas of each owner and for how much of them the owner uses.
 
         Returns:
-            The owners that the caller may see: all for an operator.
+            The owners that the caller may see. An operator sees all.
         """
         return await self._ask(_requests.quotas())
 
     async def metrics(self, format: FormatChoice = "openmetrics") -> str:
-        """Asks for what the broker measures, of the groups that the caller may see. docs/metrics.md lists the metrics.
+        """Asks for the broker's metrics about the groups that the caller may see. docs/metrics.md lists the metrics.
 
         Args:
-            format: "openmetrics", or "prometheus" for Prometheus' own text format; or a member of MetricsFormat.
+            format: "openmetrics", or "prometheus" for Prometheus' own text format, or a member of MetricsFormat.
 
         Returns:
             The metrics as text.
 
         Raises:
-            InvalidArgumentError: There is no such format.
+            InvalidArgumentError: The format is not valid.
         """
         return await self._ask(_requests.metrics(format))
 
     async def history(self, group: str = "", *, transaction: int = 0, most: int = 0, spans: bool = False) -> list[PastOperation]:
-        """Asks for the last pauses and resumes, as they ended, of the groups that the caller may see.
+        """Asks for the last pauses and resumes of the groups that the caller may see, and how they ended.
 
         Args:
-            group: Only operations of this group; empty: of all groups.
-            transaction: Only operations of this transaction; 0: of all transactions.
-            most: Only the latest, at most so many; 0: all that the broker remembers.
-            spans: Also when each phase, copy and driver call was.
+            group: Only operations of this group. Empty: of all groups.
+            transaction: Only operations of this transaction. 0: of all transactions.
+            most: At most this many operations, the latest. 0: all that the broker remembers.
+            spans: Also the times of each phase, copy and driver call.
 
         Returns:
             The operations, oldest first.
 
         Raises:
-            NotFoundError: There is no such group, and the broker remembers none.
+            NotFoundError: The group does not exist, and the broker remembers no operation of it.
             InvalidArgumentError: A number is below 0.
         """
         return await self._ask(_requests.history(group, transaction, most, spans))
 
     async def upgrade(self) -> tuple[str, str]:
-        """Replaces the running amemd by the one that is installed now.
+        """Replaces the running amemd by the installed one.
 
-        Returns before the next one serves; ranks connect to it by themselves.
+        Returns before the new amemd serves. Ranks reconnect to it automatically.
 
         Returns:
             The version that runs, and the version that is installed.
 
         Raises:
-            FailedPreconditionError: Nothing would outlive amemd, or the other does not take its configuration.
-            AbortedError: An operation is under way.
+            FailedPreconditionError: The jobs would be lost, because no amem-holder keeps their memory. Or the installed
+                amemd does not support the present configuration.
+            AbortedError: An operation is running.
         """
         return await self._ask(_requests.upgrade())
 
@@ -142,13 +143,13 @@ class Broker:
         """Asks for the ranks of one group, or of all that the caller may see.
 
         Args:
-            group: The group's name; empty: all groups.
+            group: The group's name. Empty: all groups.
 
         Returns:
             The ranks: processes with their memory in bytes.
 
         Raises:
-            NotFoundError: There is no such group.
+            NotFoundError: The group does not exist.
         """
         return await self._ask(_requests.ranks(group))
 
@@ -156,32 +157,33 @@ class Broker:
         """Asks for single allocations.
 
         Args:
-            group: The group's name; empty: all groups.
-            tag: Only allocations with this tag; None: all.
+            group: The group's name. Empty: all groups.
+            tag: Only allocations with this tag. None: all.
 
         Returns:
             The allocations, oldest first.
 
         Raises:
-            NotFoundError: There is no such group.
+            NotFoundError: The group does not exist.
         """
         return await self._ask(_requests.allocations(group, tag))
 
     async def set_policy(self, group: str, tag: str, policy: PolicyChoice | None = None, *, save: FormChoice | None = None) -> None:
-        """Says what a pause does with the bytes of a tag from now on. It overrides what regions say.
+        """Sets what a pause does from now on with the bytes of a tag. It overrides the policies of regions.
 
         Args:
             group: The group's name.
-            tag: The tag, which need not have memory yet.
-            policy: Policy.KEEP or "keep", Policy.DISCARD or "discard"; None leaves it as it is.
-            save: How a pause copies what it keeps: "auto", "dense" or "sparse", or a member of Form; None leaves it as it is.
+            tag: The tag. It need not have memory yet.
+            policy: Policy.KEEP or "keep", Policy.DISCARD or "discard". None does not change it.
+            save: How a pause copies bytes that it keeps: "auto", "dense" or "sparse", or a member of Form. None does not
+                change it.
 
         Raises:
-            InvalidArgumentError: There is no such policy or form, neither of the two is given, or "discard" is given for
-                "nccl", whose bytes are always kept.
-            NotFoundError: There is no such group.
-            FailedPreconditionError: The group is not running, or some memory of the tag is paused.
-            ResourceExhaustedError: As many tags of the group have a policy as may have one.
+            InvalidArgumentError: The policy or the form is not valid, both are None, or the policy of "nccl" is "discard".
+                A pause always keeps the bytes of "nccl".
+            NotFoundError: The group does not exist.
+            FailedPreconditionError: The group is not running, or some memory with the tag is paused.
+            ResourceExhaustedError: The group already has the largest number of tags with a policy.
         """
         await self._ask(_requests.set_policy(group, tag, policy, save))
 
@@ -194,34 +196,34 @@ class Broker:
                     except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> list[Progress]: ...
     async def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
                     except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> Progress | list[Progress]:
-        """Pauses a group from outside: its ranks need not expect it. Returns when it is paused.
+        """Pauses a group from outside: its ranks need not call anything. Returns when the group is paused.
 
-        Several groups are paused as one operation, all or none: until the first of them releases memory a failure of one
-        leaves all running, and an error names each.
+        Several groups pause as one operation, all or none. If one group fails before the first of them has freed memory, all
+        run on, and the error names each group.
 
         Args:
-            group: One group, or a list of several.
-            tags: One tag or at most 64: only memory of these leaves, and the group runs on. Its program must leave that
-                memory alone until it has been resumed. None: everything.
-            timeout: Seconds for the ranks to become quiet; None: as the broker is configured, as the other phases are.
-            on_progress: A plain function that the event loop calls for each step; what it raises ends the waiting and comes out.
-            except_tags: Instead of `tags`: all memory except that with these tags.
-            discard: Tags whose bytes this pause drops, whatever their policy; they come back zeroed. The last Progress says
-                how many. Not "nccl", whose bytes are always kept.
-            guests: What becomes of memory that ranks of other groups have open still when the broker has waited for them.
-                "pin": it stays on its device, and the last Progress names them. "refuse": FailedPreconditionError names
-                them, and the group runs on. None: as the broker is configured.
+            group: One group, or a list of groups.
+            tags: One tag, or at most 64. The pause takes only memory with these tags, and the group runs on. Its program must
+                not touch that memory before the resume. None: everything.
+            timeout: Timeout in seconds for the ranks to become quiet. None: the broker's setting, which other phases always use.
+            on_progress: A plain function that the event loop calls for each step. If it raises, the call stops waiting and raises the same.
+            except_tags: Instead of `tags`: all memory except memory with these tags.
+            discard: Tags whose bytes this pause drops, whatever their policy. A resume provides zeros for them. The last
+                Progress has their number. Not "nccl": a pause always keeps its bytes.
+            guests: What the pause does with memory that ranks of other groups still have open after the broker has waited for
+                them. "pin": the memory stays on its device, and the last Progress names these ranks. "refuse": the call raises
+                FailedPreconditionError, which names these ranks, and the group runs on. None: the broker's setting.
 
         Returns:
-            The last Progress, which says where the time went; of several groups a list, in their order.
+            The last Progress, which says where the time went. For several groups: a list, in the order of the groups.
 
         Raises:
-            NotFoundError: There is no such group, or it has no memory of a tag.
+            NotFoundError: The group does not exist, or it has no memory with a tag.
             FailedPreconditionError: The group is not running.
-            DeadlineExceededError: A phase took too long; the text names the ranks. The group is as after AbortedError.
-            ResourceExhaustedError: The pool is too small; the group runs on.
-            AbortedError: A rank died or failed. The group runs on or, when something had been released already, is paused
-                with its bytes safe.
+            DeadlineExceededError: A phase took too long. The text names the ranks. The group is as after AbortedError.
+            ResourceExhaustedError: The pool is too small. The group runs on.
+            AbortedError: A rank died or failed. The group runs on. If the pause had already freed memory, the group is paused
+                and its bytes are safe.
         """
         command = _requests.pause(group, tags, timeout, except_tags, discard, guests)
         last = await self._operate(command).result(on_progress)
@@ -235,27 +237,28 @@ class Broker:
                      except_tags: Tags = None) -> list[Progress]: ...
     async def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
                      except_tags: Tags = None) -> Progress | list[Progress]:
-        """Brings the memory of a paused group back, at the same addresses. Returns when the group runs.
+        """Resumes a paused group: restores its memory at the same addresses. Returns when the group runs.
 
-        Of several groups none runs before every one has all its memory. After an error but OperationCancelledError the group
-        is as before, with its bytes safe; only a failure in the last phase, "open", leaves it running.
+        Of several groups, none runs before all of them have their memory. After an error, the group is as before and its
+        bytes are safe. There are two exceptions: after OperationCancelledError the operation continues, and after a failure
+        in the last phase, "open", the group runs.
 
         Args:
-            group: One group, or a list of several.
-            tags: One tag or at most 64: only memory with these tags is restored. None: everything.
-            timeout: Seconds for mapping and loading; None: as the broker is configured.
-            on_progress: A plain function that the event loop calls for each step; what it raises ends the waiting and comes out.
-            except_tags: Instead of `tags`: all memory except that with these tags.
+            group: One group, or a list of groups.
+            tags: One tag, or at most 64. The resume restores only memory with these tags. None: everything.
+            timeout: Timeout in seconds for mapping and loading. None: the broker's setting.
+            on_progress: A plain function that the event loop calls for each step. If it raises, the call stops waiting and raises the same.
+            except_tags: Instead of `tags`: all memory except memory with these tags.
 
         Returns:
-            The last Progress, which says where the time went; of several groups a list, in their order.
+            The last Progress, which says where the time went. For several groups: a list, in the order of the groups.
 
         Raises:
-            NotFoundError: There is no such group, or it has no memory of a tag.
+            NotFoundError: The group does not exist, or it has no memory with a tag.
             FailedPreconditionError: The group is not paused.
-            ResourceExhaustedError: A device has too little free memory; the text has both numbers.
-            DataLossError: With AMEM_VERIFY=1, bytes did not come back as they were saved.
-            DeadlineExceededError: A phase took too long; the text names the ranks.
+            ResourceExhaustedError: A device has too little free memory. The text has both sizes.
+            DataLossError: With AMEM_VERIFY=1: restored bytes differ from the saved ones.
+            DeadlineExceededError: A phase took too long. The text names the ranks.
             AbortedError: A rank died or failed.
         """
         command = _requests.resume(group, tags, timeout, except_tags)
@@ -266,12 +269,12 @@ class Broker:
                    discard: Tags = None, guests: Guests | None = None) -> tuple[Progress, ...]:
         """Pauses `out` and resumes `into`, at the same time as far as memory allows. Returns when both are done.
 
-        When the pause fails `into` stays paused. When the resume fails all groups are paused and their bytes safe.
+        If the pause fails, `into` stays paused. If the resume fails, all groups are paused and their bytes are safe.
 
         Args:
-            out: One group, or a list of several, which are paused.
-            into: One group, or a list of several, which are resumed.
-            timeout: Seconds for each of the two; None: as the broker is configured.
+            out: The group to pause, or a list of groups.
+            into: The group to resume, or a list of groups.
+            timeout: Timeout in seconds for the pause, and for the resume. None: the broker's setting.
             on_progress: As for pause().
             discard: Tags of `out`, as for pause().
             guests: Of `out`, as for pause().
@@ -280,66 +283,66 @@ class Broker:
             The last Progress of each group, in the order in which the call names them.
 
         Raises:
-            Error: As pause() and resume().
+            Error: The errors of pause() and resume().
         """
         command = _requests.swap(out, into, timeout, discard, guests)
         return tuple(command.ordered(await self._operate(command).result(on_progress)))
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
                 discard: Tags = None, guests: Guests | None = None) -> Operation:
-        """Prepares pause(), which the first step of the iteration begins.
+        """Prepares pause(). The first step of the iteration starts it.
 
         Args:
-            group: As for pause(), like all arguments.
-            tags: Only memory with these tags leaves.
-            timeout: Seconds for the ranks to become quiet.
-            except_tags: All memory except that with these tags leaves.
+            group: As for pause(). This holds for all arguments.
+            tags: The pause takes only memory with these tags.
+            timeout: Timeout in seconds for the ranks to become quiet.
+            except_tags: The pause takes all memory except memory with these tags.
             discard: Tags whose bytes this pause drops.
-            guests: What becomes of memory that other groups have open.
+            guests: What the pause does with memory that other groups have open.
 
         Returns:
-            Its progress, an asynchronous iterator. It raises the errors of pause().
+            An asynchronous iterator over its progress. It raises the errors of pause().
         """
         return self._operate(_requests.pause(group, tags, timeout, except_tags, discard, guests))
 
     def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Operation:
-        """Prepares resume(), which the first step of the iteration begins.
+        """Prepares resume(). The first step of the iteration starts it.
 
         Args:
-            group: As for resume(), like all arguments.
-            tags: Only memory with these tags is restored.
-            timeout: Seconds for mapping and loading.
-            except_tags: All memory except that with these tags is restored.
+            group: As for resume(). This holds for all arguments.
+            tags: The resume restores only memory with these tags.
+            timeout: Timeout in seconds for mapping and loading.
+            except_tags: The resume restores all memory except memory with these tags.
 
         Returns:
-            Its progress, an asynchronous iterator. It raises the errors of resume().
+            An asynchronous iterator over its progress. It raises the errors of resume().
         """
         return self._operate(_requests.resume(group, tags, timeout, except_tags))
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
                  guests: Guests | None = None) -> Operation:
-        """Prepares swap(), which the first step of the iteration begins.
+        """Prepares swap(). The first step of the iteration starts it.
 
         Args:
-            out: As for swap(), like all arguments.
-            into: What is resumed.
-            timeout: Seconds for each of the two.
+            out: As for swap(). This holds for all arguments.
+            into: The groups to resume.
+            timeout: Timeout in seconds for the pause, and for the resume.
             discard: Tags of `out` whose bytes this pause drops.
-            guests: What becomes of memory of `out` that other groups have open.
+            guests: What the pause does with memory of `out` that other groups have open.
 
         Returns:
-            Its progress, an asynchronous iterator. It raises the errors of swap().
+            An asynchronous iterator over its progress. It raises the errors of swap().
         """
         return self._operate(_requests.swap(out, into, timeout, discard, guests))
 
     def watch(self, group: str = "") -> Watch:
-        """Watches for events from the moment on when `async with` has entered the Watch.
+        """Watches for events. The watch begins when `async with` has entered it.
 
         Args:
-            group: Only the events of this group; empty: of all that the caller may see.
+            group: Only events of this group. Empty: of all groups that the caller may see.
 
         Returns:
-            The events, an asynchronous iterator; close() ends it.
+            An asynchronous iterator over the events. close() ends it.
 
         Raises:
             DeadlineExceededError: The watch was not in effect within `query_timeout` seconds.
@@ -392,16 +395,16 @@ class Broker:
 
 
 async def swap(out: Groups, into: Groups, timeout: float | None = None, *, runtime_dir: str | None = None) -> None:
-    """Pauses the group `out` and resumes the group `into`, over a connection of its own. To swap more than once, keep a Broker.
+    """Pauses the group `out` and resumes the group `into`, over its own connection. To swap more than once, use a Broker.
 
     Args:
-        out: One group or several, which are paused.
-        into: One group or several, which are resumed.
-        timeout: Seconds for each of the two; None: as the broker is configured.
-        runtime_dir: The broker's; None: AMEM_RUNTIME_DIR, else the default.
+        out: The group to pause, or a list of groups.
+        into: The group to resume, or a list of groups.
+        timeout: Timeout in seconds for the pause, and for the resume. None: the broker's setting.
+        runtime_dir: The broker's runtime directory. None: AMEM_RUNTIME_DIR, else the default.
 
     Raises:
-        Error: As Broker.swap().
+        Error: The errors of Broker.swap().
     """
     async with Broker(runtime_dir) as broker:
         await broker.swap(out, into, timeout)

@@ -1,4 +1,4 @@
-"""Calls under way at a broker, as asynchronous iterators. Of one event loop."""
+"""Running calls of a broker, as asynchronous iterators. For one event loop."""
 from __future__ import annotations
 
 import asyncio
@@ -15,9 +15,9 @@ from amem.messages import Event, Progress, from_wire
 
 
 def stop_of(ending: Ending) -> Error | None:
-    """For an asyncio.CancelledError that came out of a call: the error, when this side has ended the call.
+    """For an asyncio.CancelledError that a call has raised: the error to raise instead, if this side has ended the call.
 
-    None: the task was cancelled, and whoever did that wants the asyncio.CancelledError.
+    None: somebody has cancelled the task and expects the asyncio.CancelledError.
     """
     task = asyncio.current_task()
     cancelling = getattr(task, "cancelling", None)  # from Python 3.11 on; before, a task that is both counts as stopped
@@ -27,15 +27,15 @@ def stop_of(ending: Ending) -> Error | None:
 
 
 class Operation(AsyncIterator[Progress]):
-    """A pause, resume or swap: its progress as it comes. For one task, but for cancel().
+    """A pause, resume or swap, as an iterator over its progress. For one task, except cancel().
 
-    The operation begins with the first step of the iteration, or with result(). The iteration ends after the last
-    Progress, the one with `done` of each group, or raises what went wrong. A task that is cancelled stops waiting; the
-    operation goes on in the broker. Leaving the iterator alone does not stop the operation, and does not tell how it ends.
+    The operation begins with the first step of the iteration, or with result(). The iteration ends after the last Progress
+    of each group, which has `done`, or it raises the error of the operation. A cancelled task stops waiting, and the
+    operation continues in the broker. If you stop iterating, the operation also continues, and you do not learn how it ends.
     """
 
     def __init__(self, ready: Callable[[], Awaitable[object]], begin: Callable[[], Any], course: Course) -> None:
-        """`ready` returns when a broker has answered, `begin` makes the call."""
+        """`ready` returns when a broker has answered. `begin` makes the call."""
         self._ready = ready
         self._begin = begin
         self._course = course
@@ -73,14 +73,14 @@ class Operation(AsyncIterator[Progress]):
         """Waits for the end.
 
         Args:
-            on_progress: A plain function that the event loop calls for each step; what it raises ends the waiting
-                and comes out.
+            on_progress: A plain function that the event loop calls for each step. If it raises, the call stops waiting and
+                raises the same.
 
         Returns:
-            The Progress with `done` of each group, in the order in which they ended.
+            The last Progress of each group, in the order in which the groups ended.
 
         Raises:
-            Error: The operation failed. OperationCancelledError: cancel() was called, or the Broker was closed.
+            Error: The operation failed. OperationCancelledError: the program called cancel(), or closed the Broker.
         """
         try:
             async for progress in self:
@@ -94,7 +94,7 @@ class Operation(AsyncIterator[Progress]):
     def cancel(self) -> None:
         """Stops waiting: the iteration then raises OperationCancelledError. For the event loop's thread.
 
-        The operation goes on in the broker, if it has begun.
+        If the operation has begun, it continues in the broker.
         """
         self._course.ending.stopped = True
         if self._stream is not None:
@@ -102,14 +102,14 @@ class Operation(AsyncIterator[Progress]):
 
 
 class Watch(AsyncIterator[Event]):
-    """Events as they come. For one task, but for close(), after which the iteration ends.
+    """An iterator over events. For one task, except close(), which ends the iteration.
 
-    The watch is in effect when `async with` has entered it, or with the first step of the iteration. UnavailableError: the
-    connection was lost. Events in between are gone, so ask for the status after coming back.
+    The watch begins when `async with` has entered it, or with the first step of the iteration. UnavailableError: the
+    connection was lost. A new watch does not have the events in between, so ask for the status after you reconnect.
     """
 
     def __init__(self, begin: Callable[[], Any], connection: Connection, timeout: float) -> None:
-        """`timeout`: seconds until the watch must be in effect; else DeadlineExceededError."""
+        """`timeout`: seconds until the watch must be in effect. Otherwise it raises DeadlineExceededError."""
         self._begin = begin
         self._connection = connection
         self._timeout = timeout

@@ -16,35 +16,36 @@ from amem.messages import GroupInfo, NodeStatus, Progress, RankInfo
 
 
 class Cluster:
-    """Groups that several nodes have, steered as one.
+    """Groups that span several nodes, controlled as one.
 
     It has the methods of amem.Cluster, with the same arguments, results and errors. Several tasks of one event loop may use
-    it at a time. A task that is cancelled stops waiting; what it has asked for goes on in the brokers.
+    it at the same time. A cancelled task stops waiting. Its operation continues in the brokers.
     """
 
     def __init__(self, nodes: Sequence[str] | str | None = None, runtime_dir: str | None = None, *, socket: str | None = None,
                  address: str | None = None, tls: str | None = None) -> None:
-        """Says which nodes are meant; nothing is asked of them yet.
+        """Chooses the nodes. It does not connect yet.
 
         Args:
-            nodes: Their brokers' addresses, "host:port" or "unix:PATH", each once; or "@FILE", which has one in a line, with
-                empty lines and what follows a "#" left out; None: AMEM_NODES, "a,b,c" or "@FILE".
-            runtime_dir: The runtime directory of the broker that leads, which need not be one of the nodes; None: this node's.
-            socket: The control socket's path of the broker that leads, when it is elsewhere.
-            address: Instead of these, "host:port" of the broker that leads.
+            nodes: The addresses of the nodes' brokers, "host:port" or "unix:PATH", each once. Or "@FILE": a file with one
+                address in each line, in which empty lines and comments after "#" do not count. None: AMEM_NODES, which is
+                "a,b,c" or "@FILE".
+            runtime_dir: The runtime directory of the broker that leads. It need not be one of the nodes. None: this node's.
+            socket: The path of this broker's control socket, if it is not in the runtime directory.
+            address: Instead of these two, "host:port" of the broker that leads.
             tls: The directory of ca.crt, tls.crt and tls.key for each "host:port"; None: AMEM_TLS.
 
         Raises:
-            InvalidArgumentError: `nodes` is no list of addresses, or the arguments name no broker.
+            InvalidArgumentError: `nodes` is not a list of addresses, or the arguments do not name a broker.
         """
         self.nodes = node_list(nodes)
         self._tls = tls
         self._leader = _Leader(self.nodes, runtime_dir, socket, address, tls)
 
     async def close(self) -> None:
-        """Ends every call under way with OperationCancelledError, which later operations raise, too.
+        """Ends every running call with OperationCancelledError. Later calls raise it, too.
 
-        Operations go on in the brokers.
+        Operations continue in the brokers.
         """
         await self._leader.close()
 
@@ -59,51 +60,51 @@ class Cluster:
     async def status(self) -> dict[str, NodeAnswer[NodeStatus]]:
         """Asks each node for its state, as Broker.status does.
 
-        At most 64 nodes are asked at a time, over connections of their own.
+        It asks at most 64 nodes at the same time, each over its own connection.
 
         Returns:
-            By node the answer, or why there is none. No node's failure is raised.
+            A dictionary: for each node its answer, or the error that prevented it. The failure of a node does not raise.
         """
         return await self._of_each(lambda broker: broker.status())
 
     async def groups(self) -> dict[str, NodeAnswer[list[GroupInfo]]]:
-        """Asks each node for its groups, as Broker.groups does; see status().
+        """Asks each node for its groups, as Broker.groups does. See status().
 
         Returns:
-            By node the answer, or why there is none.
+            A dictionary: for each node its answer, or the error that prevented it.
         """
         return await self._of_each(lambda broker: broker.groups())
 
     async def ranks(self, group: str = "") -> dict[str, NodeAnswer[list[RankInfo]]]:
-        """Asks each node for ranks, as Broker.ranks does; see status().
+        """Asks each node for ranks, as Broker.ranks does. See status().
 
         Args:
-            group: The group's name; empty: all groups.
+            group: The group's name. Empty: all groups.
 
         Returns:
-            By node the answer, or why there is none.
+            A dictionary: for each node its answer, or the error that prevented it.
         """
         return await self._of_each(lambda broker: broker.ranks(group))
 
     # ---- operations ----
     async def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
                     except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
-        """Pauses a group, or several, of all nodes.
+        """Pauses one or more groups on all nodes.
 
         Args:
-            group: As for Broker.pause(), like all arguments.
-            tags: Only memory with these tags leaves.
-            timeout: Seconds for the ranks to become quiet.
-            on_progress: A plain function that the event loop calls for each step; Progress.node says whose it is.
-            except_tags: All memory except that with these tags leaves.
+            group: As for Broker.pause(). This holds for all arguments.
+            tags: The pause takes only memory with these tags.
+            timeout: Timeout in seconds for the ranks to become quiet.
+            on_progress: A plain function that the event loop calls for each step. Progress.node is the node of the step.
+            except_tags: The pause takes all memory except memory with these tags.
             discard: Tags whose bytes this pause drops.
-            guests: What becomes of memory that other groups have open.
+            guests: What the pause does with memory that other groups have open.
 
         Returns:
             The last Progress of each group of each node.
 
         Raises:
-            PermissionDeniedError: Only operators may name other nodes.
+            PermissionDeniedError: The caller is not an operator. Only operators may name other nodes.
             Error: The errors of Broker.pause(), with the node's name.
         """
         operation = self.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests)
@@ -111,20 +112,20 @@ class Cluster:
 
     async def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
                      except_tags: Tags = None) -> list[Progress]:
-        """Resumes a group, or several, of all nodes: no rank of any node runs before all have their memory.
+        """Resumes one or more groups on all nodes. No rank of any node runs before all of them have their memory.
 
         Args:
-            group: As for Broker.resume(), like all arguments.
-            tags: Only memory with these tags is restored.
-            timeout: Seconds for mapping and loading.
-            on_progress: A plain function that the event loop calls for each step; Progress.node says whose it is.
-            except_tags: All memory except that with these tags is restored.
+            group: As for Broker.resume(). This holds for all arguments.
+            tags: The resume restores only memory with these tags.
+            timeout: Timeout in seconds for mapping and loading.
+            on_progress: A plain function that the event loop calls for each step. Progress.node is the node of the step.
+            except_tags: The resume restores all memory except memory with these tags.
 
         Returns:
             The last Progress of each group of each node.
 
         Raises:
-            PermissionDeniedError: Only operators may name other nodes.
+            PermissionDeniedError: The caller is not an operator. Only operators may name other nodes.
             Error: The errors of Broker.resume(), with the node's name.
         """
         return await self.resuming(group, tags, timeout, except_tags=except_tags).result(on_progress)
@@ -134,66 +135,66 @@ class Cluster:
         """Pauses `out` and resumes `into` on all nodes.
 
         Args:
-            out: As for Broker.swap(), like all arguments.
-            into: What is resumed.
-            timeout: Seconds for each of the two.
-            on_progress: A plain function that the event loop calls for each step; Progress.node says whose it is.
+            out: As for Broker.swap(). This holds for all arguments.
+            into: The groups to resume.
+            timeout: Timeout in seconds for the pause, and for the resume.
+            on_progress: A plain function that the event loop calls for each step. Progress.node is the node of the step.
             discard: Tags of `out` whose bytes this pause drops.
-            guests: What becomes of memory of `out` that other groups have open.
+            guests: What the pause does with memory of `out` that other groups have open.
 
         Returns:
             The last Progress of each group of each node.
 
         Raises:
-            PermissionDeniedError: Only operators may name other nodes.
+            PermissionDeniedError: The caller is not an operator. Only operators may name other nodes.
             Error: The errors of Broker.swap(), with the node's name.
         """
         return await self.swapping(out, into, timeout, discard=discard, guests=guests).result(on_progress)
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
                 discard: Tags = None, guests: Guests | None = None) -> Operation:
-        """Prepares pause(), which the first step of the iteration begins.
+        """Prepares pause(). The first step of the iteration starts it.
 
         Args:
-            group: As for pause(), like all arguments.
-            tags: Only memory with these tags leaves.
-            timeout: Seconds for the ranks to become quiet.
-            except_tags: All memory except that with these tags leaves.
+            group: As for pause(). This holds for all arguments.
+            tags: The pause takes only memory with these tags.
+            timeout: Timeout in seconds for the ranks to become quiet.
+            except_tags: The pause takes all memory except memory with these tags.
             discard: Tags whose bytes this pause drops.
-            guests: What becomes of memory that other groups have open.
+            guests: What the pause does with memory that other groups have open.
 
         Returns:
-            Its progress, an asynchronous iterator; Progress.node says whose it is.
+            An asynchronous iterator over its progress. Progress.node is the node of each step.
         """
         return self._leader.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests)
 
     def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Operation:
-        """Prepares resume(), which the first step of the iteration begins.
+        """Prepares resume(). The first step of the iteration starts it.
 
         Args:
-            group: As for resume(), like all arguments.
-            tags: Only memory with these tags is restored.
-            timeout: Seconds for mapping and loading.
-            except_tags: All memory except that with these tags is restored.
+            group: As for resume(). This holds for all arguments.
+            tags: The resume restores only memory with these tags.
+            timeout: Timeout in seconds for mapping and loading.
+            except_tags: The resume restores all memory except memory with these tags.
 
         Returns:
-            Its progress, an asynchronous iterator; Progress.node says whose it is.
+            An asynchronous iterator over its progress. Progress.node is the node of each step.
         """
         return self._leader.resuming(group, tags, timeout, except_tags=except_tags)
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
                  guests: Guests | None = None) -> Operation:
-        """Prepares swap(), which the first step of the iteration begins.
+        """Prepares swap(). The first step of the iteration starts it.
 
         Args:
-            out: As for swap(), like all arguments.
-            into: What is resumed.
-            timeout: Seconds for each of the two.
+            out: As for swap(). This holds for all arguments.
+            into: The groups to resume.
+            timeout: Timeout in seconds for the pause, and for the resume.
             discard: Tags of `out` whose bytes this pause drops.
-            guests: What becomes of memory of `out` that other groups have open.
+            guests: What the pause does with memory of `out` that other groups have open.
 
         Returns:
-            Its progress, an asynchronous iterator; Progress.node says whose it is.
+            An asynchronous iterator over its progress. Progress.node is the node of each step.
         """
         return self._leader.swapping(out, into, timeout, discard=discard, guests=guests)
 
@@ -212,7 +213,7 @@ class Cluster:
 
 
 class _Leader(Broker):
-    """Whose operations are about all nodes."""
+    """A Broker with operations on all nodes."""
 
     def __init__(self, nodes: tuple[str, ...], runtime_dir: str | None, socket: str | None, address: str | None,
                  tls: str | None) -> None:

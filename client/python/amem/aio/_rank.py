@@ -1,4 +1,4 @@
-"""A rank's calls as coroutines."""
+"""The calls of a rank as coroutines."""
 from __future__ import annotations
 
 import asyncio
@@ -9,34 +9,34 @@ from amem._background import pause_async, resume_async
 
 async def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None, discard: Tags = None,
                 guests: Guests | None = None) -> None:
-    """Pauses this rank's group, as amem.pause does, while the event loop runs on.
+    """Pauses this rank's group as amem.pause does, while the event loop runs on.
 
-    The call waits on the daemon thread of amem.pause_async(), which carries out one such call after the other. So work
-    that the event loop launches on the GPU meanwhile waits for the resume, and the event loop with it. A task that is
-    cancelled stops waiting; a pause that has begun is not called off.
+    The daemon thread of amem.pause_async() runs the call. It runs one call after the other. If the event loop launches GPU
+    work after the pause, the event loop waits for the resume. A cancelled task stops waiting, but a pause that has begun
+    continues.
 
     Args:
-        tags: As for amem.pause(), like all arguments.
-        timeout: Seconds to wait for the other ranks.
-        except_tags: All memory except that with these tags.
+        tags: As for amem.pause(). This holds for all arguments.
+        timeout: Timeout in seconds for the other ranks to call.
+        except_tags: All memory except memory with these tags.
         discard: Tags whose bytes this pause drops.
-        guests: What becomes of memory that other groups have open.
+        guests: What the pause does with memory that other groups have open.
 
     Raises:
-        Error: As amem.pause().
+        Error: The errors of amem.pause().
     """
     await asyncio.wrap_future(pause_async(tags, timeout, except_tags=except_tags, discard=discard, guests=guests))
 
 
 async def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> None:
-    """Brings the memory of this rank's group back, as amem.resume does, while the event loop runs on; see pause().
+    """Resumes this rank's group as amem.resume does, while the event loop runs on. See pause().
 
     Args:
-        tags: As for amem.resume(), like all arguments.
-        timeout: Seconds to wait for the other ranks.
-        except_tags: All memory except that with these tags.
+        tags: As for amem.resume(). This holds for all arguments.
+        timeout: Timeout in seconds for the other ranks to call.
+        except_tags: All memory except memory with these tags.
 
     Raises:
-        Error: As amem.resume().
+        Error: The errors of amem.resume().
     """
     await asyncio.wrap_future(resume_async(tags, timeout, except_tags=except_tags))

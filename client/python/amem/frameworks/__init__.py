@@ -1,9 +1,9 @@
-"""The kit for modules that let a framework's memory leave by amem.
+"""The kit for modules with which amem frees and restores a framework's GPU memory.
 
-Such a module is a class below `Framework`: what the framework is called, which of its functions amem needs, and what is put in
-their place. amem.enable() finds it, checks it and installs it. CONTRIBUTING.md says how to write one, in amem or in a
-distribution of your own. `amem.frameworks.phases` pauses and resumes tags around a phase of a training step, and
-`amem.frameworks.tensors` says which tensors own their memory.
+Such a module has a subclass of `Framework`. It names the framework and the functions that amem needs, and replaces these functions.
+amem.enable() finds the module, checks it and installs it. CONTRIBUTING.md explains how to write one, in amem or in your own
+distribution. `amem.frameworks.phases` pauses and resumes tags around a phase of a training step, and `amem.frameworks.tensors`
+finds the tensors that own their memory.
 
 The kit imports no framework. Any thread.
 """
@@ -28,22 +28,22 @@ Version = tuple[int, ...]
 
 
 class Framework(abc.ABC):
-    """What amem knows about one framework. A subclass sets the names, and writes hooks() and install().
+    """What amem knows about one framework. A subclass sets the names, and implements hooks() and install().
 
     amem.enable() makes one instance, and calls install() when all `modules` have been imported.
 
     Attributes:
-        name: The name by which amem and amem.enable() know the framework.
-        title: The name as people write it, for messages.
+        name: The framework's name in amem and amem.enable().
+        title: The framework's name in messages.
         distribution: The distribution whose version counts.
-        modules: amem.enable() installs when all of these have been imported, now or later.
-        tried: The oldest and the newest version that the module was tried with. Another version runs with one warning. None: no
-            version is warned of.
-        purpose: What amem is to do, as the beginning of a sentence of an error.
-        how_to_start: How a process is started whose memory amem can take away, as the end of that sentence.
-        logger: Where warnings go: below the framework's own logger, if it has one that is shown.
-        on: amem.enable() has switched the framework on.
-        required: amem.enable(require=True) has done so: what goes wrong later is an error, too.
+        modules: amem.enable() installs the module when all of these have been imported, now or later.
+        tried: The oldest and the newest version that the module was tried with. With another version, amem logs one warning. None:
+            amem never warns.
+        purpose: What fails if this process or its broker lacks something, such as "vLLM cannot sleep by amem". An error begins with it.
+        how_to_start: How to start a process whose memory amem can pause. This sentence ends such an error.
+        logger: The logger for warnings. Use one below the framework's own logger, if the framework shows that.
+        on: Whether amem.enable() has switched the framework on.
+        required: Whether the call was amem.enable(require=True). Then later failures also raise errors.
     """
 
     name: ClassVar[str]
@@ -52,38 +52,38 @@ class Framework(abc.ABC):
     modules: ClassVar[tuple[str, ...]]
     tried: ClassVar[tuple[Version, Version] | None] = None
     purpose: ClassVar[str]
-    how_to_start: ClassVar[str] = "start it with `amemctl run --group NAME --scope regions -- COMMAND`"
+    how_to_start: ClassVar[str] = "Start it with `amemctl run --group NAME --scope regions -- COMMAND`"
     logger: ClassVar[logging.Logger] = logging.getLogger("amem")
     on: bool = False
     required: bool = False
 
     @abc.abstractmethod
     def hooks(self) -> list[Callable[..., Any]]:
-        """Finds the functions of the framework that amem needs, each by hook(). Changes nothing.
+        """Finds the functions of the framework that amem needs, each by hook(). It changes nothing.
 
         Returns:
-            What hook() has returned.
+            The results of hook().
 
         Raises:
-            FailedPreconditionError: A function is not there, or takes other parameters.
+            FailedPreconditionError: A function is missing, or has other parameters.
         """
 
     @abc.abstractmethod
     def install(self) -> None:
-        """Puts amem's functions in the place of the framework's, after check(). A second call changes nothing.
+        """Calls check(), and then replaces the framework's functions by amem's. A second call changes nothing.
 
-        A framework that asks for its memory saver later may be checked then.
+        If the framework asks for its memory saver later, install() may call check() at that time.
 
         Raises:
-            FailedPreconditionError: This version, or this process, is not one that amem can serve.
+            FailedPreconditionError: amem does not support this version, or this process lacks something.
             UnavailableError: There is no broker.
         """
 
     def version(self) -> str:
-        """Says which version is installed.
+        """Returns the installed version.
 
         Returns:
-            The framework's `__version__`, else that of its distribution.
+            The framework's `__version__`, else the version of its distribution.
         """
         found = getattr(importlib.import_module(self.modules[0].partition(".")[0]), "__version__", None)
         if found is not None:
@@ -93,33 +93,33 @@ class Framework(abc.ABC):
         return metadata.version(self.distribution)
 
     def check(self) -> None:
-        """Says whether amem can serve this version of the framework in this process. Changes nothing.
+        """Checks that amem supports this version of the framework in this process. It changes nothing.
 
-        What is there decides, never a number: a version that was not tried runs with one warning.
+        The functions of the framework decide, and not its version number. With a version that was not tried, amem logs one warning.
 
         Raises:
-            FailedPreconditionError: A function is missing or takes other parameters, or the process has no shim, or its scope
-                leaves the memory on the GPU.
+            FailedPreconditionError: A function is missing or has other parameters, or the process has no shim, or the memory is
+                not in its scope.
             UnavailableError: There is no broker.
         """
         self.check_version()
         self.check_process()
 
     def check_version(self) -> None:
-        """Does the part of check() that is about the framework.
+        """Does the part of check() that concerns the framework.
 
         Raises:
-            FailedPreconditionError: A function is missing or takes other parameters.
+            FailedPreconditionError: A function is missing or has other parameters.
         """
         found = self.hooks()
         if self.tried is not None:
             _warn_of_version(self.logger, self.title, self.version(), *self.tried, found)
 
     def check_process(self) -> None:
-        """Does the part of check() that is about this process.
+        """Does the part of check() that concerns this process.
 
         Raises:
-            FailedPreconditionError: The process has no shim, or its scope leaves the memory on the GPU.
+            FailedPreconditionError: The process has no shim, or the memory is not in its scope.
             UnavailableError: There is no broker.
         """
         check_process(self.purpose, self.how_to_start)
@@ -132,51 +132,50 @@ def _warn_once(logger: logging.Logger, text: str) -> None:
 
 def _warn_of_version(logger: logging.Logger, name: str, version: str, oldest: Version, newest: Version,
                      found: Iterable[Callable[..., Any]]) -> None:
-    """Warns once where this version is not among those that amem was tried with.
-
-    The version runs all the same: what is there decides, never a number.
+    """Warns once if amem was not tried with this version. The framework runs on.
 
     Args:
-        logger: Where the warning goes.
-        name: What a person calls the framework.
-        version: The framework's, of which as many numbers count as the others have.
+        logger: The logger for the warning.
+        name: The framework's name in messages.
+        version: The framework's version. Only as many of its numbers count as the other two versions have.
         oldest: The first version that amem was tried with.
-        newest: The last one.
-        found: What hook() has returned.
+        newest: The last version that amem was tried with.
+        found: The results of hook().
     """
     numbers = tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:len(oldest)]))
     if len(numbers) == len(oldest) and oldest <= numbers <= newest:
         return
     tried = " to ".join(".".join(map(str, each)) for each in dict.fromkeys((oldest, newest)))
     names = ", ".join(each.__qualname__ for each in found)
-    _warn_once(logger, f"amem: this is {name} {version}; amem was tried with {tried}. It has what amem needs: {names}")
+    _warn_once(logger, f"amem: this is {name} {version}. amem was tried with {tried}. This version has the functions that amem needs: "
+                       f"{names}")
 
 
 def check_process(purpose: str, how_to_start: str) -> None:
-    """Says whether this process can be a rank whose memory is brokered.
+    """Checks that this process can be a rank with brokered memory.
 
     Args:
-        purpose: Who wants it and what for, as the beginning of a sentence.
-        how_to_start: What to do, as its end.
+        purpose: What fails otherwise. Errors begin with it.
+        how_to_start: What to do. This sentence ends the errors.
 
     Raises:
-        FailedPreconditionError: There is no shim, or its scope leaves the memory on the GPU.
+        FailedPreconditionError: The process has no shim, or the memory is not in its scope.
         UnavailableError: There is no broker.
     """
     if not _shim.is_loaded():
-        raise FailedPreconditionError(f"{purpose}, but libamem_shim.so is not loaded: {how_to_start}")
+        raise FailedPreconditionError(f"{purpose}: libamem_shim.so is not loaded. {how_to_start}")
     scope = stats().scope
     if scope not in ("regions", "heap"):
         raise FailedPreconditionError(
-            f"{purpose}, but amem's scope is {scope!r}, which leaves its memory on the GPU: {how_to_start}")
+            f"{purpose}: the scope of this process is {scope!r}, with which its memory stays on the GPU. {how_to_start}")
     check_broker(purpose)
 
 
 def check_broker(purpose: str) -> None:
-    """Says whether what this process starts would find a broker.
+    """Checks that processes that this process starts would find a broker.
 
     Args:
-        purpose: Who wants it and what for, as the beginning of a sentence.
+        purpose: What fails otherwise. Errors begin with it.
 
     Raises:
         UnavailableError: There is no broker.
@@ -184,7 +183,7 @@ def check_broker(purpose: str) -> None:
     directory = _endpoint.default_runtime_dir()
     if not _endpoint.has_broker(directory):
         raise UnavailableError(
-            f"{purpose}, but amemd does not run here: there is no socket {directory}/session.sock. Start it with "
+            f"{purpose}: amemd does not run here: there is no socket {directory}/session.sock. Start amemd with "
             f"`systemctl start amemd` or `amemd --runtime-dir {directory}`")
 
 
@@ -194,35 +193,35 @@ def hook(owner: Any, name: str, *parameters: str) -> Callable[..., Any]:
     Args:
         owner: A class or a module.
         name: The function's name.
-        *parameters: What its parameters begin with.
+        *parameters: The names of its first parameters.
 
     Returns:
         The function.
 
     Raises:
-        FailedPreconditionError: It is not there, or takes others: this version of the framework has moved it.
+        FailedPreconditionError: This version of the framework has no such function, or its parameters differ.
     """
     where = f"{getattr(owner, '__module__', '')}.{owner.__name__}".lstrip(".")
     function = inspect.getattr_static(owner, name, None)
     function = getattr(function, "__func__", function)  # of a static or class method
     if not callable(function):
-        raise FailedPreconditionError(f"amem needs {name}() of {where}, which is not there: this version is not known to amem. Use "
-                                      "an older version, or a newer amem. `amemctl pause` and `swap` work with any version")
+        raise FailedPreconditionError(f"{where} has no {name}(), which amem needs. amem does not support this version. Use an older "
+                                      "version, or a newer amem. `amemctl pause` and `swap` work with any version")
     found = tuple(inspect.signature(function).parameters)
     if found[:len(parameters)] != parameters:
         raise FailedPreconditionError(
-            f"amem needs {where}.{name}({', '.join(parameters)}, ...), which takes ({', '.join(found)}) here: this version is not "
-            "known to amem. Use an older version, or a newer amem. `amemctl pause` and `swap` work with any version")
+            f"{where}.{name} has the parameters ({', '.join(found)}), and amem needs ({', '.join(parameters)}, ...). amem does not "
+            "support this version. Use an older version, or a newer amem. `amemctl pause` and `swap` work with any version")
     return function  # type: ignore[no-any-return]
 
 
 def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Puts a function in the place of the owner's. A second call changes nothing.
+    """Replaces a function of a class or a module. A second call changes nothing.
 
     Args:
         owner: A class or a module.
         name: The name of its function.
-        function: Called as `function(original, *arguments)`, with what was there as its first argument.
+        function: The new function. Calls become `function(original, *arguments)`.
     """
     original = getattr(owner, name)
     if getattr(original, "_amem", False):

@@ -1,4 +1,4 @@
-"""Which frameworks amem knows: its own modules, and those of other distributions. Any thread."""
+"""The frameworks that amem knows: its own modules, and modules of other distributions. Any thread."""
 from __future__ import annotations
 
 import functools
@@ -8,7 +8,7 @@ import pkgutil
 from amem.frameworks import Framework
 
 GROUP = "amem.frameworks"
-"""The group of entry points by which other distributions add a module."""
+"""Other distributions add a module by an entry point in this group."""
 
 OURS = {
     "megatron": "amem.megatron:Megatron",
@@ -24,23 +24,24 @@ _logger = logging.getLogger("amem")
 def _made(name: str, place: str) -> Framework:
     kind = pkgutil.resolve_name(place)
     if not (isinstance(kind, type) and issubclass(kind, Framework)) or kind.name != name:
-        raise TypeError(f"{place} is no class below amem.frameworks.Framework with the name {name!r}")
+        raise TypeError(f"{place} is not a subclass of amem.frameworks.Framework with the name {name!r}")
     return kind()
 
 
 @functools.lru_cache(maxsize=None)
 def known() -> dict[str, Framework]:
-    """One instance of each, by name. A module of another distribution that cannot be loaded is left out, with a warning."""
+    """One instance of each, by name. Leaves out, with a warning, a module of another distribution that cannot be loaded."""
     from importlib import metadata  # slow to import
 
     found = {name: _made(name, place) for name, place in OURS.items()}
     for point in metadata.entry_points(group=GROUP):
         if point.name in OURS:
-            _logger.warning("amem: the entry point %s of the group %s is not used: amem has a module of that name", point.name, GROUP)
+            _logger.warning("amem: amem ignores the entry point %s of the group %s, because amem has its own module of that name",
+                            point.name, GROUP)
             continue
         try:
             found[point.name] = _made(point.name, point.value)
         except Exception as error:  # noqa: BLE001: whatever another distribution does
-            _logger.warning("amem: the entry point %s = %s of the group %s cannot be used: %s: %s", point.name, point.value, GROUP,
+            _logger.warning("amem: amem cannot use the entry point %s = %s of the group %s: %s: %s", point.name, point.value, GROUP,
                             type(error).__name__, error)
     return found

@@ -1,6 +1,6 @@
-"""Tags of this rank's group that leave and come back around a phase of a training step.
+"""Pauses and resumes tags of this rank's group around a phase of a training step.
 
-Every rank asks for the same. Callers' threads, and the package's own for what comes back late.
+Every rank must make the same calls. The calls run in the threads of the callers. Only State.come() uses the package's own thread.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["State", "bring", "idle", "take"]
 
 
 def _each(operation: Callable[..., None], tags: list[str], timeout: float | None) -> None:
-    """Of all at once, unless the group has no memory of some of them yet: then of each that there is."""
+    """Operates on all tags at once. If the group has no memory with some of them yet: on each of the other tags."""
     if not tags:
         return
     try:
@@ -33,14 +33,14 @@ def _each(operation: Callable[..., None], tags: list[str], timeout: float | None
 
 
 def take(tags: list[str], timeout: float | None = None) -> None:
-    """Pauses tags of this rank's group: those of which there is memory. idle() comes before. Every rank asks for the same.
+    """Pauses tags of this rank's group. Tags without memory do not count. Call idle() first. Every rank must pass the same tags.
 
     Args:
-        tags: What leaves the GPU.
-        timeout: Seconds, as of amem.pause().
+        tags: The tags to pause.
+        timeout: Timeout in seconds, as for amem.pause().
 
     Raises:
-        Error: As amem.pause(). Everything is on the GPU then, as far as it can come back.
+        Error: The errors of amem.pause(). Afterwards everything is on the GPU, if the resume has succeeded.
     """
     try:
         _each(pause, tags, timeout)
@@ -51,44 +51,44 @@ def take(tags: list[str], timeout: float | None = None) -> None:
 
 
 def bring(tags: list[str], timeout: float | None = None) -> None:
-    """Resumes tags, as take() pauses them, in the thread that uses the GPU. While an operator has paused the group it waits.
+    """Resumes tags after take(). Call it in the thread that uses the GPU. While an operator has paused the group, it waits.
 
     Args:
-        tags: What comes back.
-        timeout: Seconds, as of amem.resume().
+        tags: The tags to resume.
+        timeout: Timeout in seconds, as for amem.resume().
 
     Raises:
-        Error: As amem.resume().
+        Error: The errors of amem.resume().
     """
     _gate()
     _each(resume, tags, timeout)
 
 
 def _gate() -> None:
-    """Waits while an operator has paused the group, as all GPU work of this thread does.
+    """Waits while an operator has paused the group, like all GPU work of this thread.
 
-    It is a memset of no bytes, which touches nothing. A resume of some tags would set the group running without the rest.
+    It is a memset of no bytes, which touches no memory. Without it, a resume of some tags would let the group run without the rest.
     """
     with contextlib.suppress(OSError):  # no driver
         ctypes.CDLL("libcuda.so.1").cuMemsetD8Async(ctypes.c_uint64(0), ctypes.c_ubyte(0), ctypes.c_size_t(0), None)
 
 
 class State:
-    """Keeps count of tags whose memory the methods of an object touch, such as an optimizer's state.
+    """Tracks the memory that the methods of an object touch, such as an optimizer's state.
 
-    These methods wait for what is on its way back, and bring back what is paused.
+    These methods first resume the memory if it is paused, or wait for a running resume.
 
     Attributes:
-        paused: The memory is off the GPU, or on its way back.
+        paused: Whether the memory is paused, or its resume is still running.
     """
 
     def __init__(self, tags: list[str], owner: Any, methods: Iterable[str]) -> None:
-        """Puts itself before the methods.
+        """Makes the methods wait for the memory.
 
         Args:
-            tags: Of the memory.
+            tags: The tags of the memory.
             owner: The object.
-            methods: The names of its methods that touch the memory; of these, those that it has.
+            methods: The names of its methods that touch the memory. Names that the object lacks do not count.
         """
         self._tags = tags
         self._coming: Future[None] | None = None
@@ -98,30 +98,30 @@ class State:
                 replace(owner, name, self._after)
 
     def leave(self) -> None:
-        """Pauses the memory. idle() comes before.
+        """Pauses the memory. Call idle() first.
 
         Raises:
-            Error: As take().
+            Error: The errors of take().
         """
         self.here()
         take(self._tags)
         self.paused = True
 
     def come(self, timeout: float | None = None) -> None:
-        """Begins to resume the memory, in the background.
+        """Starts to resume the memory in the background.
 
         Args:
-            timeout: Seconds, as of amem.resume().
+            timeout: Timeout in seconds, as for amem.resume().
         """
         if self.paused and self._coming is None:
             _gate()
             self._coming = _background.submit(lambda: _each(resume, self._tags, timeout))
 
     def here(self) -> None:
-        """Returns when the memory is on the GPU.
+        """Waits until the memory is on the GPU.
 
         Raises:
-            Error: As amem.resume(). The memory is paused still, and the next call tries again.
+            Error: The errors of amem.resume(). The memory is still paused, and the next call retries.
         """
         coming, self._coming = self._coming, None
         if self.paused and (coming is None or coming.exception() is not None):
@@ -134,9 +134,9 @@ class State:
 
 
 def idle() -> None:
-    """Waits until nothing that runs on the GPU can touch what is to leave, and frees what torch keeps for later.
+    """Waits until the GPU is idle, and empties torch's cache. Call it before take().
 
-    While an operator has paused the group it waits.
+    While an operator has paused the group, it waits.
     """
     torch = sys.modules["torch"]
     _gate()

@@ -1,12 +1,12 @@
-"""Megatron: gradients, optimizer state and parameters off the GPU while a rollout runs, without `.to("cpu")`.
+"""Megatron: frees the GPU memory of gradients, optimizer state and parameters while a rollout runs, without `.to("cpu")`.
 
     with amem.megatron.offloaded(model, optimizer):      # model: DistributedDataParallel, or the list of its chunks
         rollout()
-    train_step()                                         # the optimizer's state may still be on its way; step() waits
+    train_step()                                         # the resume of the optimizer's state may still run; step() waits
 
-or, for Megatron's own RL loop, amem.enable(), which `--rl-amem-offload-during-rollout` calls by
-`extra_args_provider=amem.megatron.add_arguments`. Each of the three is a tag of the group, so a rollout in the same process goes
-on meanwhile. docs/rl-frameworks.md is the manual. Imports neither Megatron nor torch by itself.
+For Megatron's own RL loop, use amem.enable(). The option `--rl-amem-offload-during-rollout` calls it, if you pass
+`extra_args_provider=amem.megatron.add_arguments`. Gradients, optimizer state and parameters are three tags of the group, so a rollout
+in the same process runs on meanwhile. docs/rl-frameworks.md is the manual. This module imports neither Megatron nor torch.
 """
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ TOUCHING = ("step", "prepare_grads", "step_with_ready_grads", "state_dict", "loa
 
 
 class Megatron(Framework):
-    """Megatron. What --rl-offload-optimizer-during-inference copies to the CPU leaves by amem.
+    """Megatron. amem frees and restores the GPU memory that --rl-offload-optimizer-during-inference would copy to the CPU.
 
-    Gradients are dropped, as Megatron drops them. The optimizer's state is kept and comes back late.
+    amem drops gradients, as Megatron does. It keeps the optimizer's state and restores it late.
     """
 
     name, title, distribution = "megatron", "megatron-core", "megatron-core"
     modules = ("megatron.core.distributed", "megatron.core.optimizer")
     tried = (0, 19), (0, 20)
-    purpose = "Megatron is to offload by amem"
-    how_to_start = "start the trainer with `amemctl run --group NAME --scope regions -- torchrun ...`"
+    purpose = "Megatron cannot offload by amem"
+    how_to_start = "Start the trainer with `amemctl run --group NAME --scope regions -- torchrun ...`"
 
     def version(self) -> str:
-        """Says which version is installed.
+        """Returns the installed version.
 
         Returns:
             megatron.core's `__version__`.
@@ -57,13 +57,13 @@ class Megatron(Framework):
         return str(megatron.core.__version__)
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """Finds the functions of Megatron that amem needs. Changes nothing.
+        """Finds the functions of Megatron that amem needs. It changes nothing.
 
         Returns:
-            What hook() has returned.
+            The results of hook().
 
         Raises:
-            FailedPreconditionError: A function is not there, or takes other parameters.
+            FailedPreconditionError: A function is missing, or has other parameters.
         """
         from megatron.core.distributed import DistributedDataParallel
         from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
@@ -75,10 +75,10 @@ class Megatron(Framework):
         return found
 
     def install(self) -> None:
-        """Puts amem's functions in the place of Megatron's that offload and restore. A second call changes nothing.
+        """Replaces Megatron's functions that offload and restore memory by amem's. A second call changes nothing.
 
         Raises:
-            FailedPreconditionError: This version, or this process, is not one that amem can serve.
+            FailedPreconditionError: amem does not support this version, or this process lacks something.
             UnavailableError: There is no broker.
         """
         self.check()
@@ -111,7 +111,7 @@ def _chunks(model: Any) -> list[Any]:
     for each in chunks:
         if not isinstance(each, DistributedDataParallel):
             raise FailedPreconditionError(
-                f"amem knows the buffers of Megatron's DistributedDataParallel; the model is a {type(each).__name__}")
+                f"amem supports models of Megatron's class DistributedDataParallel only. This model is a {type(each).__name__}")
     return chunks
 
 
@@ -119,8 +119,8 @@ def _buffers(model: Any) -> list[Any]:
     buffers = [each for chunk in _chunks(model) for each in chunk.buffers + chunk.expert_parallel_buffers]
     if any(each.nccl_mem_pool is not None for each in buffers):
         raise FailedPreconditionError(
-            "Megatron's buffers are registered with NCCL (--use-nccl-ub), so they are NCCL's memory, which the tag nccl takes "
-            "off the GPU. Do without --use-nccl-ub, or without params and grads")
+            "Megatron has registered its buffers with NCCL (--use-nccl-ub), so they are part of NCCL's memory (the tag nccl). "
+            "Remove --use-nccl-ub, or do not offload params and grads")
     return buffers
 
 
@@ -134,7 +134,7 @@ def parameters(model: Any) -> list[Any]:
         The tensors that can be moved.
 
     Raises:
-        FailedPreconditionError: The model is another one, or NCCL has registered its buffers.
+        FailedPreconditionError: The model has another class, or its buffers are registered with NCCL.
     """
     _buffers(model)
     return plain(each.data for chunk in _chunks(model) for each in chunk.module.parameters())
@@ -147,10 +147,10 @@ def gradients(model: Any) -> list[Any]:
         model: DistributedDataParallel, or the list of its chunks.
 
     Returns:
-        The tensors that can be moved. A buffer that holds parameters, too, is not among them.
+        The tensors that can be moved, without buffers that also hold parameters.
 
     Raises:
-        FailedPreconditionError: The model is another one, or NCCL has registered its buffers.
+        FailedPreconditionError: The model has another class, or its buffers are registered with NCCL.
     """
     buffers = _buffers(model)
     return others((each for buffer in buffers for each in (buffer.grad_data, *buffer.extra_main_grads)),
@@ -158,7 +158,7 @@ def gradients(model: Any) -> list[Any]:
 
 
 def optimizer_state(optimizer: Any) -> list[Any]:
-    """Finds main parameters and moments, but no parameter of the model itself, which an optimizer of fp32 holds, too.
+    """Finds main parameters and moments, without the model's own parameters, which an fp32 optimizer also holds.
 
     Args:
         optimizer: MegatronOptimizer or ChainedOptimizer.
@@ -179,22 +179,22 @@ def optimizer_state(optimizer: Any) -> list[Any]:
 
 
 def prepare(model: Any = None, optimizer: Any = None, *, params: bool = False, grads: bool = True) -> int:
-    """Moves what is given into regions.
+    """Moves memory of the model and the optimizer into regions.
 
-    offloaded() does it by itself. Programs that capture CUDA graphs call it before, and after the first step, when the optimizer
-    has its state.
+    offloaded() calls it automatically. A program that captures CUDA graphs must call it earlier: after the first step, when the
+    optimizer has its state, and before the capture.
 
     Args:
         model: DistributedDataParallel, or the list of its chunks.
         optimizer: MegatronOptimizer or ChainedOptimizer.
-        params: Also the model's parameters.
-        grads: Also its gradients.
+        params: Also move the model's parameters.
+        grads: Also move the model's gradients.
 
     Returns:
-        How many bytes have moved.
+        The number of bytes that the call has moved.
 
     Raises:
-        FailedPreconditionError: The model is another one, or NCCL has registered its buffers.
+        FailedPreconditionError: The model has another class, or its buffers are registered with NCCL.
     """
     moved = 0
     if model is not None:
@@ -206,13 +206,13 @@ def prepare(model: Any = None, optimizer: Any = None, *, params: bool = False, g
 
 
 def state_of(optimizer: Any) -> State:
-    """Finds what keeps count of an optimizer's state.
+    """Returns the State object of an optimizer.
 
     Args:
         optimizer: MegatronOptimizer or ChainedOptimizer.
 
     Returns:
-        The one State of this optimizer.
+        The State. Each optimizer has one.
     """
     if not hasattr(optimizer, "_amem_state"):
         optimizer._amem_state = State([OPTIMIZER], optimizer, TOUCHING)
@@ -225,7 +225,7 @@ _checked = False
 
 
 def _check() -> None:
-    """Once is enough: what was found stays."""
+    """Checks once. The result does not change."""
     global _checked
     if not _checked:
         known()["megatron"].check()
@@ -235,25 +235,28 @@ def _check() -> None:
 @contextlib.contextmanager
 def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False, grads: bool = True, nccl: bool = False,
               wait: bool = True, late: bool = True, timeout: float | None = None) -> Iterator[Future[None]]:
-    """Has memory off the GPU within: the optimizer's state, the gradients, whose bytes are dropped, and what is asked for.
+    """Pauses memory within the context: the optimizer's state and the gradients, and optionally the parameters and NCCL's memory.
 
-    All else of the process goes on. Every rank of the group enters and leaves.
+    The pause drops the bytes of the gradients. The rest of the process runs on. Every rank of the group must enter and leave the
+    context.
 
     Args:
         model: DistributedDataParallel, or the list of its chunks.
         optimizer: MegatronOptimizer or ChainedOptimizer.
-        params: The parameters, too.
-        grads: The gradients.
-        nccl: NCCL's memory, too, if no collective runs meanwhile.
-        wait: False enters before the memory is paused.
-        late: Leaving does not wait for the optimizer's state; the optimizer's own calls do. Nothing else may touch it.
-        timeout: Seconds, as of amem.pause().
+        params: Also pause the parameters.
+        grads: Pause the gradients.
+        nccl: Also pause NCCL's memory. No collective may run within the context.
+        wait: Wait for the pause. False: the context begins before the memory is paused.
+        late: The end of the context does not wait for the optimizer's state. The optimizer's own methods do. Nothing else may touch
+            the state until then.
+        timeout: Timeout in seconds, as for amem.pause().
 
     Returns:
-        A context manager. It gives a future that ends when the memory is paused, or with the error.
+        A context manager. Its value is a future that ends when the memory is paused, or with the error.
 
     Raises:
-        Error: As Framework.check(), amem.move(), amem.pause() and amem.resume(). After one of the pause everything is on the GPU.
+        Error: The errors of Framework.check(), amem.move(), amem.pause() and amem.resume(). If the pause fails, everything is on
+            the GPU.
     """
     _check()
     state = None if optimizer is None else state_of(optimizer)
@@ -293,16 +296,16 @@ class _Switch(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Adds --rl-amem-offload-during-rollout, which is --rl-offload-optimizer-during-inference and amem.enable().
+    """Adds --rl-amem-offload-during-rollout. It sets --rl-offload-optimizer-during-inference and calls amem.enable().
 
-    Megatron takes this function as its extra_args_provider. Where Megatron cannot be switched on, the option is an error.
+    Pass this function to Megatron as extra_args_provider. If amem cannot be switched on for Megatron, the option is an error.
 
     Args:
-        parser: Megatron's.
+        parser: Megatron's parser.
 
     Returns:
-        The same one.
+        The same parser.
     """
     parser.add_argument("--rl-amem-offload-during-rollout", action=_Switch, nargs=0, default=False,
-                        help="Gradients and the optimizer's state leave the GPU by amem while a rollout runs.")
+                        help="While a rollout runs, amem frees the GPU memory of the gradients and of the optimizer's state.")
     return parser

@@ -4,7 +4,7 @@
         ranks = [Trainer.options(num_gpus=0.5, **cluster.options(bundle, "train")).remote() for bundle in range(4)]
         cluster.swap("rollout", "train")
 
-Needs what the extra `ray` of amem's wheel brings. `import amem` does not import it.
+It requires the extra `ray` of amem's wheel. `import amem` does not import it.
 """
 from __future__ import annotations
 
@@ -23,5 +23,6 @@ def __getattr__(name: str) -> Any:
     try:
         from amem.ray._cluster import Cluster
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"amem.ray needs {error.name}: pip install './amem-….whl[ray]', from a file", name=error.name) from error
+        raise ModuleNotFoundError(f"amem.ray requires {error.name}. Install it: pip install './amem-….whl[ray]', from a file",
+                                  name=error.name) from error
     return Cluster

@@ -1,4 +1,4 @@
-"""`python3 -m amem.ray run`: starts the driver of a Ray job whose actors become ranks by their classes. `--help` has the options."""
+"""`python3 -m amem.ray run`: starts the driver of a Ray job. Its actors become ranks by their classes. `--help` lists the options."""
 from __future__ import annotations
 
 import argparse
@@ -10,8 +10,8 @@ from amem import _launcher
 from amem.errors import Error
 from amem.ray._rules import parse
 
-_DESCRIPTION = """Starts PROGRAM, the driver of a Ray job, in this process. Actors of the job whose class a --group names become ranks of
-that group. Others, and tasks, are as without amem. amemd has to run on the nodes of these actors."""
+_DESCRIPTION = """Starts PROGRAM, the driver of a Ray job, in this process. Each actor of the job whose class matches a --group becomes a
+rank of that group. Other actors, and tasks, run without amem. amemd must run on the nodes of these ranks."""
 _EXAMPLE = """example:
   python3 -m amem.ray run --group 'WorkerDict=trainer:regions' --group 'vLLMHttpServer={name}:heap' \\
       -m verl.trainer.main_ppo trainer.nnodes=1
@@ -24,19 +24,20 @@ def _parser() -> argparse.ArgumentParser:
         "run", help="start the driver of a Ray job", description=_DESCRIPTION, epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     run.add_argument("--group", action="append", required=True, metavar="CLASS=GROUP[:SCOPE]",
-                     help="the group of the actors of this class, or of classes by a pattern with * and ?; the first that matches counts. "
-                          "{name} in GROUP is the actor's name, {number} counts the actors. SCOPE: nccl, regions or heap (default)")
-    run.add_argument("--runtime-dir", metavar="DIR", help="of amemd on each node; default: each node's own default")
+                     help="make the actors of CLASS ranks of GROUP. CLASS can be a pattern with * and ?. The first --group that matches "
+                          "counts. In GROUP, {name} is the actor's name and {number} counts the actors. SCOPE: nccl, regions or heap "
+                          "(default)")
+    run.add_argument("--runtime-dir", metavar="DIR", help="the runtime directory of amemd on each node; default: each node's own default")
     run.add_argument("--required", action="store_true",
-                     help="where something is missing, such as amemd, a rank ends with an error; default: it runs as without amem")
-    run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as for python3 -m")
+                     help="end a rank with an error if something is missing, such as amemd; default: the rank runs without amem")
+    run.add_argument("-m", dest="module", action="store_true", help="run PROGRAM as a module, like python3 -m")
     run.add_argument("program", metavar="PROGRAM", help="a file, or a module with -m")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="PROGRAM's own")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the arguments of PROGRAM")
     return parser
 
 
 def main() -> None:
-    """The command. Exit status 2, after one sentence: it is called in a way that cannot be, or cannot work here."""
+    """The command. Exit status 2, after one sentence: its arguments are not valid, or it cannot work here."""
     parser = _parser()
     given = parser.parse_args()
     try:
@@ -46,7 +47,8 @@ def main() -> None:
 
         _job.begin_driver(rules, given.runtime_dir, given.required)
     except ModuleNotFoundError as error:
-        parser.exit(2, f"{parser.prog}: there is no {error.name} for {sys.executable}: pip install './amem-….whl[ray]', from a file\n")
+        parser.exit(2, f"{parser.prog}: {sys.executable} has no module {error.name}. Install it: "
+                       "pip install './amem-….whl[ray]', from a file\n")
     except Error as error:
         parser.exit(2, f"{parser.prog}: {error.text}\n")
     sys.argv = [given.program, *given.arguments]

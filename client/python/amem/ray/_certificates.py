@@ -1,7 +1,7 @@
 """Certificates for the brokers of one cluster.
 
-Its authority is in the controller's memory and vouches for nobody else; a node's key never leaves the node. docs/security.md
-says what a certificate lets its owner do.
+The key of their authority stays in the controller's memory, and a node's key never leaves the node. The authority makes no other
+certificates. docs/security.md says what the owner of a certificate may do.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 class Authority:
-    """Makes certificates that hold for DAYS days. Any thread. `name`: whose; it is told in the certificates."""
+    """Makes certificates, which are valid for `DAYS` days. Any thread. `name`: the authority's name in the certificates."""
 
     def __init__(self, name: str) -> None:
         self._subject = f"amem.ray {name}"
@@ -52,22 +52,22 @@ class Authority:
                 .add_extension(_usage(signs=True), critical=True)
                 .sign(self._key, hashes.SHA256()))
         self.certificate: bytes = made.public_bytes(_PEM)
-        """The authority's own, as PEM: a node's ca.crt."""
+        """The authority's own certificate, as PEM: a node's ca.crt."""
 
     def sign(self, request: bytes, ip: str) -> bytes:
         """A certificate, as PEM, for the key of a signing request (PEM).
 
-        Whom it is for says the caller: of the request nothing is taken but the key. InvalidArgumentError: it is no request, or was
-        not made by who has the key; `ip` is no address.
+        The caller names the owner, and the certificate uses only the key of the request. InvalidArgumentError: the request or `ip`
+        is not valid, or the key in the request has not signed it.
         """
         try:
             asked = x509.load_pem_x509_csr(request)
             address = ipaddress.ip_address(ip)
         except ValueError as error:
-            raise InvalidArgumentError(f"no certificate for {ip}: {error}") from None
+            raise InvalidArgumentError(f"cannot make a certificate for {ip}: {error}") from None
         key = asked.public_key()
         if not asked.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
-            raise InvalidArgumentError(f"no certificate for {ip}: the request is not signed by the key that it is for")
+            raise InvalidArgumentError(f"cannot make a certificate for {ip}: the key in the request has not signed the request")
         made = (_builder(ip, self._subject, key)
                 .add_extension(x509.SubjectAlternativeName([x509.IPAddress(address)]), critical=False)
                 .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -81,7 +81,7 @@ class Authority:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """A node's key, and the request to vouch for it; both PEM."""
+    """A node's key and its signing request, both PEM."""
 
     key: bytes
     request: bytes
@@ -94,7 +94,7 @@ class Identity:
         return Identity(plain, request.public_bytes(_PEM))
 
     def write(self, directory: str, certificate: bytes, authority: bytes) -> None:
-        """The files of amemd's control.tls, in a new directory for this user alone."""
+        """Writes the files of amemd's control.tls to a new directory that only this user may read."""
         os.mkdir(directory, 0o700)
         for name, content in (("ca.crt", authority), ("tls.crt", certificate), ("tls.key", self.key)):
             path = pathlib.Path(directory, name)

@@ -40,12 +40,12 @@ _LATER_S = 30.0
 
 
 def size_of(text: int | str) -> int:
-    """Bytes; of a text such as "64GiB". InvalidArgumentError: it is no size that a pool can have."""
+    """The size in bytes, of a number or of a text such as "64GiB". InvalidArgumentError: it is not a valid pool size."""
     found = re.fullmatch(r"(\d+)\s*([KMGT]iB|)", text, re.I) if isinstance(text, str) else None
     size = int(found[1]) * _UNITS[found[2].upper()] if found else text
     if isinstance(size, bool) or not isinstance(size, int) or size < 0 or size % _POOL_UNIT != 0:
         raise InvalidArgumentError(
-            f'{text!r} is no size of a pool: bytes or a text such as "64GiB", a multiple of 2MiB')
+            f'{text!r} is not a valid pool size. Use a multiple of 2MiB, as a number of bytes or a text such as "64GiB"')
     return size
 
 
@@ -67,41 +67,45 @@ class _Place:
 
 
 class Cluster:
-    """amemd on each node of a placement group, and operations on groups that span them.
+    """amemd on each node of a placement group, and operations on groups that span these nodes.
 
-    A failure of one node leaves all as they were, as docs/nodes.md has it. Any thread, several at a time; of the process that
-    made it. Each node that has a bundle gets an actor, which needs no CPU and no GPU. The placement groups stay when this ends.
+    If one node fails, all nodes stay as they were (docs/nodes.md). Several threads may use the object at the same time, in the
+    process that made it. Each node with a bundle gets an actor, which needs no CPU and no GPU. The placement groups stay when
+    this object ends.
 
-    The amemds end with close(), with this object, or with the job, however that ends. So do their groups' saved bytes:
-    let ranks end or resume before.
+    The amemds end with close(), with this object, or with the job, also if the job is killed. The saved bytes of their groups end
+    with them. So let ranks end or resume first.
     """
 
     def __init__(self, placement_group: Any, *, pool: int | str | None = "64GiB", runtime_dir: str | None = None,
                  port: int = 0, timeout: float = 120.0) -> None:
-        """Finds amemd on the nodes, or starts it there; returns when all are ready.
+        """Finds amemd on the nodes, or starts it there. Returns when all are ready.
 
         Args:
-            placement_group: One that Ray has placed or is placing, or a list of several, whose bundles are numbered through.
-            pool: Host memory for saved bytes of each node, in bytes or as "64GiB". Ray counts it as the resource `memory` of
-                the node. None: amemd has to run on each node already, with its own pool; nothing is counted.
-            runtime_dir: Where an amemd of a node may run already, which is then used as it is; None: the node's default. It
-                has to run on all nodes or on none. Where there is none, one is started in a directory of its own.
-            port: TCP port at which the nodes' amemds reach each other. 0: a free one of each node; amemds that run already
-                need it.
-            timeout: Seconds for all of it to be ready.
+            placement_group: A placement group that Ray has placed or is placing, or a list of several. Their bundles have
+                consecutive numbers.
+            pool: The size of each node's pool (host memory for saved bytes), in bytes or as "64GiB". Ray counts it as the
+                resource `memory` of the node. None: amemd must already run on each node, with its own pool, which Ray does not
+                count.
+            runtime_dir: The runtime directory of an amemd that already runs on a node. The cluster uses this amemd and does not
+                change it. None: the node's default. amemd must run on all nodes or on none. If it runs on none, the cluster
+                starts it in a new directory.
+            port: The TCP port at which the nodes' amemds reach each other. 0: a free port of each node. It is required if
+                amemd already runs on several nodes.
+            timeout: Timeout in seconds until everything is ready.
 
         Raises:
-            ResourceExhaustedError: A node has not that much memory.
-            DeadlineExceededError: It was not ready in time; the text says what was missing.
-            FailedPreconditionError: Amemds that run already cannot be used.
-            UnavailableError: A node or an actor was lost, or one node cannot reach another.
-            InvalidArgumentError: The pool's size or the port cannot be.
+            ResourceExhaustedError: A node has too little memory.
+            DeadlineExceededError: The cluster was not ready in time. The text says what was missing.
+            FailedPreconditionError: The cluster cannot use the amemds that already run.
+            UnavailableError: Ray has lost a node or an actor, or one node cannot reach another.
+            InvalidArgumentError: The pool's size or the port is not valid.
         """
         self._until = time.monotonic() + timeout
         self._timeout = timeout
         self._pool = None if pool is None else size_of(pool)
         if not 0 <= port <= 65535:
-            raise InvalidArgumentError(f"{port} is no TCP port")
+            raise InvalidArgumentError(f"{port} is not a valid TCP port")
         self._lock = threading.Lock()
         self._closed = False
         self._bundles: list[tuple[Any, int, _Place]] = []  # by their number: the group, the number there, the node
@@ -122,12 +126,12 @@ class Cluster:
         for group in groups:
             if not group.wait(max(1, int(self._left()))):
                 raise DeadlineExceededError(
-                    f"Ray has not placed the placement group {group.id.hex()} after {self._timeout:g} s")
+                    f"Ray has not placed the placement group {group.id.hex()} within {self._timeout:g} s")
             nodes = placement_group_table(group)["bundles_to_node_id"]
             for number in sorted(nodes):
                 node = known.get(nodes[number])
                 if node is None:
-                    raise UnavailableError(f"Ray's node {nodes[number]} has gone, which has bundle {number}")
+                    raise UnavailableError(f"Ray has lost the node {nodes[number]} of bundle {number}")
                 place = places.setdefault(node["NodeID"], _Place(node["NodeID"], node["NodeManagerAddress"],
                                                                  node["Resources"].get("memory", 0)))
                 self._bundles.append((group, number, place))
@@ -139,8 +143,8 @@ class Cluster:
         for place in self._places:
             if self._pool is not None and place.memory < self._pool:
                 raise ResourceExhaustedError(
-                    f"{place} has {place.memory:.0f} bytes of Ray's resource memory, and the pool is to have "
-                    f"{self._pool}: ask for a smaller pool, or start the node with more (`ray start --memory`)")
+                    f"{place} has {place.memory:.0f} bytes of Ray's resource memory, and the pool requires "
+                    f"{self._pool}. Ask for a smaller pool, or start the node with more (`ray start --memory`)")
 
     def _make_actors(self, runtime_dir: str | None) -> None:
         actor = ray.remote(Node)
@@ -151,22 +155,23 @@ class Cluster:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(place.id, soft=False)).remote(runtime_dir)
 
     def _start(self, port: int) -> None:
-        found: list[Found] = self._all("look", missing="its actor has not started; its resource memory may be in use")
+        found: list[Found] = self._all("look", missing="its actor has not started (its resource memory may be in use)")
         for place, each in zip(self._places, found):
             if each.version != __version__:
-                raise FailedPreconditionError(f"{place} has amem {each.version}, and this process {__version__}")
+                raise FailedPreconditionError(f"{place} has amem {each.version}, and this process has {__version__}. "
+                                              "Install the same version on all nodes")
             place.lives, place.host, place.shim = True, each.host, each.shim
         running = [place for place, each in zip(self._places, found) if each.broker is not None]
         if running and len(running) < len(self._places):
             lacks = next(place for place in self._places if place not in running)
             raise FailedPreconditionError(
-                f"amemd runs on {running[0]}, and on {lacks} it does not. Start it on all nodes, or end it on all, or "
-                "name a runtime_dir with none")
+                f"amemd runs on {running[0]} but not on {lacks}. Start it on all nodes, stop it on all nodes, or pass a "
+                "runtime_dir in which no amemd runs")
         if running:
             self._use(port, [str(each.broker) for each in found])
         elif self._pool is None:
             raise FailedPreconditionError(
-                f"amemd runs on no node, not on {self._places[0]} for one. Start it, or name a pool")
+                f"amemd runs on no node, for example not on {self._places[0]}. Start it on each node, or pass pool=")
         else:
             self._start_brokers(port, found)
         if len(self._places) > 1:
@@ -175,8 +180,8 @@ class Cluster:
     def _use(self, port: int, directories: Sequence[str]) -> None:
         if port == 0 and len(self._places) > 1:
             raise FailedPreconditionError(
-                f"amemd runs on {self._places[0]} already, in {directories[0]}. Name the port at which it and the "
-                "others listen for other nodes (control.listen, docs/nodes.md), or a runtime_dir with none")
+                f"amemd already runs on {self._places[0]}, in {directories[0]}. Pass the port at which the amemds listen "
+                "for other nodes (control.listen, docs/nodes.md), or pass a runtime_dir in which no amemd runs")
         for place, directory in zip(self._places, directories):
             alone = f"unix:{os.path.join(directory, 'control.sock')}"
             place.started = Started(alone if len(self._places) == 1 else endpoint(place.ip, port), directory)
@@ -193,7 +198,7 @@ class Cluster:
             place.started = each
 
     def _all(self, name: str, *arguments: Sequence[Any], missing: str) -> list[Any]:
-        """A call of every node's actor, at the same time."""
+        """Calls every node's actor at the same time."""
         calls = [getattr(place.actor, name).remote(*given)
                  for place, given in zip(self._places, arguments or [()] * len(self._places))]
         return [self._answer(place, call, self._left(), missing) for place, call in zip(self._places, calls)]
@@ -209,28 +214,28 @@ class Cluster:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of the nodes' amemds, in the order of `nodes`, as amem.Cluster has them."""
+        """The addresses of the nodes' amemds, in the order of `nodes` and in the form of amem.Cluster."""
         return tuple(place.started.address for place in self._places if place.started is not None)
 
     def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
               discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
-        """Pauses a group, or several, of all nodes. An error says which of Ray's nodes it is about.
+        """Pauses one or more groups on all nodes. An error names Ray's node.
 
         Args:
-            group: As for amem.Cluster.pause(), like all arguments.
-            tags: Only memory with these tags leaves.
-            timeout: Seconds for the ranks to become quiet.
-            except_tags: All memory except that with these tags leaves.
+            group: As for amem.Cluster.pause(). This holds for all arguments.
+            tags: The pause takes only memory with these tags.
+            timeout: Timeout in seconds for the ranks to become quiet.
+            except_tags: The pause takes all memory except memory with these tags.
             discard: Tags whose bytes this pause drops.
-            guests: What becomes of memory that other groups have open.
+            guests: What the pause does with memory that other groups have open.
 
         Returns:
-            The last Progress of each group of each node; Progress.node is Ray's node id.
+            The last Progress of each group of each node. Progress.node is Ray's node id.
 
         Raises:
-            UnavailableError: Also: Ray has lost the actor of the node that leads, or its amemd has ended. The other nodes end
-                what was under way as docs/nodes.md says, and status() tells how.
-            DeadlineExceededError: Also: the actor does not answer.
+            UnavailableError: Also if Ray has lost the actor of the leading node, or its amemd has ended. The other nodes end the
+                operation as docs/nodes.md says, and status() shows how.
+            DeadlineExceededError: Also if the actor does not answer.
             Error: The errors of amem.Cluster.pause().
         """
         return self._operate("pause", 1, (group, tags, timeout), timeout, except_tags=except_tags, discard=discard,
@@ -238,19 +243,19 @@ class Cluster:
 
     def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
                except_tags: Tags = None) -> list[Progress]:
-        """Resumes a group, or several: no rank of any node runs before all have their memory.
+        """Resumes one or more groups on all nodes. No rank of any node runs before all of them have their memory.
 
         Args:
-            group: As for amem.Cluster.resume(), like all arguments.
-            tags: Only memory with these tags is restored.
-            timeout: Seconds for mapping and loading.
-            except_tags: All memory except that with these tags is restored.
+            group: As for amem.Cluster.resume(). This holds for all arguments.
+            tags: The resume restores only memory with these tags.
+            timeout: Timeout in seconds for mapping and loading.
+            except_tags: The resume restores all memory except memory with these tags.
 
         Returns:
-            The last Progress of each group of each node; Progress.node is Ray's node id.
+            The last Progress of each group of each node. Progress.node is Ray's node id.
 
         Raises:
-            Error: As pause(), and those of amem.Cluster.resume().
+            Error: The errors of pause() and of amem.Cluster.resume().
         """
         return self._operate("resume", 1, (group, tags, timeout), timeout, except_tags=except_tags)
 
@@ -259,17 +264,17 @@ class Cluster:
         """Pauses `out` and resumes `into` on all nodes.
 
         Args:
-            out: As for amem.Cluster.swap(), like all arguments.
-            into: What is resumed.
-            timeout: Seconds for each of the two.
+            out: As for amem.Cluster.swap(). This holds for all arguments.
+            into: The groups to resume.
+            timeout: Timeout in seconds for the pause, and for the resume.
             discard: Tags of `out` whose bytes this pause drops.
-            guests: What becomes of memory of `out` that other groups have open.
+            guests: What the pause does with memory of `out` that other groups have open.
 
         Returns:
-            The last Progress of each group of each node; Progress.node is Ray's node id.
+            The last Progress of each group of each node. Progress.node is Ray's node id.
 
         Raises:
-            Error: As pause() and resume().
+            Error: The errors of pause() and resume().
         """
         return self._operate("swap", 2, (out, into, timeout), timeout, discard=discard, guests=guests)
 
@@ -277,13 +282,13 @@ class Cluster:
         """Asks each node's amemd for its state.
 
         Args:
-            timeout: Seconds for all of them to answer.
+            timeout: Timeout in seconds for all answers.
 
         Returns:
-            By Ray's node id what Broker.status() gives there, or why there is no answer.
+            A dictionary: for each of Ray's node ids the result of Broker.status() there, or the error that prevented it.
 
         Raises:
-            OperationCancelledError: This object is closed.
+            OperationCancelledError: The program has closed this object.
         """
         self._check_open()
         until = time.monotonic() + timeout
@@ -298,23 +303,23 @@ class Cluster:
 
     def runtime_env(self, group: str, scope: Scope | None = "heap", bundle: int | None = None, *, required: bool = True,
                     base: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Makes a runtime_env that makes an actor a rank of a group.
+        """Returns a runtime_env that makes an actor a rank of a group.
 
         Args:
             group: The group's name.
             scope: As for amem.environment().
-            bundle: The one in which the actor will be. None: it may be on any of the nodes, which have one runtime directory
-                then.
-            required: Memory that amemd cannot give is an error in the rank, and not the driver's.
-            base: The env_vars so far; nothing of their LD_PRELOAD is lost.
+            bundle: The number of the actor's bundle. None: the actor may be on any node. Then all nodes must have the same
+                runtime directory.
+            required: Without amemd, allocations of the rank fail. Otherwise they go to the driver.
+            base: The env_vars so far. The result keeps the libraries of their LD_PRELOAD.
 
         Returns:
-            {"env_vars": `base` and what amem.environment() gives}.
+            {"env_vars": `base` and the variables of amem.environment()}.
 
         Raises:
-            FailedPreconditionError: No bundle is named, and the nodes have several runtime directories, because some are on one
-                machine.
-            InvalidArgumentError: There is no such bundle, or the group or the scope cannot be.
+            FailedPreconditionError: The bundle is None, and the nodes have different runtime directories, because some of them
+                are on one machine.
+            InvalidArgumentError: The bundle does not exist, or the group or the scope is not valid.
         """
         self._check_open()
         places = self._places if bundle is None else [self._bundle(bundle)[2]]
@@ -322,7 +327,7 @@ class Cluster:
         if len(found) > 1:
             ways = [f"{directory} with {shim} on {place}" for (directory, shim), place in found.items()]
             raise FailedPreconditionError(
-                f"the nodes' variables differ: {ways[0]}, {ways[1]}. Say in which bundle the rank will be")
+                f"the nodes need different variables: {ways[0]}, {ways[1]}. Pass the bundle of the rank")
         [(directory, shim)] = found
         given = dict(base or {})
         variables = _launcher.rank_variables(group, scope, directory, shim or _launcher.shim_path(), required, given)
@@ -330,9 +335,9 @@ class Cluster:
 
     def options(self, bundle: int, group: str, scope: Scope | None = "heap", *, required: bool = True,
                 base: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Makes the options of an actor that is a rank: its place, which is the bundle, and its runtime_env.
+        """Returns options that make an actor a rank: its bundle and its runtime_env.
 
-        What the actor takes of the bundle is the caller's to say, such as num_gpus.
+        The caller chooses the resources that the actor takes from the bundle, such as num_gpus.
 
         Args:
             bundle: The bundle's number.
@@ -342,10 +347,10 @@ class Cluster:
             base: As for runtime_env().
 
         Returns:
-            The arguments for `.options(**...)` of the actor class, by their names.
+            The keyword arguments for `.options(**...)` of the actor class.
 
         Raises:
-            Error: As runtime_env().
+            Error: The errors of runtime_env().
         """
         group_of, number, _ = self._bundle(bundle)
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group_of, placement_group_bundle_index=number),
@@ -354,29 +359,29 @@ class Cluster:
     def actor(self, actor_class: Any, group: str, scope: Scope | None = "heap", *, required: bool = True) -> RankClass:
         """Makes an actor class whose actors are ranks of a group.
 
-        It is for code that calls `.options(...)` or `.remote(...)` itself, as frameworks do. These calls raise the errors of
+        Use it for code that calls `.options(...)` or `.remote(...)` itself, such as frameworks. These calls raise the errors of
         runtime_env().
 
         Args:
-            actor_class: What ray.remote() gives.
+            actor_class: An actor class of ray.remote().
             group: The group's name.
             scope: As for amem.environment().
             required: As for runtime_env().
 
         Returns:
-            What is used in the place of `actor_class`.
+            A class to use instead of `actor_class`.
 
         Raises:
-            InvalidArgumentError: `actor_class` is no actor class.
+            InvalidArgumentError: `actor_class` is not an actor class.
         """
         return RankClass(actor_class, lambda bundle, base: self.runtime_env(
             group, scope, bundle, required=required, base=base), self._number)
 
     def close(self) -> None:
-        """Ends the amemds that this has started, their directories and the actors; returns when they are gone.
+        """Ends the amemds that this object has started and the actors, and removes their directories. Returns when all are gone.
 
-        Operations under way end with OperationCancelledError or UnavailableError. It raises nothing: what cannot be reached ends by
-        itself.
+        Running operations end with OperationCancelledError or UnavailableError. The call never raises. Actors and amemds that it
+        cannot reach end without it.
         """
         with self._lock:
             if self._closed:
@@ -409,11 +414,11 @@ class Cluster:
 
     def _bundle(self, number: int) -> tuple[Any, int, _Place]:
         if not 0 <= number < len(self._bundles):
-            raise InvalidArgumentError(f"there is no bundle {number}: they are 0 to {len(self._bundles) - 1}")
+            raise InvalidArgumentError(f"there is no bundle {number}. The bundles are 0 to {len(self._bundles) - 1}")
         return self._bundles[number]
 
     def _number(self, group: Any, index: int) -> int | None:
-        """Of a bundle of a placement group. None: any of the group's, or the group is not this cluster's."""
+        """The number of a placement group's bundle. None: any bundle of the group, or a group of another cluster."""
         for number, (each, place_in_group, _) in enumerate(self._bundles):
             if each.id == group.id and place_in_group == index:
                 return number
@@ -431,13 +436,13 @@ class Cluster:
             # Of a node that goes its ranks may go first: a group is missing there then, and that is not all.
             lost = [each.error.text for each in self.status(_LOOK_S).values() if isinstance(each.error, UnavailableError)]
             if lost:
-                raise UnavailableError(f"{'; '.join(lost)}; so {name} failed: {text}")
+                raise UnavailableError(f"{'; '.join(lost)}. Therefore {name} failed: {text}")
             raise error_of(outcome.error.code, text)
         who = self._called(outcome.names)
         return [_of_node(each, who[each.node][0].id if who[each.node] else each.node) for each in outcome.done]
 
     def _explained(self, text: str, names: Iterable[str]) -> str:
-        """With Ray's names of nodes beside amemd's, where these come first."""
+        """The text with Ray's node ids behind amemd's names of the nodes."""
         for name, places in self._called({*names, *re.findall(r"node '([^']+)'", text)}).items():
             if places:
                 ids = " or ".join(place.id[:12] for place in places)
@@ -445,14 +450,14 @@ class Cluster:
         return text
 
     def _called(self, names: Iterable[str]) -> dict[str, list[_Place]]:
-        """Whom amemd means by a name: one node, or of those of one host all that it may be."""
+        """The nodes that amemd means by each name. If several nodes are on one host, all that it may mean."""
         by_address = {place.started.address: place for place in self._places if place.started is not None}
         others = [place for address, place in by_address.items() if address not in names]
         return {name: [by_address[name]] if name in by_address else [place for place in others if place.host == name]
                 for name in names}
 
     def _answer(self, place: _Place, call: Any, timeout: float, missing: str = "its actor does not answer") -> Any:
-        """What the actor of a node gives. Raises the amem.Error that it gives."""
+        """The answer of a node's actor. Raises the amem.Error that the actor returns."""
         try:
             answer = ray.get(call, timeout=timeout)
         except ray_errors.GetTimeoutError:

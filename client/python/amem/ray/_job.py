@@ -1,12 +1,13 @@
-"""Ranks of a Ray job whose program knows nothing of amem: the actors of some classes get a rank's environment when they are made.
+"""Makes actors of a Ray job ranks, for programs that know nothing of amem. Actors of some classes get the environment of a rank.
 
-The driver and each worker process of the job change `remote` and `options` of ray.actor.ActorClass, in the driver because the command
-`python3 -m amem.ray run` starts it, in a worker because Ray calls begin_worker() there (worker_process_setup_hook of the job's
-runtime_env). So it does not matter in which process a framework makes an actor.
+The driver and each worker process of the job change `remote` and `options` of ray.actor.ActorClass. In the driver, the command
+`python3 -m amem.ray run` does that. In a worker, Ray calls begin_worker() (worker_process_setup_hook of the job's runtime_env). So a
+framework may make an actor in any process.
 
-The environment is given when an actor is made, and not changed in its process later. The shim reads AMEM_GROUP and AMEM_SCOPE once, at
-the first lookup of a driver call (shim/runtime/runtime.h), and LD_PRELOAD counts at the start of a process alone. What the actor
-starts inherits them: child processes from the process, actors from its runtime_env, which vLLM also gives to its Ray workers.
+An actor gets the environment when it is made, because its process cannot change it later. The shim reads AMEM_GROUP and AMEM_SCOPE
+once, at the first lookup of a driver call (shim/runtime/runtime.h), and LD_PRELOAD counts only at the start of a process. Child
+processes of the actor inherit the environment from its process. Actors that it makes inherit it from its runtime_env, which vLLM also
+passes to its Ray workers.
 """
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from amem.ray._rank_class import option
 from amem.ray._rules import SEPARATOR, Rule, parse
 
 RULES = "AMEM_RAY_GROUPS"
-"""Of the job's environment: its rules, as `--group` has them. The command sets it."""
+"""The variable with the job's rules, in the form of `--group`. The command sets it in the environment of the job."""
 
 _HOOK = "worker_process_setup_hook"
 _BEGIN_WORKER = f"{__name__}.begin_worker"
@@ -43,13 +44,13 @@ _ended = False
 
 
 def begin_worker() -> None:
-    """Ray calls it in each worker process of the job, before the process does anything. Amem's errors: AMEM_ON=require is not met."""
+    """Ray calls it first in each worker process of the job. With AMEM_ON=require it raises the errors of amem.enable()."""
     _install(parse(os.environ[RULES].split(SEPARATOR)))
     _enable.switch_on()
 
 
 def begin_driver(rules: tuple[Rule, ...], runtime_dir: str | None, required: bool) -> None:
-    """Has this process make a job with these rules when it calls ray.init(). What cannot be said to Ray is an error there."""
+    """Makes ray.init() in this process start a job with these rules. ray.init() raises if the job already has a setup hook."""
     variables = {RULES: SEPARATOR.join(map(str, rules))}
     if runtime_dir is not None:
         variables["AMEM_RUNTIME_DIR"] = os.path.abspath(runtime_dir)
@@ -72,8 +73,8 @@ def _job_environment(given: Mapping[str, Any] | None, variables: Mapping[str, st
     so_far = dict(given or {})
     other = so_far.get(_HOOK)
     if other not in (None, _BEGIN_WORKER):
-        raise FailedPreconditionError(f"the job's runtime_env has the {_HOOK} {other!r}, and amem needs one of its own. Ray takes one: "
-                                      "leave the job's out, or start the ranks by amem.ray.Cluster (docs/ray.md)")
+        raise FailedPreconditionError(f"the job's runtime_env has the {_HOOK} {other!r}, and amem requires its own. Ray supports only "
+                                      "one: remove the job's, or start the ranks with amem.ray.Cluster (docs/ray.md)")
     return {**so_far, _HOOK: _BEGIN_WORKER, "env_vars": {**(so_far.get("env_vars") or {}), **variables}}
 
 
@@ -90,7 +91,7 @@ def _install(rules: tuple[Rule, ...]) -> None:
 
 
 class _Options:
-    """What ActorClass.options() gives. Each actor made by it has a group of its own, where the rule has it so."""
+    """The result of ActorClass.options(). Each actor that it makes gets its own group, if the rule asks for that."""
 
     def __init__(self, made: Callable[..., Any], actor_class: Any, given: Mapping[str, Any], rule: Rule) -> None:
         self._made = made
@@ -118,7 +119,7 @@ def _remote(original: Callable[..., Any], actor_class: Any, /, *arguments: Any, 
 
 
 def _class_name(actor_class: Any) -> str:
-    """Of another language: none."""
+    """The name of the class. Empty: an actor class of another language."""
     return getattr(getattr(actor_class, "__ray_actor_class__", None), "__name__", "")
 
 
@@ -157,7 +158,7 @@ def _tell(class_name: str, group: str, rule: Rule) -> None:
 
 # ---- the end of the job ----
 def tell_unmatched() -> None:
-    """Says in one line which rules matched no actor of the job. Raises nothing. In the driver, while it is in Ray."""
+    """Logs each rule that matched no actor of the job. Never raises. Call it in the driver before ray.shutdown()."""
     global _ended
     missing = [rule for rule in _rules if not _counts[rule]]
     if _ended or not missing or not ray.is_initialized():
@@ -167,17 +168,17 @@ def tell_unmatched() -> None:
         made = _classes_of_job()
     except Exception as error:  # noqa: BLE001: there may be no dashboard
         names = ", ".join(rule.classes for rule in missing)
-        _enable.say(logging.INFO, f"whether this job had actors of {names} is not known, because Ray's state API does not answer "
-                                  f"({type(error).__name__}). `amemctl groups` on a node says which groups there are")
+        _enable.say(logging.INFO, f"amem cannot find out whether this job had actors of {names}, because Ray's state API does not answer "
+                                  f"({type(error).__name__}). `amemctl groups` on a node lists its groups")
         return
     for rule in missing:
         if not any(_rule_of(name) is rule for name in made):
-            _enable.say(logging.WARNING, f'no actor of this job was of the class {rule.classes}, so it ran as without amem where "{rule}" '
-                                         f"should count. Its actors were of {', '.join(made) or 'no class'}")
+            _enable.say(logging.WARNING, f'no actor of this job has the class {rule.classes}, so the rule "{rule}" had no effect. The '
+                                         f"classes of its actors: {', '.join(made) or 'none'}")
 
 
 def _classes_of_job() -> list[str]:
-    """The names of the classes of all actors of this job, wherever they have been made."""
+    """The class names of all actors of this job, of every process."""
     from ray.util.state import list_actors
 
     job = ray.get_runtime_context().get_job_id()

@@ -1,4 +1,4 @@
-"""Kept: an amemd that lives as long as this process wants it, and not longer than this process."""
+"""Kept: an amemd that ends with its object, and at the latest with this process."""
 from __future__ import annotations
 
 import os
@@ -20,21 +20,21 @@ _TO_END = 3 * _supervisor.PATIENCE + 5
 
 
 class Kept:
-    """An amemd that lives as long as this object wants it. Any thread."""
+    """An amemd that ends with this object. Any thread."""
 
     def __init__(self, directory: str, flags: Sequence[str]) -> None:
         """Starts amemd.
 
-        It reads no configuration file, which is that of another broker of this machine; the variables AMEM_... of this process
-        hold for it.
+        It does not read a configuration file, because the file is for another broker of this machine. It uses the variables AMEM_...
+        of this process.
 
         Args:
-            directory: amemd's runtime directory, which is there and this user's alone; it goes with amemd.
-            flags: Those of amemd, but --runtime-dir.
+            directory: amemd's runtime directory. It must exist, and only this user may have access. It is removed when amemd ends.
+            flags: The options of amemd, without --runtime-dir.
 
         Raises:
-            NotFoundError: There is no amemd.
-            InternalError: It cannot be started.
+            NotFoundError: amemd is not installed.
+            InternalError: amemd could not start.
         """
         supervisor = [sys.executable, "-I", "-S", _supervisor.__file__, directory]
         daemon = [str(_programs.path("amemd")), "--config", "/dev/null", "--runtime-dir", directory,
@@ -51,31 +51,31 @@ class Kept:
             # From here on the supervisor has the directory's end in its hands.
             subprocess.run([*supervisor, *daemon], stdin=life, stdout=report, env=environment, timeout=60, check=True)
         except (OSError, subprocess.SubprocessError) as error:
-            raise InternalError(f"amemd's supervisor cannot be started: {error}") from None
+            raise InternalError(f"amemd's supervisor could not start: {error}") from None
         finally:
             os.close(life)
             os.close(report)
         os.set_blocking(self._reports, False)
 
     def fault(self) -> str | None:
-        """Why there is no amemd, with the last of what it logged; None: it runs, or is to start yet."""
+        """Why amemd does not run, with the last lines of its log. None: it runs, or has not started yet."""
         with self._lock:
             gone = not self._hear()
             words = [line.partition(" ") for line in self._said.splitlines()]
         for what, _, rest in words:
             if what == "cannot":
-                return f"amemd cannot be started: {rest.removeprefix('start ')}"
+                return f"amemd could not start: {rest.removeprefix('start ')}"
             if what == "ended":
                 self._log_tail = self._tail() or self._log_tail
                 how = f"was killed by signal {-int(rest)}" if rest.startswith("-") else f"has ended with status {rest}"
-                return f"amemd {how}" + (f"; the last of what it said:\n{self._log_tail}" if self._log_tail else "")
-        return "amemd's supervisor has ended, and amemd with it" if gone else None
+                return f"amemd {how}" + (f". The last lines of its log:\n{self._log_tail}" if self._log_tail else "")
+        return "amemd's supervisor has ended, and amemd ended with it" if gone else None
 
     def wait(self, timeout: float) -> None:
-        """Returns when it serves and its pool is complete.
+        """Waits until amemd serves and its pool is complete.
 
-        DeadlineExceededError: it is not ready in time. InternalError: its end, with its own words. ResourceExhaustedError: there is
-        too little memory for the pool.
+        DeadlineExceededError: it is not ready in time. InternalError: it has ended. The text has its last words.
+        ResourceExhaustedError: the node has too little memory for the pool.
         """
         from amem.broker import Broker
 
@@ -95,11 +95,11 @@ class Kept:
                 except UnavailableError:
                     state = "it does not serve yet"
                 if time.monotonic() >= until:
-                    raise DeadlineExceededError(f"amemd is not ready after {timeout:g} s: {state}")
+                    raise DeadlineExceededError(f"amemd was not ready within {timeout:g} s: {state}")
                 time.sleep(_LOOK)
 
     def end(self) -> bool:
-        """Ends amemd and what it has started, and removes the directory. Whether that was done in time."""
+        """Ends amemd and its child processes, and removes the directory. Returns whether it was in time."""
         with self._lock:
             if self._life < 0:
                 return True
@@ -114,7 +114,7 @@ class Kept:
         return False
 
     def _hear(self) -> bool:
-        """Reads what the supervisor has said. Whether it lives."""
+        """Reads the supervisor's reports. Returns whether it still runs."""
         while True:
             try:
                 said = os.read(self._reports, 4096)

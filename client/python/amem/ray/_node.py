@@ -1,7 +1,7 @@
-"""Node: the actor of one node. It finds amemd there or starts it, and the one that leads asks it about all nodes.
+"""Node: the actor of one node. It finds amemd there or starts it. The actor of the leading node also runs the operations.
 
-Every call gives what it was asked for, or an amem.Error as a value: what an actor raises Ray gives to the caller as an
-error of another class.
+Every call returns its result, or an amem.Error as a value. If an actor raised an error, Ray would raise an error of another class in
+the caller.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a node has before anything is started."""
+    """The state of a node before the cluster starts anything."""
 
     version: str
     host: str  # its name, as amemd has it
@@ -48,8 +48,8 @@ class Started:
 class Outcome:
     """The end of an operation.
 
-    amemd calls a node by the name of its host once it has joined, and by its address where another has that name or before:
-    `names` are those that it has used.
+    amemd calls a node by the name of its host when it has joined. Before that, and if two nodes have the same name, it uses the
+    address. `names`: the names that it has used.
     """
 
     done: list[Progress]
@@ -75,7 +75,7 @@ def _told(call: _Call) -> _Call:
 
 
 def _free_port(ip: str) -> int:
-    """One that is free now: amemd is started with a number."""
+    """A port that is free now, because amemd needs a number."""
     with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as listener:
         listener.bind((ip, 0))
         port: int = listener.getsockname()[1]
@@ -83,7 +83,7 @@ def _free_port(ip: str) -> int:
 
 
 def _made(name: str) -> str:
-    """A new directory for this user alone. Of several nodes on one machine the first gets the name as it is."""
+    """Makes a directory that only this user may access. With several nodes on one machine, the first gets the name without a number."""
     parent = tempfile.gettempdir()
     for number in range(1000):
         path = os.path.join(parent, f"{name}-{number}" if number else name)
@@ -92,11 +92,11 @@ def _made(name: str) -> str:
         except FileExistsError:
             continue
         return path
-    raise FailedPreconditionError(f"{parent} has a thousand directories of the name {name}")
+    raise FailedPreconditionError(f"{parent} already has 1000 directories with the name {name}. Remove them")
 
 
 class Node:
-    """Several threads at a time. `runtime_dir`: where a broker may run already; None: the default of this node."""
+    """Several threads may call it. `runtime_dir`: where a broker may already run. None: the default of this node."""
 
     def __init__(self, runtime_dir: str | None = None) -> None:
         self._runtime_dir = os.path.abspath(runtime_dir or _endpoint.default_runtime_dir())
@@ -121,9 +121,9 @@ class Node:
     @_told
     def start(self, name: str, pool: int, ip: str, port: int, certificate: bytes, authority: bytes,
               timeout: float) -> Started:
-        """Starts amemd in a new directory of the name; it listens for the other nodes at `ip`. `port` 0: at any free one.
+        """Starts amemd in a new directory with this name. It listens for the other nodes at `ip`. `port` 0: a free port.
 
-        Returns when it serves with its whole pool.
+        Returns when amemd serves and its pool is complete.
         """
         for left in reversed(range(_PORTS_TO_TRY if port == 0 else 1)):
             chosen = port or _free_port(ip)
@@ -157,17 +157,17 @@ class Node:
 
     @_told
     def reach(self, addresses: Sequence[str]) -> None:
-        """UnavailableError: at one of the other nodes' addresses nobody listens, as seen from here."""
+        """Connects to the other nodes' addresses. UnavailableError: one connection has failed."""
         for address in addresses:
             host, _, port = address.rpartition(":")
             try:
                 socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
             except OSError as error:
-                raise UnavailableError(f"{address} cannot be reached: {error.strerror or error}") from None
+                raise UnavailableError(f"cannot reach amemd at {address}: {error.strerror or error}") from None
 
     @_told
     def operate(self, addresses: Sequence[str], name: str, groups: Sequence[Any], options: dict[str, Any]) -> Outcome:
-        """pause, resume or swap of amem.Cluster, led by this node."""
+        """Calls pause, resume or swap of amem.Cluster. This node leads."""
         from amem.cluster import Cluster
 
         self._check()
@@ -192,14 +192,14 @@ class Node:
 
     @_told
     def stop(self) -> None:
-        """Ends what this actor has started, and returns when it is gone."""
+        """Ends the amemd that this actor has started, and waits for its end."""
         with self._lock:
             kept, cluster = self._kept, self._cluster
             self._kept = self._cluster = None
         if cluster is not None:
             cluster.close()
         if kept is not None and not kept.end():
-            raise InternalError(f"amemd of {kept.directory} does not end")
+            raise InternalError(f"amemd in {kept.directory} has not ended in time")
 
     def _directory(self) -> str:
         return self._kept.directory if self._kept is not None else self._runtime_dir

@@ -1,4 +1,4 @@
-"""RankClass: an actor class for frameworks, which make the actors themselves."""
+"""RankClass: an actor class for frameworks, which make the actors."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -13,23 +13,23 @@ _Environment = Callable[[int | None, Mapping[str, str]], dict[str, Any]]
 
 
 def option(actor_class: Any, given: Mapping[str, Any], name: str) -> Any:
-    """That of the call or, where it says nothing, of the class: Ray takes one or the other. None: of neither."""
+    """The option of the call, else the option of the class, as in Ray. None: neither has it."""
     of_call = given.get(name)
     return getattr(actor_class, "_default_options", {}).get(name) if of_call is None else of_call
 
 
 class RankClass:
-    """Is used as the actor class that it stands for, and gives each actor the environment of a rank.
+    """Replaces an actor class, and gives each actor the environment of a rank.
 
-    The bundle is the one that the call's scheduling strategy names. Whatever else the call or the class says stays,
-    also of its runtime_env.
+    The scheduling strategy of the call names the bundle. All other options of the call and the class stay, including the rest of the
+    runtime_env.
     """
 
     def __init__(self, actor_class: Any, environment: _Environment,
                  number: Callable[[Any, int], int | None]) -> None:
-        """`number`: of a placement group and a bundle there, that of the cluster; None: of none."""
+        """`number`: returns the cluster's number of a placement group's bundle, or None."""
         if not hasattr(actor_class, "options") or not hasattr(actor_class, "remote"):
-            raise InvalidArgumentError(f"{actor_class!r} is no actor class: ray.remote() makes one")
+            raise InvalidArgumentError(f"{actor_class!r} is not an actor class. ray.remote() makes one")
         self._actor_class = actor_class
         self._environment = environment
         self._number = number

@@ -1,4 +1,4 @@
-"""Rules: which actors of a Ray job are ranks, by the names of their classes. Needs no Ray. Plain data; any thread."""
+"""Rules: which actors of a Ray job are ranks, by the names of their classes. It does not need Ray. Plain data; any thread."""
 from __future__ import annotations
 
 import dataclasses
@@ -14,7 +14,7 @@ SEPARATOR = ","
 _LONGEST = 63  # of a group's name
 _PARTS = re.compile(r"(?P<classes>[\w*?]+)=(?P<group>[^:,]+)(:(?P<scope>[^:,]*))?")
 _PLACES = {"name": "the actor's name", "number": "0 for the first of these actors, 1 for the next"}
-_FORM = 'write CLASS=GROUP:SCOPE, such as "WorkerDict=trainer:regions"'
+_FORM = 'Write CLASS=GROUP:SCOPE, such as "WorkerDict=trainer:regions"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Rule:
 
     Attributes:
         classes: The name of an actor class, or a pattern of names with * and ?.
-        group: The group of these actors. {name} and {number} stand for what differs between them.
-        scope: Which memory of theirs is brokered.
+        group: The group of these actors. {name} and {number} stand for the actor's name and number.
+        scope: The memory of these actors that is brokered.
     """
 
     classes: str
@@ -38,7 +38,7 @@ class Rule:
         return fnmatch.fnmatchcase(class_name, self.classes)
 
     def group_of(self, class_name: str, actor_name: str | None, number: int) -> str:
-        """Of the actor that is the `number`th of the rule. One without a name is called by its class and its number."""
+        """The group of the rule's actor with this number. An actor without a name uses its class and its number as the name."""
         name = actor_name or f"{class_name}_{number}"
         filled = self.group.replace("{number}", str(number)).replace("{name}", name)
         # Ray lets actors have any name. The end of a long one is what differs.
@@ -46,15 +46,15 @@ class Rule:
 
 
 def parse_rule(text: str) -> Rule:
-    """Reads CLASS=GROUP or CLASS=GROUP:SCOPE. Without a scope it is heap. InvalidArgumentError: it is none."""
+    """Reads CLASS=GROUP or CLASS=GROUP:SCOPE. The default scope is heap. InvalidArgumentError: the text is not a valid rule."""
     found = _PARTS.fullmatch(text)
     if found is None:
-        raise InvalidArgumentError(f'"{text}" does not say which actors are in which group: {_FORM}')
+        raise InvalidArgumentError(f'"{text}" does not say which actors are in which group. {_FORM}')
     group = found["group"]
     for place in re.findall(r"{(.*?)}", group):
         if place not in _PLACES:
             known = " and ".join(f"{{{name}}} ({meaning})" for name, meaning in _PLACES.items())
-            raise InvalidArgumentError(f'"{text}" has {{{place}}}. A group can have {known}')
+            raise InvalidArgumentError(f'"{text}" has {{{place}}}. A group can only have {known}')
     try:
         group_name(group.replace("{number}", "0").replace("{name}", "name"))
         scope = cast(Scope, "heap" if found["scope"] is None else found["scope"])
@@ -65,12 +65,12 @@ def parse_rule(text: str) -> Rule:
 
 
 def parse(texts: Iterable[str]) -> tuple[Rule, ...]:
-    """Reads all of a job's. The first that matches a class counts. InvalidArgumentError: one is none, or can never count."""
+    """Reads all rules of a job. The first that matches counts. InvalidArgumentError: a rule is not valid, or can never count."""
     rules = tuple(map(parse_rule, texts))
     if not rules:
-        raise InvalidArgumentError(f"no actors are named: {_FORM}")
+        raise InvalidArgumentError(f"the list of rules is empty. {_FORM}")
     for at, rule in enumerate(rules):
         for earlier in rules[:at]:
             if fnmatch.fnmatchcase(rule.classes, earlier.classes):
-                raise InvalidArgumentError(f'"{rule}" never counts, because "{earlier}" stands before it and has the same classes')
+                raise InvalidArgumentError(f'"{rule}" never counts, because "{earlier}" comes first and matches the same classes')
     return rules

@@ -1,14 +1,13 @@
-"""The supervisor: a process that starts amemd, outlives the actor that wanted it, and then leaves nothing of it behind.
+"""The supervisor: a process that starts amemd. It outlives the actor that started it, and then removes everything of amemd.
 
     python -I -S _supervisor.py DIRECTORY amemd ARGUMENTS...
 
-An actor of Ray's may end by SIGKILL, and Ray kills what a worker has started. So the supervisor leaves both: it is a
-grandchild, in a session of its own. Standard input is a pipe of which the actor has the other end. At its end the
-supervisor ends amemd and amem-holder, each by SIGTERM and after a while by SIGKILL, removes DIRECTORY, and ends. So it does
-when it gets SIGTERM itself. Standard output has a line for each of: amemd was started (its pid), amemd has ended (its
-status), amemd cannot be started (why).
+SIGKILL may end an actor of Ray, and Ray kills the child processes of a worker. So the supervisor is a grandchild of the actor, in its own
+session. Its standard input is a pipe, and the actor has the other end. When the pipe closes, or on SIGTERM, the supervisor ends amemd
+and amem-holder, each by SIGTERM and after a while by SIGKILL. It removes DIRECTORY, and ends. It reports on standard output, one
+line each: amemd was started (its pid), amemd has ended (its status), amemd cannot be started (why).
 
-A script by itself: it imports nothing of amem, so that it is small and cannot fail with it.
+This script imports nothing of amem, so it is small and does not fail if amem fails.
 """
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def _say(line: str) -> None:
 
 
 def children() -> list[int]:
-    """Of this process, also those that have ended and were not waited for."""
+    """The child processes of this process, including ended ones that it has not waited for."""
     own, found = os.getpid(), []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -54,7 +53,7 @@ def children() -> list[int]:
 
 
 def _reap() -> bool:
-    """Waits for those that have ended. Whether any child is left."""
+    """Reaps ended child processes. Returns whether any child is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0] != 0:
             pass
@@ -64,7 +63,7 @@ def _reap() -> bool:
 
 
 def _end_children(patience: float) -> None:
-    """As a subreaper this process gets whom amemd leaves, too: amem-holder."""
+    """Ends all child processes. This process is a subreaper, so they include amem-holder."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         end = time.monotonic() + patience
         told: set[int] = set()
@@ -81,7 +80,7 @@ def _end_children(patience: float) -> None:
 
 
 def end(daemon: subprocess.Popen[bytes], directory: str, patience: float = PATIENCE) -> None:
-    """Ends amemd first, alone: while it ends it hands over to amem-holder in good order."""
+    """Ends amemd first, so that it can hand over to amem-holder in good order."""
     if daemon.poll() is None:
         daemon.terminate()
         try:

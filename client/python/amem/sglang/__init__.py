@@ -1,10 +1,10 @@
 """SGLang's --enable-memory-saver by amem.
 
-SGLang's tags leave by the distribution torch_memory_saver that comes with amem. NCCL's memory leaves, too, when nothing else of the
-engine is on the GPU.
+amem's distribution torch_memory_saver pauses and resumes SGLang's tags. When everything else of the engine is paused, amem also
+pauses NCCL's memory.
 
-SGLang loads register() in each of its processes, by the entry point in its group sglang.srt.plugins. For an SGLang that is
-not to use amem it changes nothing. Imports neither SGLang nor torch by itself. docs/frameworks.md is the manual.
+SGLang loads register() in each of its processes, by the entry point in its group sglang.srt.plugins. It changes nothing for an SGLang
+that does not use amem. This module imports neither SGLang nor torch. docs/frameworks.md is the manual.
 """
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _paused = False  # NCCL's memory, of this process's group
 
 
 class Sglang(Framework):
-    """SGLang. amem's functions are around SGLang's own, and do something where its memory saver is amem's."""
+    """SGLang. amem wraps functions of SGLang. The wrappers have an effect only if its memory saver is amem's."""
 
     name, title, distribution = "sglang", "SGLang", "sglang"
     modules = ("sglang.srt.plugins.hook_registry",)
     tried = (0, 5, 15), (0, 5, 23)
-    purpose = "SGLang is to release its memory by amem"
-    how_to_start = "start SGLang with `amemctl run --group NAME --scope regions -- python -m sglang.launch_server ...`"
+    purpose = "SGLang cannot release its memory by amem"
+    how_to_start = "Start SGLang with `amemctl run --group NAME --scope regions -- python -m sglang.launch_server ...`"
     logger = logging.getLogger("sglang.srt.amem")  # below SGLang's, so that it is shown where SGLang's lines are
     _installed = False
 
     def version(self) -> str:
-        """Says which version is installed.
+        """Returns the installed version.
 
         Returns:
             sglang.version's `__version__`.
@@ -50,13 +50,13 @@ class Sglang(Framework):
         return str(sglang.version.__version__)
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """Finds the functions of SGLang that amem needs. Changes nothing.
+        """Finds the functions of SGLang that amem needs. It changes nothing.
 
         Returns:
-            What hook() has returned.
+            The results of hook().
 
         Raises:
-            FailedPreconditionError: A function is not there, or takes other parameters.
+            FailedPreconditionError: A function is missing, or has other parameters.
         """
         from sglang.srt.managers.scheduler_components import weight_updater
 
@@ -64,10 +64,10 @@ class Sglang(Framework):
         return [hook(manager, name, "self", "recv_req") for name in ("release_memory_occupation", "resume_memory_occupation")]
 
     def check_process(self) -> None:
-        """Says whether amem can serve this process. The processes that one without the shim starts get it from there.
+        """Checks that amem supports this process. The process need not have the shim, because its child processes get one.
 
         Raises:
-            FailedPreconditionError: The process has the shim, and its scope leaves the memory on the GPU.
+            FailedPreconditionError: The process has the shim, but the memory is not in its scope.
             UnavailableError: There is no broker.
         """
         if _shim.is_loaded():
@@ -76,9 +76,9 @@ class Sglang(Framework):
             check_broker(self.purpose)
 
     def install(self) -> None:
-        """Puts amem's functions around SGLang's. A second call changes nothing.
+        """Wraps SGLang's functions. A second call changes nothing.
 
-        The checks come when SGLang asks for its memory saver.
+        The checks run when SGLang asks for its memory saver.
         """
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -91,24 +91,24 @@ class Sglang(Framework):
 
 
 def register() -> None:
-    """Is SGLang's entry point.
+    """The entry point for SGLang.
 
     Raises:
-        Error: As amem.enable(), with AMEM_ON=require.
+        Error: With AMEM_ON=require: the errors of amem.enable().
     """
     known()["sglang"].install()
     called_by("sglang")
 
 
 def _create(original: Callable[..., Any], enable: bool) -> Any:
-    """Around the function by which SGLang asks for its memory saver: in the process that starts the others, and in each of those."""
+    """Wraps the function by which SGLang asks for its memory saver, in the first process and in each process that it starts."""
     if enable and _chosen():
         known()["sglang"].check()
     return original(enable)
 
 
 def _chosen() -> bool:
-    """Whether SGLang's memory saver is amem's. FailedPreconditionError: it is another one, in a process that amem serves."""
+    """Whether SGLang's memory saver is amem's. FailedPreconditionError: it is another one, but the process has the shim."""
     module = sys.modules.get("torch_memory_saver")
     if module is None:
         return False
@@ -116,13 +116,13 @@ def _chosen() -> bool:
         return True
     if _shim.is_loaded():
         raise FailedPreconditionError(
-            "two memory savers in one process: libamem_shim.so is loaded, and SGLang has imported the original torch_memory_saver. "
+            "this process has two memory savers: libamem_shim.so is loaded, and SGLang has imported the original torch_memory_saver. "
             "Install the distribution torch_memory_saver that comes with amem, or start SGLang without `amemctl run`")
     return False
 
 
 def _release(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """Every rank of the engine is asked for the same, and does the same."""
+    """Pauses NCCL's memory with the rest. Every rank of the engine gets the same request."""
     global _paused
     answer = original(manager, request)
     if not _paused and _ENGINE <= manager.offload_tags and _chosen():
@@ -136,7 +136,7 @@ def _release(original: Callable[..., Any], manager: Any, request: Any) -> Any:
 
 
 def _resume(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """Before anything else comes back: new weights may come by NCCL. Errors as amem.resume(); the engine sleeps on."""
+    """Resumes NCCL's memory first, because new weights may arrive by NCCL. Raises as amem.resume(), and then the engine sleeps on."""
     global _paused
     if _paused:
         bring(["nccl"])

@@ -1,10 +1,10 @@
 """slime and Miles: a trainer that sleeps keeps its process groups.
 
-Their destruction and making become a pause and a resume of NCCL's memory. `--custom-megatron-init-path amem.slime.megatron_init` is
-how slime and Miles call amem.enable().
+Where slime destroys and makes process groups, amem pauses and resumes NCCL's memory instead. With
+`--custom-megatron-init-path amem.slime.megatron_init`, slime and Miles call amem.enable().
 
-The rest of the trainer leaves by the distribution torch_memory_saver that comes with amem, which both of them use as it is.
-docs/rl-frameworks.md is the manual. Imports neither by itself.
+amem's distribution torch_memory_saver, which both of them use, frees the rest of the trainer's GPU memory. docs/rl-frameworks.md is the
+manual. This module imports neither slime nor Miles.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from amem.frameworks.phases import bring, idle, take
 __all__ = ["Miles", "Slime", "megatron_init"]
 
 _NAMES = ("destroy_process_groups", "reload_process_groups")
-_HOW = """give the trainer a group: --train-env-vars '{"AMEM_GROUP": "trainer", "NCCL_CUMEM_ENABLE": "1"}'"""
+_HOW = """Give the trainer a group: --train-env-vars '{"AMEM_GROUP": "trainer", "NCCL_CUMEM_ENABLE": "1"}'"""
 
 
 def _found(name: str) -> list[Callable[..., Any]]:
@@ -35,7 +35,7 @@ def _found(name: str) -> list[Callable[..., Any]]:
     for each, function in zip(_NAMES, found):
         if getattr(actor, each, None) is not function:
             raise FailedPreconditionError(
-                f"amem needs {each}() of {actor.__name__}, which is not there: this {name} is not known to amem")
+                f"{actor.__name__} has no {each}() of {groups.__name__}, which amem needs. amem does not support this version of {name}")
     return found
 
 
@@ -48,30 +48,30 @@ def _change(name: str) -> None:
 
 
 class _Trainer(Framework):
-    how_to_start = "start it with --offload-train, and " + _HOW
+    how_to_start = "Start it with --offload-train. " + _HOW
     _installed = False
 
     def check(self) -> None:
-        """Says whether amem can serve this version of the trainer in this process. Changes nothing.
+        """Checks that amem supports this version of the trainer in this process. It changes nothing.
 
         Raises:
-            FailedPreconditionError: As of Framework.check(); or the memory saver is the original one, or the group is of this process
-                alone, with which NCCL's memory cannot leave.
+            FailedPreconditionError: The errors of Framework.check(). Or the memory saver is the original one. Or the group has only
+                this process, so NCCL's memory is not brokered.
             UnavailableError: There is no broker.
         """
         super().check()
         if not isinstance(sys.modules["torch_memory_saver"].torch_memory_saver, _saver.TorchMemorySaver):
             raise FailedPreconditionError(
-                f"{self.name} has imported the original torch_memory_saver: install the distribution of that name that comes with amem")
+                f"{self.name} has imported the original torch_memory_saver. Install the distribution of that name that comes with amem")
         if not (os.environ.get("AMEM_GROUP") or os.environ.get("AMEM_GROUPID")) or not _saver.whole_process():
             raise FailedPreconditionError(
-                f"{self.name}'s trainer is the group {_rank.group()}, of this process alone, so NCCL's memory is not brokered: {_HOW}")
+                f"NCCL's memory is not brokered, because {self.name}'s trainer has no group of several processes. {_HOW}")
 
     def install(self) -> None:
-        """Puts amem's functions in the place of the trainer's that destroy and make process groups. A second call changes nothing.
+        """Replaces the trainer's functions that destroy and make process groups by amem's. A second call changes nothing.
 
         Raises:
-            FailedPreconditionError: This version, or this process, is not one that amem can serve.
+            FailedPreconditionError: amem does not support this version, or this process lacks something.
             UnavailableError: There is no broker.
         """
         if not self._installed:
@@ -81,7 +81,7 @@ class _Trainer(Framework):
 
     @abc.abstractmethod
     def _put(self) -> None:
-        """Puts amem's functions in the place of the trainer's."""
+        """Replaces the trainer's functions by amem's."""
 
 
 class Slime(_Trainer):
@@ -90,24 +90,24 @@ class Slime(_Trainer):
     name, title, distribution = "slime", "slime", "slime"
     modules = ("slime.backends.megatron_utils.actor", "slime.utils.reloadable_process_group")
     tried = (0, 3), (0, 3)
-    purpose = "slime's trainer is to sleep by amem"
+    purpose = "slime's trainer cannot sleep by amem"
 
     def version(self) -> str:
-        """Says which version is installed.
+        """Returns the installed version.
 
         Returns:
-            The distribution's version: slime's modules have none.
+            The version of the distribution, because slime's modules have none.
         """
         return importlib.metadata.version(self.distribution)
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """Finds the functions of slime that amem needs. Changes nothing.
+        """Finds the functions of slime that amem needs. It changes nothing.
 
         Returns:
-            What hook() has returned.
+            The results of hook().
 
         Raises:
-            FailedPreconditionError: A function is not there, or takes other parameters.
+            FailedPreconditionError: A function is missing, or has other parameters.
         """
         return _found("slime")
 
@@ -116,20 +116,20 @@ class Slime(_Trainer):
 
 
 class Miles(_Trainer):
-    """Miles, which began as a copy of slime. It has no number."""
+    """Miles, which began as a copy of slime. It has no version number."""
 
     name, title, distribution = "miles", "Miles", "miles"
     modules = ("miles.backends.megatron_utils.actor", "miles.utils.reloadable_process_group")
-    purpose = "Miles' trainer is to sleep by amem"
+    purpose = "Miles' trainer cannot sleep by amem"
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """Finds the functions of Miles that amem needs. Changes nothing.
+        """Finds the functions of Miles that amem needs. It changes nothing.
 
         Returns:
-            What hook() has returned.
+            The results of hook().
 
         Raises:
-            FailedPreconditionError: A function is not there, or takes other parameters.
+            FailedPreconditionError: A function is missing, or has other parameters.
         """
         return _found("miles")
 
@@ -140,23 +140,23 @@ class Miles(_Trainer):
 def megatron_init(args: Any = None) -> None:
     """Calls amem.enable() in each of the trainer's processes, and requires slime or Miles.
 
-    It is what `--custom-megatron-init-path` of slime and Miles names.
+    Name this function in `--custom-megatron-init-path` of slime or Miles.
 
     Args:
-        args: The options that slime or Miles gives. They are not used.
+        args: The options that slime or Miles passes. Not used.
 
     Raises:
-        Error: As amem.enable(require=True), for slime or Miles.
+        Error: The errors of amem.enable(require=True), for slime or Miles.
     """
     enable_for("slime", "miles")
 
 
 def _paused() -> None:
-    """Pauses NCCL's memory; what is in the process groups stays usable. Errors as amem.pause(): the trainer does not sleep then."""
+    """Pauses NCCL's memory. The process groups stay valid. Raises the errors of amem.pause(), and then the trainer does not sleep."""
     idle()  # no collective still runs
     take(["nccl"])
 
 
 def _here() -> None:
-    """Resumes NCCL's memory. Errors as amem.resume()."""
+    """Resumes NCCL's memory. Raises the errors of amem.resume()."""
     bring(["nccl"])

@@ -1,9 +1,9 @@
-"""verl: what its trainers copy to the CPU and back leaves and comes back by amem.
+"""verl: amem frees and restores the GPU memory that verl's trainers would copy to the CPU and back.
 
-verl's param_offload and optimizer_offload say what leaves, as always. `actor_rollout_ref.model.external_lib=amem.verl.external_lib` is
-how verl calls amem.enable().
+verl's param_offload and optimizer_offload still choose this memory. With
+`actor_rollout_ref.model.external_lib=amem.verl.external_lib`, verl calls amem.enable().
 
-docs/rl-frameworks.md is the manual. Imports neither verl nor torch by itself.
+docs/rl-frameworks.md is the manual. This module imports neither verl nor torch.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _nccl_paused = False
 
 
 def _tag(what: str, owner: Any) -> str:
-    """Of one model: a process may have several, such as the actor and the reference. All ranks make them in one order."""
+    """The tag of one model. A process may have several models, such as actor and reference. All ranks make them in the same order."""
     if owner not in _numbers:
         _numbers[owner] = next(_next)
     return f"verl.{what}.{_numbers[owner]}"
@@ -116,17 +116,17 @@ class Verl(Framework):
     name, title, distribution = "verl", "verl", "verl"
     modules = ("verl.workers.engine_workers", "verl.workers.engine.base")
     tried = (0, 9), (0, 9)
-    purpose = "verl's trainer is to leave the GPU by amem"
-    how_to_start = "start the job with `python3 -m amem.ray run`, as docs/rl-frameworks.md says"
+    purpose = "verl's trainer cannot free its GPU memory by amem"
+    how_to_start = "Start the job with `python3 -m amem.ray run`, as docs/rl-frameworks.md says"
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """Finds the functions of verl, and of those engines that can be imported, that amem needs. Changes nothing.
+        """Finds the functions that amem needs of verl and of its engines that can be imported. It changes nothing.
 
         Returns:
-            What hook() has returned.
+            The results of hook().
 
         Raises:
-            FailedPreconditionError: A function is not there, or takes other parameters.
+            FailedPreconditionError: A function is missing, or has other parameters.
         """
         from verl.workers import engine_workers
         from verl.workers.engine import base
@@ -142,10 +142,10 @@ class Verl(Framework):
         return found
 
     def install(self) -> None:
-        """Puts amem's functions in the place of verl's that copy parameters, gradients and optimizers. A second call changes nothing.
+        """Replaces verl's functions that copy parameters, gradients and optimizers by amem's. A second call changes nothing.
 
         Raises:
-            FailedPreconditionError: This version, or this process, is not one that amem can serve.
+            FailedPreconditionError: amem does not support this version, or this process lacks something.
             UnavailableError: There is no broker.
         """
         self.check()  # nothing is changed before all of it has been found

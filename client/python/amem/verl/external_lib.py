@@ -1,4 +1,4 @@
-"""amem.enable(), for verl alone: what its external_lib names is a module, and verl calls nothing in it but imports it."""
+"""Calls amem.enable() for verl. The option external_lib names a module, which verl imports and does not call."""
 from amem._enable import enable
 
 enable()

@@ -1,8 +1,7 @@
 """vLLM's sleep mode by amem: amem.enable(), or vLLM's own option `--sleep-mode-backend amem`.
 
-vLLM loads register() in each of its processes, by the entry point in its group vllm.general_plugins. For a vLLM that is
-not told to use amem it changes nothing but the help text. Imports neither vLLM nor torch by itself. docs/frameworks.md
-is the manual.
+vLLM loads register() in each of its processes, by the entry point in its group vllm.general_plugins. It changes only the
+help text for a vLLM that does not use amem. This module imports neither vLLM nor torch. docs/frameworks.md is the manual.
 """
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ __all__ = ["BACKEND", "DEFERRABLE", "Vllm", "WORKER", "Worker", "check_sleep_mod
 
 BACKEND = "amem"
 WORKER = "amem.vllm.Worker"
-"""What vLLM knows amem's worker class by."""
+"""The name of amem's worker class in vLLM."""
 DEFERRABLE = ("weights", "kv_cache")
-"""What vLLM may be told to wake; a wake brings all other tags."""
+"""The tags that a wake of vLLM can choose. A wake always resumes all other tags."""
 _LEVELS = (0, 1, 2)
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _SLEEP, _WAYS = "AMEM_VLLM_SLEEP", ("all", "tags")  # what leaves; the latter leaves the rest of the process alone
@@ -43,35 +42,35 @@ def __getattr__(name: str) -> Any:
 
 
 class Vllm(Framework):
-    """vLLM. Engines whose sleep mode is on sleep by amem; others are as they were."""
+    """vLLM. Engines whose sleep mode is on sleep by amem. amem does not change other engines."""
 
     name, title, distribution = "vllm", "vLLM", "vllm"
     modules = ("vllm.engine.arg_utils",)
     tried = (0, 20), (0, 33)
-    purpose = "vLLM is to sleep by amem"
-    how_to_start = "start vLLM with `amemctl run --group NAME --scope heap -- vllm serve ...`"
+    purpose = "vLLM cannot sleep by amem"
+    how_to_start = "Start vLLM with `amemctl run --group NAME --scope heap -- vllm serve ...`"
     logger = logging.getLogger("vllm.amem")  # below vLLM's, so that it is shown where vLLM's lines are
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """Finds the functions of vLLM's engine that amem needs. Workers have their own. Changes nothing.
+        """Finds the functions of vLLM's engine that amem needs. Workers have their own. It changes nothing.
 
         Returns:
-            What hook() has returned.
+            The results of hook().
 
         Raises:
-            FailedPreconditionError: A function is not there, or takes other parameters.
+            FailedPreconditionError: A function is missing, or has other parameters.
         """
         from vllm.engine.arg_utils import EngineArgs
 
         return [hook(EngineArgs, "create_engine_config", "self"), *_engine_hooks()]
 
     def install(self) -> None:
-        """Adds amem's worker to what vLLM's options and engine know. A second call changes nothing more.
+        """Adds amem's worker to vLLM's options and engine. A second call changes nothing.
 
-        The checks come when an engine is made that is to sleep by amem, before a model is loaded.
+        The checks run when vLLM makes an engine that sleeps by amem, before it loads a model.
 
         Raises:
-            FailedPreconditionError: This vLLM has moved what amem needs of its engine.
+            FailedPreconditionError: The engine of this vLLM lacks a function that amem needs.
         """
         arguments = sys.modules.get("vllm.engine.arg_utils")
         if arguments is not None:  # where options are read
@@ -91,49 +90,49 @@ def _engine_hooks() -> list[Callable[..., Any]]:
 
 
 def register() -> None:
-    """Is vLLM's entry point. A vLLM that does not use amem must not end because of it.
+    """The entry point for vLLM. It must not end a vLLM that does not use amem.
 
     Raises:
-        Error: As amem.enable(), with AMEM_ON=require.
+        Error: With AMEM_ON=require: the errors of amem.enable().
     """
     try:
         known()["vllm"].install()
     except Exception as error:  # noqa: BLE001: whatever another vLLM has changed
-        Vllm.logger.warning("amem: sleep mode by amem is not available in this vLLM: %s: %s", type(error).__name__, error)
+        Vllm.logger.warning("amem: this vLLM does not support sleep mode by amem: %s: %s", type(error).__name__, error)
     called_by("vllm")
 
 
 def check_sleep_mode(enabled: bool) -> None:
-    """Says whether an engine can sleep at all.
+    """Checks that the sleep mode of an engine is on.
 
     Args:
-        enabled: Its sleep mode is on.
+        enabled: Whether the engine's sleep mode is on.
 
     Raises:
-        InvalidArgumentError: It is not.
+        InvalidArgumentError: It is off.
     """
     if not enabled:
-        raise InvalidArgumentError("vLLM is to sleep by amem, but its sleep mode is off: add --enable-sleep-mode")
+        raise InvalidArgumentError("vLLM cannot sleep by amem: its sleep mode is off. Add --enable-sleep-mode")
 
 
 def only_tags() -> bool:
-    """Says whether the engine shares its process with others, such as a trainer, whose memory stays and who run on.
+    """Tells whether a sleep pauses only the engine's tags. Then the rest of the process, such as a trainer, runs on.
 
     Returns:
-        AMEM_VLLM_SLEEP is "tags".
+        Whether AMEM_VLLM_SLEEP is "tags".
 
     Raises:
-        InvalidArgumentError: It is something else than "tags" and "all".
+        InvalidArgumentError: AMEM_VLLM_SLEEP is neither "tags" nor "all".
     """
     way = os.environ.get(_SLEEP, "")
     if way and way not in _WAYS:
-        raise InvalidArgumentError(f"{_SLEEP}={way}: {' or '.join(_WAYS)}")
+        raise InvalidArgumentError(f"{_SLEEP}={way} is not supported. Use {' or '.join(_WAYS)}")
     return way == "tags"
 
 
 # ---- options ----
 def _prepare(arguments: Any) -> None:
-    """Of an engine that is to sleep by amem, when its options are known. An error comes before any change."""
+    """Checks and sets the options of an engine that sleeps by amem. It raises errors before any change."""
     framework = known()["vllm"]
     framework.check_version()
     check_sleep_mode(arguments.enable_sleep_mode)
@@ -141,24 +140,25 @@ def _prepare(arguments: Any) -> None:
     other = getattr(arguments, "sleep_mode_backend", None)
     if other not in (None, "cumem", BACKEND):  # cumem is what vLLM has where nothing is said
         raise InvalidArgumentError(
-            f"two sleep-mode backends: --sleep-mode-backend {other}, and amem by amem.enable() or --worker-cls {WORKER}; leave one of the "
-            "two out")
+            f"two sleep-mode backends are chosen: --sleep-mode-backend {other}, and amem (amem.enable() or --worker-cls {WORKER}). Choose "
+            "one")
     if arguments.worker_cls not in ("auto", WORKER):
         raise InvalidArgumentError(
-            f"amem brings a worker class of its own, so --worker-cls {arguments.worker_cls} cannot be used with it; leave one of the two "
-            "out")
+            f"amem requires its own worker class and cannot be used with --worker-cls {arguments.worker_cls}. Remove this option, or do "
+            "not use amem")
     if arguments.distributed_executor_backend != "ray":  # Ray's workers have an environment of their own
         framework.check_process()
     _extend_engine()
     arguments.worker_cls = WORKER
     if os.environ.get(_METHOD) != "spawn":
         # A child of fork has no session with the broker.
-        Vllm.logger.info("amem: workers are spawned: %s is %s, and spawn from now on", _METHOD, os.environ.get(_METHOD, "unset"))
+        Vllm.logger.info("amem: vLLM spawns its workers from now on: amem sets %s, which was %s, to spawn", _METHOD,
+                         os.environ.get(_METHOD, "unset"))
         os.environ[_METHOD] = "spawn"
 
 
 def _choose(arguments: Any) -> None:
-    """Whether an engine sleeps by amem."""
+    """Makes an engine sleep by amem, if its options or amem.enable() ask for that."""
     if getattr(arguments, "sleep_mode_backend", None) == BACKEND or arguments.worker_cls == WORKER:
         _prepare(arguments)
         return
@@ -170,14 +170,14 @@ def _choose(arguments: Any) -> None:
     except Error as error:
         if framework.required:
             raise
-        Vllm.logger.warning("amem: this engine sleeps as without amem: %s", error)
+        Vllm.logger.warning("amem: this engine sleeps without amem: %s", error)
         return
     if any(each in sys.modules for each in _TRAINERS):
         os.environ.setdefault(_SLEEP, "tags")  # workers are to know it, too
 
 
 def _extend_arguments(engine_args: Any) -> None:
-    """--sleep-mode-backend where vLLM has no such option, and what amem needs when it is chosen."""
+    """Adds --sleep-mode-backend to a vLLM without this option, and its effect."""
     if engine_args in _extended:
         return
     _extended.add(engine_args)
@@ -211,10 +211,10 @@ def _extend_arguments(engine_args: Any) -> None:
 
 # ---- the engine: what a failed sleep or wake leaves behind ----
 def _extend_engine() -> None:
-    """Lets an engine whose workers are amem's go on as it was after a sleep that failed. The caller gets the error.
+    """Lets an engine with amem's workers continue after a failed sleep. The caller gets the error.
 
-    vLLM's own executor stops reading its workers' answers at the first failure, and takes the rest for those of the next call. Its
-    engine stays without scheduling when it could not sleep.
+    vLLM's own executor stops reading its workers' answers at the first failure, and takes the rest for answers of the next call. Its
+    engine stops scheduling if a sleep fails.
     """
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
@@ -243,7 +243,7 @@ def _extend_engine() -> None:
             return executor_wake_up(self, tags)
         unknown = sorted(set(tags or ()) - set(DEFERRABLE))
         if unknown:
-            raise InvalidArgumentError(f"there is no tag {', '.join(unknown)} to wake; the tags are {', '.join(DEFERRABLE)}")
+            raise InvalidArgumentError(f"vLLM cannot wake the tag {', '.join(unknown)}. The tags are {', '.join(DEFERRABLE)}")
         with _all_answers(self):
             return executor_wake_up(self, tags)
 
@@ -265,7 +265,7 @@ def _extend_engine() -> None:
         if not _is_ours(self.vllm_config):
             return engine_sleep(self, level, mode)
         if level not in _LEVELS:
-            raise InvalidArgumentError(f"there is no sleep level {level}; the levels are 0, 1 and 2")
+            raise InvalidArgumentError(f"{level} is not a valid sleep level. The levels are 0, 1 and 2")
         awake = not self.is_sleeping()
 
         def go_on() -> None:
@@ -292,7 +292,7 @@ def _is_ours(config: Any) -> bool:
 
 @contextlib.contextmanager
 def _all_answers(executor: Any) -> Iterator[None]:
-    """Calls of all workers go to Worker.amem_call meanwhile, which answers with a text where vLLM's would raise."""
+    """Within the context, calls of workers go to Worker.amem_call, which returns a text where vLLM's call would raise."""
     call = executor.collective_rpc
 
     def collective_rpc(method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The sleep-mode backend `amem`, of vLLM 0.25 and later. Imported by vLLM's factory of backends, in a worker's process."""
+"""The sleep-mode backend `amem` of vLLM 0.25 and later. vLLM's factory of backends imports it in a worker's process."""
 from __future__ import annotations
 
 import contextlib
@@ -11,47 +11,47 @@ from amem import _shim
 
 
 class Backend(CuMemBackend):  # type: ignore[misc]
-    """vLLM's own backend over amem's allocator. So it is vLLM's version that says which tags a level keeps."""
+    """vLLM's own backend over amem's allocator. So vLLM's version decides which tags a level keeps."""
 
     def suspend(self, level: int = 1) -> None:
         """Puts the worker to sleep.
 
         Args:
-            level: As of Worker.sleep().
+            level: As for Worker.sleep().
 
         Raises:
-            Error: As Allocator.sleep(). The state is as before.
+            Error: The errors of Allocator.sleep(). The state stays as it was.
         """
         with self._or_as_before():
             super().suspend(level)
 
     def resume(self, tags: list[str] | None = None) -> None:
-        """Brings the worker's memory back.
+        """Resumes the worker's memory.
 
         Args:
-            tags: As of Allocator.wake_up().
+            tags: As for Allocator.wake_up().
 
         Raises:
-            Error: As Allocator.wake_up(). The state is as before.
+            Error: The errors of Allocator.wake_up(). The state stays as it was.
         """
         with self._or_as_before():
             super().resume(tags)
 
     def discard(self, tags: tuple[str, ...]) -> None:
-        """Drops the bytes of tags, and takes their memory off the GPU.
+        """Drops the bytes of tags, and frees their GPU memory.
 
         Args:
             tags: The pools, such as ("kv_cache",).
 
         Raises:
-            Error: As Allocator.discard(). The state is as before.
+            Error: The errors of Allocator.discard(). The state stays as it was.
         """
         with self._or_as_before():
             super().discard(tags)
 
     @contextlib.contextmanager
     def _or_as_before(self) -> Iterator[None]:
-        """The state that vLLM reads is not that of a call which has failed."""
+        """Restores the state that vLLM reads if the call fails."""
         state: Any = self.state()
         try:
             yield
@@ -61,16 +61,16 @@ class Backend(CuMemBackend):  # type: ignore[misc]
 
     @classmethod
     def is_supported(cls) -> bool:
-        """Says whether this process can sleep by amem.
+        """Tells whether this process can sleep by amem.
 
         Returns:
-            The shim is loaded.
+            Whether the shim is loaded.
         """
         return _shim.is_loaded()
 
     @classmethod
     def preserves_communicators(cls) -> bool:
-        """Says whether NCCL's communicators are usable after a resume.
+        """Tells whether NCCL's communicators are usable after a resume.
 
         Returns:
             True.
@@ -79,7 +79,7 @@ class Backend(CuMemBackend):  # type: ignore[misc]
 
     @classmethod
     def preserves_compiled_artifacts(cls) -> bool:
-        """Says whether compiled code is usable after a resume.
+        """Tells whether compiled code is usable after a resume.
 
         Returns:
             True.
@@ -88,16 +88,16 @@ class Backend(CuMemBackend):  # type: ignore[misc]
 
     @classmethod
     def preserves_graphs_with_communicators(cls) -> bool:
-        """Says whether CUDA graphs with collectives in them are usable after a resume.
+        """Tells whether CUDA graphs with collectives in them are usable after a resume.
 
         Returns:
-            True: all memory comes back at its addresses.
+            True, because all memory returns at its addresses.
         """
         return True
 
     @classmethod
     def supports_durable_storage(cls) -> bool:
-        """Says whether what is saved outlives the process.
+        """Tells whether the saved bytes outlive the process.
 
         Returns:
             False.

@@ -1,4 +1,4 @@
-"""vLLM's GPU worker with its sleep mode by amem. Imported in vLLM's worker processes alone; the worker's thread."""
+"""vLLM's GPU worker with sleep mode by amem. Only vLLM's worker processes import it; the worker's thread."""
 from __future__ import annotations
 
 import contextlib
@@ -26,15 +26,15 @@ _NOT_THERE = re.compile(r"no memory of tag '([^']+)'")
 
 
 class Allocator:
-    """What vLLM's CuMemAllocator is asked for: its pools are regions, its sleep is a pause of the whole group.
+    """Replaces vLLM's CuMemAllocator. Its pools are regions, and its sleep is a pause of the whole group.
 
-    So NCCL's memory, graphs and workspaces leave, too. With only_tags() it is a pause of the pools alone.
+    So a sleep also pauses NCCL's memory, graphs and workspaces. With only_tags(), a sleep pauses only the pools.
 
     Attributes:
-        asleep: The tags that are off the GPU by a sleep or a discard.
-        paused: A pause of ours has taken something, or may have.
-        torn: The last pause has failed meanwhile.
-        takes_nccl: NCCL's memory leaves with the pools, where only_tags() holds.
+        asleep: The tags that a sleep or a discard has paused.
+        paused: Whether a pause of this allocator has paused something, or may have.
+        torn: Whether the last pause has failed midway.
+        takes_nccl: With only_tags(): whether a sleep also pauses NCCL's memory.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Allocator:
         self.forget()
 
     def forget(self) -> None:
-        """Goes back to before the first pool: the engine has ended."""
+        """Forgets all pools, because the engine has ended."""
         self._tags.clear()
         self.asleep: set[str] = set()
         self.paused = False  # a pause of ours has taken something, or may have
@@ -54,19 +54,19 @@ class Allocator:
 
     @contextlib.contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
-        """Lets what this thread allocates within be a pool of vLLM's: a region that keeps its bytes.
+        """Makes a pool of vLLM: a region that keeps its bytes.
 
-        They are kept because an operator may pause the group while requests run. What a sleep drops, it says itself.
+        The region keeps them because an operator may pause the group while requests run. A sleep names the tags that it drops.
 
         Args:
-            tag: The pool's tag, such as "weights" or "kv_cache"; None: "default".
+            tag: The pool's tag, such as "weights" or "kv_cache". None: "default".
 
         Returns:
-            A context manager, which belongs to the thread that enters it. Pools nest.
+            A context manager, which belongs to the thread that enters it. Pools can nest.
 
         Raises:
-            FailedPreconditionError: torch is older than 2.6.
-            InvalidArgumentError: The tag cannot be.
+            FailedPreconditionError: PyTorch is older than 2.6.
+            InvalidArgumentError: The tag is not valid.
         """
         tag = tag or "default"
         self._tags.add(tag)
@@ -75,10 +75,10 @@ class Allocator:
 
     @contextlib.contextmanager
     def cudagraph_pool(self) -> Iterator[tuple[int, int]]:
-        """Has the pool that vLLM captures its graphs into. Where the whole group leaves, vLLM needs none: see _choose_backend().
+        """Makes the pool for the graphs that vLLM captures. If a sleep pauses the whole group, vLLM does not use it.
 
         Returns:
-            A context manager, which gives the id of torch's pool: two numbers.
+            A context manager. Its value is the id of torch's pool: two numbers.
 
         Raises:
             Error: The shim refuses the region.
@@ -91,23 +91,23 @@ class Allocator:
             yield self._graphs.id
 
     def sleep(self, offload_tags: Iterable[str] | str | None = None) -> None:
-        """Pauses the pools, and without only_tags() all else of the group. Every worker calls.
+        """Pauses the pools, and without only_tags() also the rest of the group. Every worker must call it.
 
         Args:
-            offload_tags: The tags whose bytes are kept; None: "default". The bytes of the others are dropped, and the memory comes back
-                zeroed.
+            offload_tags: The tags whose bytes the pause keeps. None: "default". It drops the bytes of the other pools, and a wake
+                provides zeros for them.
 
         Raises:
-            AbortedError: A rank has died meanwhile. Some of the memory may have left.
-            DeadlineExceededError: A rank did not come. Some of the memory may have left.
-            Error: As amem.pause(). The group is as it was.
-            FailedPreconditionError: The engine is asleep already.
+            AbortedError: A rank has died. Some of the memory may be paused.
+            DeadlineExceededError: A rank did not call in time. Some of the memory may be paused.
+            Error: The errors of amem.pause(). The group is as it was.
+            FailedPreconditionError: The engine is already asleep.
         """
         kept = {"default"} if offload_tags is None else {offload_tags} if isinstance(offload_tags, str) else set(offload_tags)
         tags = self._tags | {_NCCL} if self.takes_nccl else self._tags
         going = tags - self.asleep  # the others left by an earlier sleep, or have been discarded
         if not going and (self._rest_paused or only_tags()):
-            raise FailedPreconditionError("the engine is asleep already; wake it up first")
+            raise FailedPreconditionError("the engine is already asleep. Wake it up first")
         torch.cuda.empty_cache()  # what torch keeps for later need not be copied
         drop = going - kept - {_NCCL}  # every rank asks for the same
         if _CACHE in drop and os.environ.get("AMEM_VLLM_CACHE_FIRST") == "1":
@@ -117,20 +117,20 @@ class Allocator:
         self._pause(going, drop, whole=not only_tags())
 
     def discard(self, tags: Iterable[str] | str) -> None:
-        """Drops the bytes of tags, and takes their memory off the GPU. The rest runs on. Every worker calls.
+        """Drops the bytes of tags, and frees their GPU memory. The rest runs on. Every worker must call it.
 
         Args:
-            tags: One tag, or several. Those that are asleep already, or that no pool has, are left out.
+            tags: One tag, or several tags. Tags that are already asleep, or that no pool has, do not count.
 
         Raises:
-            Error: As sleep().
+            Error: The errors of sleep().
         """
         going = {tags} if isinstance(tags, str) else set(tags)
         going = going & self._tags - self.asleep
         self._pause(going, going)
 
     def _pause(self, going: set[str], drop: set[str], whole: bool = False) -> None:
-        """Of the tags `going`, or of everything."""
+        """Pauses the tags `going`, or everything."""
         try:
             there = _of_those_there(going, lambda tags: _rank.pause(None if whole else tags, discard=sorted(drop.intersection(tags))),
                                     whole)
@@ -145,24 +145,24 @@ class Allocator:
             self._rest_paused |= whole
 
     def wake_up(self, tags: Iterable[str] | None = None) -> None:
-        """Resumes what was asleep. Every worker calls.
+        """Resumes memory that is asleep. Every worker must call it.
 
         Args:
             tags: Which of "weights" and "kv_cache" return. All other tags return, too. None: everything returns.
 
         Raises:
-            Error: As amem.resume(). The engine sleeps on.
+            Error: The errors of amem.resume(). The engine sleeps on.
         """
         self.wake(set() if tags is None else self.asleep.intersection(DEFERRABLE) - set(tags))
 
     def wake(self, left: set[str]) -> None:
-        """Resumes all but some tags. Does nothing where nothing is paused.
+        """Resumes all tags except some. Does nothing if nothing is paused.
 
         Args:
-            left: The tags that stay off the GPU.
+            left: The tags that stay paused.
 
         Raises:
-            Error: As amem.resume(). The engine sleeps on.
+            Error: The errors of amem.resume(). The engine sleeps on.
         """
         if not self.paused:
             return  # nothing to bring back
@@ -176,25 +176,25 @@ class Allocator:
         self.asleep, self.paused, self._rest_paused, self.torn = self.asleep & left, bool(left), False, False
 
     def get_current_usage(self) -> int:
-        """Says how much memory the pools have. vLLM asks whether another engine of this process has some.
+        """Returns the size of the pools. vLLM uses it to find memory of another engine in this process.
 
         Returns:
-            Bytes, on the GPU and paused.
+            The number of bytes, on the GPU or paused.
         """
         return sum(each.resident_bytes + each.paused_bytes
                    for each in _rank.stats().brokered if each.tag in self._tags)
 
 
 def _of_those_there(tags: set[str], operate: Callable[[list[str]], None], whole: bool = False) -> set[str]:
-    """Operates on the tags, without those that the group has no memory of: a pool that nothing was allocated from.
+    """Operates on the tags, without tags that the group has no memory with, such as a pool that nobody used.
 
     Args:
-        tags: What is asked for.
-        operate: Pauses or resumes the tags of a list.
-        whole: Also with no tag left.
+        tags: The tags.
+        operate: A function that pauses or resumes a list of tags.
+        whole: Call it also if no tag is left.
 
     Returns:
-        The tags that there are.
+        The tags that have memory.
     """
     while tags or whole:
         try:
@@ -212,22 +212,22 @@ _allocator = Allocator()
 
 
 class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
-    """vLLM's GPU worker, whose sleep mode is amem's: --worker-cls amem.vllm.Worker.
+    """vLLM's GPU worker with sleep mode by amem: --worker-cls amem.vllm.Worker.
 
-    vLLM makes it in each worker process, and calls it from that process's main thread.
+    vLLM makes it in each worker process, and calls it in the main thread of that process.
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **options: Any) -> None:
-        """Makes the worker, and puts amem's allocator in the place of vLLM's.
+        """Makes the worker, and replaces vLLM's allocator by amem's.
 
         Args:
             vllm_config: vLLM's VllmConfig.
-            *args: What else vLLM's worker takes.
-            **options: What else vLLM's worker takes by name.
+            *args: The other arguments of vLLM's worker.
+            **options: The other arguments of vLLM's worker, by name.
 
         Raises:
-            FailedPreconditionError: This vLLM has moved what amem needs of its workers, or the process has no shim, or its scope leaves
-                the memory on the GPU.
+            FailedPreconditionError: The worker of this vLLM lacks a function that amem needs, or the process has no shim, or the
+                memory is not in its scope.
             InvalidArgumentError: The engine's sleep mode is off.
             UnavailableError: There is no broker.
         """
@@ -241,26 +241,26 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
         _choose_backend(vllm_config.model_config)
 
     def init_device(self) -> None:
-        """Does what vLLM's worker does, and then looks whether this process has a session with the broker.
+        """Calls vLLM's method, and then checks that this process has a session with the broker.
 
         Raises:
-            FailedPreconditionError: It has none.
+            FailedPreconditionError: It has no session.
         """
         super().init_device()
         if not _rank.is_active():
             raise FailedPreconditionError(
-                "vLLM is to sleep by amem, but this worker has no session with amemd; the line that begins with `amem:` in "
-                "its log says why. A worker that was forked has none: set VLLM_WORKER_MULTIPROC_METHOD=spawn")
+                "this vLLM worker has no session with amemd, so it cannot sleep by amem. The line of its log that begins with "
+                "`amem:` says why. A forked worker never has a session: set VLLM_WORKER_MULTIPROC_METHOD=spawn")
 
     def sleep(self, level: int = 1) -> None:
-        """Puts the worker to sleep. Its memory has left when this returns.
+        """Puts the worker to sleep. When it returns, the worker's GPU memory is free.
 
         Args:
-            level: 1 keeps the weights' bytes, 2 drops them. 0, which only stops the engine's scheduling, does not come here.
+            level: 1 keeps the bytes of the weights, 2 drops them. Level 0 only stops the engine's scheduling and does not call it.
 
         Raises:
-            Error: As amem.pause().
-            FailedPreconditionError: An operator has paused the group, or the engine is asleep already.
+            Error: The errors of amem.pause().
+            FailedPreconditionError: An operator has paused the group, or the engine is already asleep.
         """
         self._amem_begin()
         try:
@@ -269,16 +269,16 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             # vLLM compares the device's free memory at the end. Another engine may have taken its turn by then.
             if not _allocator.asleep - self._amem_before:
                 raise
-            _logger.info("amem: the engine sleeps; %s", error)
+            _logger.info("amem: the engine sleeps. %s", error)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Brings the worker's memory back.
+        """Resumes the worker's memory.
 
         Args:
             tags: Which of "weights" and "kv_cache" return. All other tags return, too. None: everything returns.
 
         Raises:
-            Error: As amem.resume(). The worker sleeps on.
+            Error: The errors of amem.resume(). The worker sleeps on.
         """
         saved: dict[str, Any] = getattr(self, "_sleep_saved_buffers", {})
         later = saved and tags is not None and "weights" not in tags and "weights" in _allocator.asleep
@@ -291,26 +291,26 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
                 self._sleep_saved_buffers = saved
 
     def discard(self, tags: tuple[str, ...]) -> None:
-        """Drops the bytes of tags, and takes their memory off the GPU. vLLM 0.31 and later call it.
+        """Drops the bytes of tags, and frees their GPU memory. vLLM 0.31 and later call it.
 
         Args:
             tags: The pools, such as ("kv_cache",).
 
         Raises:
-            Error: As amem.pause().
+            Error: The errors of amem.pause().
             FailedPreconditionError: An operator has paused the group.
         """
         self._amem_begin()
         super().discard(tags)
 
     def _amem_begin(self) -> None:
-        """Before vLLM touches the GPU or unregisters its cache. FailedPreconditionError: an operator has paused the group."""
+        """Call it before vLLM touches the GPU or unregisters its cache. FailedPreconditionError: an operator has paused the group."""
         self._amem_before = set(_allocator.asleep)
         if _shim.is_shut():
             raise FailedPreconditionError(f"an operator has paused the group '{_rank.group()}'. Resume it first")
 
     def amem_call(self, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> str:
-        """Calls a method, and answers with what went wrong. A worker that raises would end vLLM's reading of the others' answers.
+        """Calls a method and returns its error as a text. If a worker raised, vLLM would not read the answers of the other workers.
 
         Args:
             method: "sleep", "wake_up" or "discard".
@@ -318,7 +318,7 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             options: The method's arguments by name.
 
         Returns:
-            An empty text, or what went wrong, beginning with the method's name.
+            An empty text, or the error, which begins with the method's name.
         """
         try:
             getattr(self, method)(*args, **options)
@@ -330,12 +330,12 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
         return ""
 
     def amem_come_back(self) -> None:
-        """Brings what a sleep or a discard has taken back to the GPU after it has failed, here or in another worker.
+        """Resumes memory after a sleep or a discard has failed, in this or in another worker.
 
-        What an operator has paused is the operator's.
+        It does not resume memory that an operator has paused.
 
         Raises:
-            Error: As amem.resume().
+            Error: The errors of amem.resume().
         """
         before = self._amem_before
         if _allocator.torn or _allocator.asleep != before:
@@ -350,13 +350,13 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             _register_cache()
 
     def shutdown(self) -> None:
-        """Does what vLLM's worker does, and forgets the engine's pools."""
+        """Calls vLLM's method, and forgets the engine's pools."""
         super().shutdown()
         _allocator.forget()
 
 
 def _register_cache() -> None:
-    """With the KV connector that has unregistered it for a sleep, in vLLM 0.33 and later. Does nothing where it is registered."""
+    """Registers the cache again with the KV connector, which vLLM 0.33 and later unregister for a sleep. Does nothing otherwise."""
     worker = vllm.v1.worker.gpu_worker
     if hasattr(worker, "has_kv_transfer_group") and worker.has_kv_transfer_group():
         restore = getattr(worker.get_kv_transfer_group(), "restore_kv_caches", None)
@@ -365,7 +365,7 @@ def _register_cache() -> None:
 
 
 def _check_worker() -> None:
-    """FailedPreconditionError: this vLLM has moved what amem needs of its workers."""
+    """FailedPreconditionError: the worker of this vLLM lacks a function that amem needs."""
     worker = vllm.v1.worker.gpu_worker.Worker
     hook(worker, "init_device", "self")
     hook(worker, "sleep", "self", "level")
@@ -376,10 +376,10 @@ def _check_worker() -> None:
 
 
 def _choose_backend(model_config: Any) -> None:
-    """Where vLLM has a choice of sleep-mode backends, 0.25 and later; and options of vLLM's that are amem's matter now."""
+    """Chooses the sleep-mode backend of vLLM 0.25 and later, and handles options of vLLM that concern amem."""
     if getattr(model_config, "enable_nccl_comm_suspend", False):
         # ncclCommSuspend() would be refused in a group that is paused. NCCL's memory leaves in the pause itself.
-        _logger.info("amem: NCCL's memory leaves with the rest, so vLLM does not suspend its communicators (enable_nccl_comm_suspend)")
+        _logger.info("amem: amem pauses NCCL's memory with the rest, so vLLM does not suspend its communicators (enable_nccl_comm_suspend)")
         model_config.enable_nccl_comm_suspend = False
         _allocator.takes_nccl = only_tags()
     if not hasattr(model_config, "sleep_mode_backend"):

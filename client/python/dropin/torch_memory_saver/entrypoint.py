@@ -1,4 +1,4 @@
-"""The object whose only instance the package has."""
+"""The class of the package's only object."""
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,4 @@
-"""For that package's own tests."""
+"""For the original package's own tests."""
 from __future__ import annotations
 
 import torch
@@ -16,7 +16,7 @@ def empty_cache() -> None:
 
 
 def get_and_print_gpu_memory(message: str, gpu_id: int = 0) -> int:
-    """Bytes in use on the device, by whomever."""
+    """Bytes in use on the device, of all processes."""
     free, total = torch.cuda.mem_get_info(gpu_id)
     used = int(total - free)
     print(f"GPU {gpu_id} memory: {used / 1024**3:.2f} GB ({message})")

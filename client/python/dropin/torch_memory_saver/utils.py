@@ -1,4 +1,4 @@
-"""Where the hook library is, and small things that programs take from here."""
+"""The path of the hook library, and small functions that programs import from here."""
 from __future__ import annotations
 
 import contextlib
@@ -11,7 +11,7 @@ from amem.errors import NotFoundError
 
 
 def is_xpu() -> bool:
-    """The accelerators are Intel's."""
+    """Whether the accelerators are Intel's."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "xpu") and bool(torch.xpu.is_available())
 
@@ -25,8 +25,8 @@ def get_binary_path_from_package(stem: str) -> Path:
     for folder in (package, package.parent):
         if found := sorted(folder.glob(f"{stem}*.so")):
             return found[0]
-    raise NotFoundError(f"there is no {stem}*.so in {package.parent}: install the distribution torch_memory_saver that comes "
-                        "with amem again")
+    raise NotFoundError(f"there is no {stem}*.so in {package.parent}. Install the distribution torch_memory_saver that comes with "
+                        "amem again")
 
 
 @contextlib.contextmanager

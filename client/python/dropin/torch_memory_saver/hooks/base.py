@@ -1,4 +1,4 @@
-"""The modes' names."""
+"""The names of the hook modes."""
 from typing import Literal
 
 HookMode = Literal["preload", "torch"]

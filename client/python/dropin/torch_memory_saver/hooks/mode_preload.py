@@ -1,4 +1,4 @@
-"""Preloading the hook library into processes that this one starts."""
+"""Preloads the hook library into processes that this process starts."""
 from __future__ import annotations
 
 import contextlib
@@ -12,8 +12,8 @@ from torch_memory_saver.utils import get_binary_path_from_package
 
 @contextlib.contextmanager
 def configure_subprocess() -> Iterator[None]:
-    """Processes started within have the hook library, first in LD_PRELOAD. Their group is that of AMEM_GROUP; without it
-    each is one by itself."""
+    """Processes that start within the context have the hook library, first in LD_PRELOAD. AMEM_GROUP names their group. Without it,
+    each process is its own group."""
     hook = str(get_binary_path_from_package("torch_memory_saver_hook_mode_preload"))
     variables = {"LD_PRELOAD": _launcher.with_shim(hook, os.environ.get("LD_PRELOAD", ""))}
     if os.environ.get("AMEM_GROUP") and not os.environ.get("NCCL_CUMEM_ENABLE"):
