@@ -178,7 +178,7 @@ int serve(Config config, const Successor& successor, bool& replaced) {
     // A successor would have the signal no more.
     replaced = false;
     if (ending.joinable()) return;
-    spdlog::info("ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
+    spdlog::info("amemd is ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
     broker.take_no_more();
     when_idle.begin();
   });

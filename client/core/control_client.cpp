@@ -342,7 +342,7 @@ Status ControlClient::health() {
   if (Status status = known ? call.end(ended) : Status(); !status.ok()) return status;
   if (known && answer.value() == kServing) return {};
   return {Code::kUnavailable,
-          "amemd at " + impl_->where + " does not serve, as gRPC's health service there says"};
+          "amemd at " + impl_->where + " does not serve: its gRPC health service says so"};
 }
 
 Result<v1::NodeStatus> ControlClient::status() {

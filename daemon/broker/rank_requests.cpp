@@ -449,8 +449,8 @@ void RankRequests::set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPo
                             ? Status(Code::kInvalidArgument, "the policy must be keep or discard")
                             : groups_.set_policy(group, tag, discard, change);
   if (status.ok())
-    group.log().info("group '{}': {}: tag '{}' is {} by a pause", group.machine.name(),
-                     node_.label(rank), tag, discard ? "discarded" : "kept");
+    group.log().info("group '{}': {}: a pause {} tag '{}'", group.machine.name(), node_.label(rank),
+                     discard ? "discards" : "keeps", tag);
   sessions_.send(rank.session, reply_message(seq, status));
 }
 

@@ -53,7 +53,7 @@ grpc::Status to_grpc(const Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), status.text()};
 }
 
-constexpr std::string_view kLeads = "this node leads an operation over several";
+constexpr std::string_view kLeads = "this node leads an operation over several nodes";
 
 const grpc::Status kGone(grpc::StatusCode::UNAVAILABLE, "the caller has disconnected");
 

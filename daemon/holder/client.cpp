@@ -242,7 +242,7 @@ Status HolderClient::receive(Time until, HolderPacket& packet, std::vector<Fd>& 
       if ((flags & MSG_TRUNC) == 0 &&
           is_whole(packet, static_cast<std::size_t>(n), fds.size(), lost))
         return {};
-      return lose("it sent what is no packet of the protocol");
+      return lose("it sent a packet that is not valid in the protocol");
     }
     if (errno != EAGAIN && errno != EWOULDBLOCK)
       return lose(errno_status(Code::kInternal, "recvmsg", errno).text());
@@ -260,8 +260,8 @@ Status HolderClient::heard(const HolderPacket& packet) {
       return {Code::kResourceExhausted,
               "the holder at " + path_ + " has no space for " +
                   std::to_string(packet.header.count) +
-                  " descriptors that amemd gave it: that memory would not outlive amemd; raise its "
-                  "limit of open files (LimitNOFILE)"};
+                  " descriptors that amemd sent, so their memory would not outlive amemd. Raise "
+                  "its limit of open files (LimitNOFILE)"};
     case HolderMessage::kRefused: {
       Status status = refusal(packet.header, path_);
       static_cast<void>(lose(status.text()));
@@ -273,7 +273,7 @@ Status HolderClient::heard(const HolderPacket& packet) {
     case HolderMessage::kListed:  // an answer that came too late
       return {};
     default:
-      return lose("it sent what is no packet of the protocol");
+      return lose("it sent a packet that is not valid in the protocol");
   }
 }
 
@@ -307,7 +307,7 @@ void HolderClient::detach() {
 Status HolderClient::lose(const std::string& why) {
   lost_ = true;
   why_ = "the holder at " + path_ + " is lost: " + why +
-         "; the node's memory does not outlive this amemd any more";
+         ". The node's memory no longer outlives this amemd";
   std::exchange(changes_, {}).clear();
   return {Code::kUnavailable, why_};
 }

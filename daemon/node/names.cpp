@@ -11,7 +11,7 @@ std::string no_such_group(const Node& node, const Caller& caller, const std::str
   for (const auto& [id, group] : node.groups)
     if (caller.may_see(*group.account)) seen += " '" + name_for(node, caller, group) + "'";
   if (seen.empty())
-    return text + "No group runs: a group begins with its first rank" +
+    return text + "No group exists: a group begins with its first rank" +
            (caller.sees_all ? "" : ". Groups of other users are not shown");
   return text + "The groups are" + seen;
 }

@@ -106,7 +106,7 @@ std::string remedy_of_init(int result) {
       return "the kernel's driver and libcuda.so.1 have different versions. Restart the node after "
              "an upgrade, and remove libcuda's compatibility package from a container";
     case CUDA_ERROR_SYSTEM_NOT_READY:
-      return "start nvidia-fabricmanager, which GPUs behind NVSwitch need";
+      return "start nvidia-fabricmanager, which GPUs behind NVSwitch require";
     case CUDA_ERROR_OPERATING_SYSTEM:
       return "this user must be able to open /dev/nvidiactl, /dev/nvidia-uvm and /dev/nvidiaN";
     default:
