@@ -63,7 +63,7 @@ Result<std::vector<ListedCall>> parse_call_list(std::string_view text) {
     calls.push_back(std::move(call));
   }
   if (!ended || !text.empty())
-    return Status(Code::kDataLoss, "it is torn: its last line is not \"end\"");
+    return Status(Code::kDataLoss, "it is incomplete: its last line is not \"end\"");
   return calls;
 }
 
@@ -75,11 +75,11 @@ Result<std::vector<ListedCall>> read_call_list(const std::string& path, uid_t ow
   if (::fstat(file.get(), &st) != 0) return errno_status(Code::kInternal, "stat", errno);
   if (!S_ISREG(st.st_mode)) return Status(Code::kInvalidArgument, "it is not a file");
   if ((st.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-    return Status(Code::kPermissionDenied, "others than its owner may write it");
+    return Status(Code::kPermissionDenied, "users other than its owner may write to it");
   if (st.st_uid != 0 && st.st_uid != owner && st.st_uid != ::geteuid())
-    return Status(Code::kPermissionDenied, "it belongs to uid " + std::to_string(st.st_uid) +
-                                               ", who is neither root nor the owner of the shim "
-                                               "nor this process's user");
+    return Status(Code::kPermissionDenied,
+                  "it belongs to uid " + std::to_string(st.st_uid) +
+                      ", who is not root, not the owner of the shim and not this process's user");
   std::string text(kMostBytes + 1, '\0');
   std::size_t length = 0;
   while (length < text.size()) {

@@ -10,13 +10,13 @@ Status Driver::load(Lookup lookup) {
   if (library == nullptr) {
     const char* why = ::dlerror();
     return {Code::kUnavailable,
-            std::string("no CUDA driver: ") + (why != nullptr ? why : "libcuda.so.1")};
+            std::string("cannot load the CUDA driver: ") + (why != nullptr ? why : "libcuda.so.1")};
   }
   auto get = reinterpret_cast<PFN_cuGetProcAddress_v12000>(lookup(library, "cuGetProcAddress_v2"));
   if (get == nullptr)
-    return {
-        Code::kUnavailable,
-        "the CUDA driver is too old: it has no cuGetProcAddress_v2 (driver 525 or newer needed)"};
+    return {Code::kUnavailable,
+            "the CUDA driver is too old: it has no cuGetProcAddress_v2. amem requires driver 525 "
+            "or newer"};
 #define AMEM_FETCH(call, version)                                                            \
   {                                                                                          \
     void* entry = nullptr;                                                                   \

@@ -19,7 +19,7 @@ inline Status check_tls_files(const std::string& dir) {
   for (const char* name : {kTlsAuthority, kTlsCertificate, kTlsKey})
     if (std::ifstream(dir + name).peek() == std::ifstream::traits_type::eof())
       return {Code::kInvalidArgument,
-              dir + name + " cannot be read or is empty; TLS needs ca.crt, tls.crt and tls.key"};
+              dir + name + " cannot be read or is empty. TLS requires ca.crt, tls.crt and tls.key"};
   return {};
 }
 

@@ -33,10 +33,9 @@ Status check_broker(int socket, const std::string& path) {
   if (trusted_broker(peer.uid, ::geteuid(), named_uid())) return {};
   const std::string uid = std::to_string(peer.uid);
   return {Code::kPermissionDenied, "uid " + uid + " serves " + path +
-                                       ", which is neither root nor uid " +
+                                       ". amem trusts brokers of root and of this user (uid " +
                                        std::to_string(::geteuid()) +
-                                       ", whose process this is: it may be no broker. If it is " +
-                                       "yours, set AMEM_BROKER_UID=" + uid};
+                                       ") only. If you trust it, set AMEM_BROKER_UID=" + uid};
 }
 
 }  // namespace amem

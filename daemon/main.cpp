@@ -86,8 +86,8 @@ void find_socket_group(Config& config) {
     config.socket_group_id = group.value();
   else
     spdlog::warn(
-        "sockets.group: {}; only {} can open the sockets. Make the group (`groupadd --system {}`) "
-        "and add to it who may run jobs, or set sockets.group",
+        "sockets.group: {}. Only {} can open the sockets. Make the group (`groupadd --system {}`) "
+        "and add the users who run jobs to it, or set sockets.group",
         group.status().text(), ::geteuid() == 0 ? "root" : "this user", config.socket_group);
 }
 
@@ -112,13 +112,13 @@ int serve(Config config, const Successor& successor, bool& replaced) {
                  format_size(device.total));
   Nvml nvml;
   if (Status status = nvml.open(devices); !status.ok())
-    spdlog::warn("device usage is unknown: {}", status.text());
+    spdlog::warn("amemd cannot read the memory usage of devices: {}", status.text());
 
   if (!kernel_tells_ends())
     spdlog::warn(
-        "this kernel has no pidfd, so a process counts as ended when its session ends, also one "
-        "that runs on with memory of its group; docs/security.md says what follows. Linux 5.3 or "
-        "newer can tell");
+        "this kernel has no pidfd, so amemd considers a process as ended when its session ends, "
+        "even if it continues to run with memory of its group. Use Linux 5.3 or newer. "
+        "docs/security.md describes the consequences");
 
   EventLoop loop;
   if (Status status = loop.open(); !status.ok()) return fail(status);
@@ -178,7 +178,7 @@ int serve(Config config, const Successor& successor, bool& replaced) {
     // A successor would have the signal no more.
     replaced = false;
     if (ending.joinable()) return;
-    spdlog::info("ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
+    spdlog::info("amemd is ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
     broker.take_no_more();
     when_idle.begin();
   });

@@ -61,9 +61,10 @@ std::shared_ptr<grpc::ChannelCredentials> mutual_tls(const std::string& dir) {
 
 Status check_group(const std::string& group) {
   if (valid_group_address(group)) return {};
-  return {Code::kInvalidArgument, "\"" + group +
-                                      "\" is no group name: 1 to 63 characters of [A-Za-z0-9._-], "
-                                      "not starting with '.' or '-'; another user's is NAME@UID"};
+  return {Code::kInvalidArgument,
+          "\"" + group +
+              "\" is not a valid group name. Use 1 to 63 characters of [A-Za-z0-9._-], and do not "
+              "begin with '.' or '-'. Another user's group is NAME@UID"};
 }
 
 Status check_group_or_all(const std::string& group) {
@@ -82,9 +83,8 @@ Status check_groups(Groups groups) {
 
 Status check_tags(const std::vector<std::string>& tags) {
   if (tags.size() > kMaxTags)
-    return {Code::kInvalidArgument, std::to_string(tags.size()) + " tags: at most " +
-                                        std::to_string(kMaxTags) +
-                                        " can be paused or resumed at once"};
+    return {Code::kInvalidArgument, "a request can name at most " + std::to_string(kMaxTags) +
+                                        " tags, not " + std::to_string(tags.size())};
   if (std::find(tags.begin(), tags.end(), "") != tags.end())
     return {Code::kInvalidArgument, "a tag is empty"};
   return {};
@@ -96,7 +96,7 @@ Status choose(Request& request, const Groups& groups, const Choice& what,
               std::uint32_t timeout_ms) {
   if (Status status = check_groups(groups); !status.ok()) return status;
   if (!what.tags.empty() && !what.except.empty())
-    return {Code::kInvalidArgument, "either tags, or the tags that are excepted; not both"};
+    return {Code::kInvalidArgument, "tags and excepted tags exclude each other. Pass one of them"};
   for (const auto* tags : {&what.tags, &what.except, &what.discard})
     if (Status status = check_tags(*tags); !status.ok()) return status;
   // A broker that is older than this client knows the first form alone, and refuses the other.
@@ -229,9 +229,9 @@ class ControlClient::Impl::Call {
         if (timeout_ && Clock::now() >= deadline_ - milliseconds(10)) return too_late();
         break;
       case grpc::StatusCode::UNIMPLEMENTED:
-        return {
-            Code::kUnimplemented,
-            "amemd at " + impl_.where + " does not know this call; is it older than this client?"};
+        return {Code::kUnimplemented,
+                "amemd at " + impl_.where +
+                    " does not support this call. It may be older than this client"};
       case grpc::StatusCode::UNAUTHENTICATED:  // the only code that amem::Code lacks
         return {Code::kPermissionDenied, status.error_message()};
       default:
@@ -255,7 +255,7 @@ class ControlClient::Impl::Call {
 
   Status stopped() const {
     return {Code::kCancelled, kind_ == Kind::kOperation
-                                  ? "stopped waiting; the operation goes on in the broker"
+                                  ? "the client stopped waiting. The broker continues the operation"
                                   : "stopped"};
   }
 
@@ -263,16 +263,17 @@ class ControlClient::Impl::Call {
   Status unavailable(const std::string& text) const {
     if (!impl_.tls_dir.empty() && !answered_)
       return {Code::kUnavailable,
-              "no connection to amemd at " + impl_.where + ": " + text +
-                  ". Is it there (control.listen), and are the certificates of both ends valid and "
-                  "of one authority?"};
+              "cannot connect to amemd at " + impl_.where + ": " + text +
+                  ". Check that amemd listens there (control.listen), and that the certificates of "
+                  "both ends are valid and of the same authority"};
     const std::string lost = "the connection to amemd at " + impl_.where + " was lost";
     if (const Status why = impl_.look(); !why.ok()) {
       return answered_ ? Status(why.code(), lost + ": " + why.text()) : why;
     }
     return {Code::kUnavailable,
             lost + ": " + text +
-                (kind_ == Kind::kOperation ? ". `amemctl groups` shows how far it got" : "")};
+                (kind_ == Kind::kOperation ? ". `amemctl groups` shows the state of the operation"
+                                           : "")};
   }
 
   Status too_late() const {
@@ -280,7 +281,7 @@ class ControlClient::Impl::Call {
             "amemd at " + impl_.where + " did not answer within " +
                 in_words(timeout_.value_or(impl_.query_timeout)) +
                 (kind_ == Kind::kOperation
-                     ? "; the operation may go on there, `amemctl groups` shows its state"
+                     ? ". The operation may continue there; `amemctl groups` shows its state"
                      : "")};
   }
 
@@ -341,7 +342,7 @@ Status ControlClient::health() {
   if (Status status = known ? call.end(ended) : Status(); !status.ok()) return status;
   if (known && answer.value() == kServing) return {};
   return {Code::kUnavailable,
-          "amemd at " + impl_->where + " does not serve, as gRPC's health service there says"};
+          "amemd at " + impl_->where + " does not serve: its gRPC health service says so"};
 }
 
 Result<v1::NodeStatus> ControlClient::status() {
@@ -395,7 +396,7 @@ Status ControlClient::set_policy(const std::string& group, const std::string& ta
   if (tag.empty()) return {Code::kInvalidArgument, "the tag is empty"};
   const bool only_form = policy == v1::POLICY_UNSPECIFIED && form != v1::FORM_UNSPECIFIED;
   if (policy != v1::POLICY_KEEP && policy != v1::POLICY_DISCARD && !only_form) {
-    return {Code::kInvalidArgument, "a policy is keep or discard"};
+    return {Code::kInvalidArgument, "the policy must be keep or discard"};
   }
   v1::SetPolicyRequest request;
   request.set_group(group);
@@ -438,10 +439,10 @@ Status ControlClient::pause(const Groups& groups, const Choice& what, std::uint3
 Status ControlClient::resume(const Groups& groups, const Choice& what, std::uint32_t timeout_ms,
                              const OnProgress& on_progress) {
   if (!what.discard.empty())
-    return {Code::kInvalidArgument,
-            "a resume cannot drop bytes; it brings back what the pause has kept"};
+    return {Code::kInvalidArgument, "a resume cannot drop bytes. Only a pause or a swap can"};
   if (what.guests != v1::GUEST_POLICY_UNSPECIFIED)
-    return {Code::kInvalidArgument, "a resume waits for no guests; they are a pause's"};
+    return {Code::kInvalidArgument,
+            "a resume does not support guests. Only a pause or a swap does"};
   v1::ResumeRequest request;
   *request.mutable_nodes() = {impl_->nodes.begin(), impl_->nodes.end()};
   if (Status status = choose(request, groups, what, timeout_ms); !status.ok()) return status;
@@ -454,7 +455,7 @@ Status ControlClient::swap(const Groups& out, const Groups& in,
                            const std::vector<std::string>& discard, std::uint32_t timeout_ms,
                            const OnProgress& on_progress, v1::GuestPolicy guests) {
   if (out.empty() || in.empty())
-    return {Code::kInvalidArgument, "a swap needs groups that go out and groups that come in"};
+    return {Code::kInvalidArgument, "a swap requires groups to pause and groups to resume"};
   Groups all = out;
   all.insert(all.end(), in.begin(), in.end());
   if (Status status = check_groups(all); !status.ok()) return status;

@@ -17,15 +17,15 @@ namespace {
 constexpr std::size_t kLongestPath = sizeof(sockaddr_un::sun_path) - 1;
 
 constexpr std::string_view kHowToStart =
-    "Start it with `systemctl start amemd` or `amemd --runtime-dir DIR`, or say where it is with "
-    "AMEM_RUNTIME_DIR or --runtime-dir.";
+    "Start it with `systemctl start amemd` or `amemd --runtime-dir DIR`, or set AMEM_RUNTIME_DIR "
+    "or --runtime-dir to its directory.";
 
 Status check_length(const std::string& path, const std::string& whose) {
   if (path.size() <= kLongestPath) return {};
-  return {Code::kInvalidArgument, "the " + whose + " socket's path has " +
-                                      std::to_string(path.size()) +
-                                      " characters, but a Unix socket's may have " +
-                                      std::to_string(kLongestPath) + ": " + path};
+  return {Code::kInvalidArgument, "the path of the " + whose + " socket has " +
+                                      std::to_string(path.size()) + " characters, but only " +
+                                      std::to_string(kLongestPath) +
+                                      " are supported for a Unix socket: " + path};
 }
 
 }  // namespace
@@ -61,7 +61,7 @@ std::string grpc_target(const std::string& path) {
 Status probe(const std::string& path, int type) {
   if (Status status = check_length(path, "broker's"); !status.ok()) return status;
   const Fd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) return errno_status(Code::kUnavailable, "no socket to reach amemd with", errno);
+  if (!fd) return errno_status(Code::kUnavailable, "cannot create a socket to reach amemd", errno);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, kLongestPath);
@@ -74,15 +74,13 @@ Status probe(const std::string& path, int type) {
       return {Code::kUnavailable, "amemd does not run here: there is no socket " + path + ". " +
                                       std::string(kHowToStart)};
     case ECONNREFUSED:
-      return {Code::kUnavailable, "amemd does not run: nobody listens on " + path +
-                                      ", which an earlier one left behind. " +
-                                      std::string(kHowToStart)};
+      return {Code::kUnavailable, "amemd does not run. It left the socket " + path +
+                                      " behind when it ended. " + std::string(kHowToStart)};
     case EACCES:
     case EPERM:
-      return {Code::kPermissionDenied,
-              "this user may not open " + path +
-                  ". Ask for the group that the socket belongs to (ls -l shows it), or run as the "
-                  "user who started amemd."};
+      return {Code::kPermissionDenied, "this user may not open " + path +
+                                           ". Ask to join the group of the socket (`ls -l` shows "
+                                           "it), or run as the user who started amemd."};
     default:
       return errno_status(Code::kUnavailable, "cannot reach amemd at " + path, errno);
   }

@@ -9,8 +9,8 @@ namespace amem::ctl {
 namespace {
 
 constexpr const char* kJobs = "Jobs";
-constexpr const char* kViews = "What there is and was";
-constexpr const char* kNode = "The node";
+constexpr const char* kViews = "State and history";
+constexpr const char* kNode = "Node";
 
 struct Shown {
   const char* group;  // its title in --help
@@ -47,9 +47,9 @@ constexpr std::string_view kGlobalHelp = R"(Where the broker is:
   for root, else $XDG_RUNTIME_DIR/amem, else /tmp/amem-UID.
 
 Times:
-  TIME is 500ms, 30s, 2m, or a number of seconds. For pause, resume and swap --timeout is how long
-  the ranks may take (default: as the broker is configured); for wait how long to wait (default: 5m;
-  wait idle: 30s); for other commands how long the broker may take to answer (default: 5s).
+  TIME is 500ms, 30s, 2m, or a number of seconds. For pause, resume and swap, --timeout is how long
+  the ranks may take (default: the broker's setting). For wait, it is how long to wait (default: 5m;
+  wait idle: 30s). For other commands, it is how long the broker may take to answer (default: 5s).
 
 )";
 

@@ -21,8 +21,8 @@ const CLI::Validator& group_name() {
         return valid_group_address(text)
                    ? std::string()
                    : "\"" + text +
-                         "\" is no group name: 1 to 63 characters of [A-Za-z0-9._-], not starting "
-                         "with '.' or '-'; another user's group is NAME@UID";
+                         "\" is not a valid group name. Use 1 to 63 characters of [A-Za-z0-9._-], "
+                         "and do not begin with '.' or '-'. Another user's group is NAME@UID";
       },
       "", "group name");
   return validator;
@@ -37,7 +37,8 @@ CLI::Option* add_duration(CLI::App& app, const std::string& name, const std::str
             const auto duration = parse_duration(text);
             if (!duration) {
               throw CLI::ValidationError(
-                  name, "\"" + text + "\" is no time: use 500ms, 30s, 2m, or seconds");
+                  name, "\"" + text +
+                            "\" is not a valid time. Use 500ms, 30s, 2m, or a number of seconds");
             }
             set(*duration);
           },
@@ -65,7 +66,7 @@ void add_globals(CLI::App& app, CommandLine& options) {
                  "The broker's runtime directory; see \"Where the broker is\"")
       ->type_name("DIR");
   app.add_option("--socket", options.socket,
-                 "The broker's control socket, when it is not in the runtime directory")
+                 "The broker's control socket, if it is not in the runtime directory")
       ->type_name("PATH");
   app.add_option("--address", options.address,
                  "The broker of another node, by TCP with mutual TLS, instead of a socket")
@@ -75,18 +76,18 @@ void add_globals(CLI::App& app, CommandLine& options) {
                  "Directory with ca.crt, tls.crt and tls.key, for --address and --nodes")
       ->type_name("DIR")
       ->envname("AMEM_TLS");
-  app.add_option(
-         "--nodes", options.nodes,
-         "For pause, resume, swap: one operation on these nodes, which the broker here leads "
-         "(or that of --address). For status, groups and health: of each of them. A,B,C, or "
-         "@FILE with one in a line")
+  app.add_option("--nodes", options.nodes,
+                 "Nodes: A,B,C, or @FILE with one address on each line. The local broker (or the "
+                 "broker of --address) leads pause, resume and swap as one operation on all nodes. "
+                 "amemctl asks each node for status, groups, health and version")
       ->type_name("HOST:PORT,...")
       ->delimiter(',')
       ->envname("AMEM_NODES");
-  app.add_flag("--json", options.json, "JSON for programs, one object per line");
+  app.add_flag("--json", options.json, "Print JSON for programs, one object per line");
   add_duration(app, "--timeout", "How long to wait; see \"Times\"",
                [&options](std::chrono::milliseconds time) { options.timeout = time; });
-  app.add_flag("--no-color", options.no_color, "No colours (also: NO_COLOR in the environment)");
+  app.add_flag("--no-color", options.no_color,
+               "Print no colours (also: NO_COLOR in the environment)");
 }
 
 /// A subcommand that sets `command` when it is chosen.
@@ -125,25 +126,27 @@ CLI::Option* add_tags(CLI::App& sub, const std::string& name, std::vector<std::s
           [](std::string& text) { return std::string(text.empty() ? "a tag is empty" : ""); }, ""));
 }
 
+/// `then`: what the group does afterwards.
 void add_selection(CLI::App& sub, CommandLine& o, const std::string& then) {
   CLI::Option* tags =
-      add_tags(sub, "--tag", o.tags, "Only memory with one of these tags; the group runs " + then);
-  add_tags(sub, "--except", o.except, "All memory but that with one of these tags; likewise")
+      add_tags(sub, "--tag", o.tags, "Only memory with one of these tags; the group " + then);
+  add_tags(sub, "--except", o.except, "All memory without these tags; the group " + then)
       ->excludes(tags);
 }
 
 constexpr const char* kDiscardHelp =
-    "Drop the bytes of these tags this time, whatever their policy; they come back zeroed";
+    "Drop the bytes of these tags in this pause, whatever their policy; a resume provides zeros";
 
 void add_trace(CLI::App& sub, CommandLine& o, const std::string& help) {
   sub.add_option("--trace", o.trace, help)->type_name("FILE");
 }
 
 void add_explain(CLI::App& sub, CommandLine& o) {
-  sub.add_flag("--explain", o.explain, "Say where the time went: by phase, by rank, in the rank");
+  sub.add_flag("--explain", o.explain,
+               "Show where the time went: by phase, by rank and within each rank");
   add_trace(sub, o,
-            "Write when each phase, copy and driver call was, a lane for each rank: Chrome's trace "
-            "events, which ui.perfetto.dev shows");
+            "Write the times of each phase, copy and driver call to this file, with a lane for "
+            "each rank. The file has Chrome's trace events; open it in ui.perfetto.dev");
 }
 
 void add_guests(CLI::App& sub, CommandLine& o) {
@@ -152,39 +155,44 @@ void add_guests(CLI::App& sub, CommandLine& o) {
          [&o](const std::string& text) {
            o.guests = text == "pin" ? v1::GUEST_POLICY_PIN : v1::GUEST_POLICY_REFUSE;
          },
-         "What becomes of memory that other groups have open still after a while. pin: it stays on "
-         "its device; refuse: the group runs on")
+         "What to do with memory that other groups still have open after a short wait. pin: leave "
+         "it on its device; refuse: fail, and the group continues to run")
       ->type_name("POLICY")
       ->check(CLI::IsMember({"pin", "refuse"}));
 }
 
 void add_operations(CLI::App& app, CommandLine& o) {
-  CLI::App& pause =
-      add(app, o, Command::kPause, "pause", "Release groups' GPU memory, addresses kept");
-  add_groups_or_all(pause, o, "The group, or several: all are paused, or none",
-                    "Every group that you may see and that runs, one after the other, each in an "
-                    "operation of its own");
-  add_selection(pause, o, "on");
+  CLI::App& pause = add(app, o, Command::kPause, "pause",
+                        "Pause groups: save their bytes and free their GPU memory");
+  add_groups_or_all(
+      pause, o, "The group, or several groups: the broker pauses all of them or none",
+      "Pause every running group that you may see, one after another, each in its own operation");
+  add_selection(pause, o, "continues to run");
   add_tags(pause, "--discard", o.discard, kDiscardHelp);
   add_guests(pause, o);
   pause.add_flag("--dry-run", o.dry_run,
-                 "Change nothing; say whether the bytes fit into the pool, how long it would take, "
-                 "and what would stay on the GPU. Exit code 7: they may not fit");
+                 "Change nothing. Say whether the bytes fit into the pool, how long the pause "
+                 "would take, and what would stay on the GPU. Exit code 7: the bytes may not fit");
   add_explain(pause, o);
-  CLI::App& resume = add(app, o, Command::kResume, "resume", "Bring paused groups' memory back");
-  add_groups_or_all(resume, o, "The group, or several: all are resumed, or none",
-                    "Every group that you may see and of which memory is paused, one after the "
-                    "other, each in an operation of its own");
-  add_selection(resume, o, "then");
+  CLI::App& resume = add(app, o, Command::kResume, "resume",
+                         "Resume groups: create their GPU memory again and restore its bytes");
+  add_groups_or_all(resume, o,
+                    "The group, or several groups: the broker resumes all of them or none",
+                    "Resume every group that you may see and that has paused memory, one after "
+                    "another, each in its own operation");
+  add_selection(resume, o, "runs afterwards");
   add_explain(resume, o);
   CLI::App& swap = add(app, o, Command::kSwap, "swap",
                        "Pause one group and resume another: amemctl swap OUT IN");
-  add_groups(swap, o.groups,
-             "OUT, the group to pause, and IN, the group to resume; with --for: all to pause");
-  swap.add_option("--for", o.into, "The groups to resume, where there are several on either side")
+  add_groups(
+      swap, o.groups,
+      "OUT, the group to pause, and IN, the group to resume. With --for: all groups to pause");
+  swap.add_option("--for", o.into,
+                  "The groups to resume, if there are several groups on either side")
       ->type_name("IN")
       ->check(group_name());
-  add_tags(swap, "--discard", o.discard, std::string(kDiscardHelp) + ". Of what is paused");
+  add_tags(swap, "--discard", o.discard,
+           std::string(kDiscardHelp) + ". Applies to the groups that pause");
   add_guests(swap, o);
   add_explain(swap, o);
   CLI::App& policy =
@@ -197,7 +205,7 @@ void add_operations(CLI::App& app, CommandLine& o) {
           [&o](const std::string& text) {
             o.policy = text == "keep" ? v1::POLICY_KEEP : v1::POLICY_DISCARD;
           },
-          "keep: copy to the pool and restore; discard: drop, comes back zeroed")
+          "keep: copy to the pool and restore; discard: drop, and a resume provides zeros")
       ->type_name("")
       ->check(CLI::IsMember({"keep", "discard"}));
   policy
@@ -207,8 +215,8 @@ void add_operations(CLI::App& app, CommandLine& o) {
             if (const std::optional<Form> form = form_named(text))
               o.form = static_cast<v1::Form>(*form);
           },
-          "How kept bytes are copied. dense: all; sparse: without blocks of zeros; auto: as "
-          "the bytes are")
+          "How to save kept bytes. dense: all of them; sparse: without blocks of zeros; auto: "
+          "whichever suits the bytes")
       ->type_name("FORM")
       ->check(CLI::IsMember(form_names()));
 }
@@ -219,23 +227,23 @@ void add_wait(CLI::App& app, CommandLine& o) {
   static const std::map<std::string, Goal> kGoals = {
       {"running", Goal::kRunning}, {"paused", Goal::kPaused}, {"gone", Goal::kGone}};
   CLI::App& sub = add(app, o, Command::kWait, "wait",
-                      "Wait for a group to run, to be paused or to be gone; until no operation is "
-                      "under way; or for the pool to be filled");
+                      "Wait until a group runs, is paused or is gone, until no operation runs, or "
+                      "until the pool has its full size");
   sub.add_option_function<std::string>(
          "WHAT", [&o](const std::string& text) { o.awaited.what = kWhat.at(text); },
-         "group: this group, as --for says; idle: no pause, resume or swap is under way; pool: "
-         "amemd serves, and its pool has its size")
+         "group: the group reaches the state of --for; idle: no pause, resume or swap runs; pool: "
+         "amemd serves, and its pool has its full size")
       ->required()
       ->type_name("")
       ->check(CLI::IsMember(names_of(kWhat)));
-  add_group(sub, o.awaited.group, "With `group`: which", false);
+  add_group(sub, o.awaited.group, "The group, for `wait group`", false);
   sub.add_option_function<std::string>(
          "--for", [&o](const std::string& text) { o.awaited.goal = kGoals.at(text); },
-         "How the group is to be (default: running)")
+         "The state to wait for (default: running)")
       ->type_name("STATE")
       ->check(CLI::IsMember(names_of(kGoals)));
   sub.add_option("--ranks", o.awaited.ranks,
-                 "How many ranks a running group is to have at least (default: 1)")
+                 "The least number of ranks that the running group must have (default: 1)")
       ->type_name("N")
       ->check(CLI::Range(1, 1'000'000));
 }
@@ -251,30 +259,35 @@ void take_all(CLI::App& app, const std::vector<std::string>& arguments) {
 /// Why this is no pause or resume; empty: it is one.
 std::string fault_of_operation(const CommandLine& o) {
   const std::string name = o.command == Command::kPause ? "pause" : "resume";
-  if (o.all && !o.groups.empty()) return name + ": either groups or --all, not both";
+  if (o.all && !o.groups.empty())
+    return name + ": --all cannot be used with groups. Pass one of them";
   if (o.all && !(o.tags.empty() && o.except.empty() && o.discard.empty()))
-    return name + ": --all is about all memory; name the groups that have these tags";
+    return name +
+           ": --all cannot be used with --tag, --except or --discard. Name the groups that have "
+           "these tags";
   if (o.all && !o.trace.empty())
-    return name + ": --all is several operations; `amemctl history --trace FILE` has them all";
+    return name +
+           ": --all runs several operations and cannot be used with --trace. `amemctl history "
+           "--trace FILE` writes all of them";
   if (o.all && !o.nodes.empty())
-    return name + ": --all asks one broker for its groups; leave --nodes (AMEM_NODES) out";
+    return name + ": --all asks one broker only. Remove --nodes, or unset AMEM_NODES";
   if (o.dry_run && (o.explain || !o.trace.empty()))
-    return name + ": --dry-run has nothing to explain or to trace";
+    return name + ": --dry-run cannot be used with --explain or --trace";
   if (o.dry_run && !o.nodes.empty())
-    return name + ": --dry-run asks one broker; leave --nodes (AMEM_NODES) out";
+    return name + ": --dry-run asks one broker only. Remove --nodes, or unset AMEM_NODES";
   return {};
 }
 
 /// Why this is no wait; empty: it is one.
 std::string fault_of_wait(const WaitTarget& awaited) {
   const bool group = awaited.what == WaitFor::kGroup;
-  if (group && awaited.group.empty()) return "wait group: which? wait group NAME";
+  if (group && awaited.group.empty()) return "wait group requires a name: wait group NAME";
   if (!group && !awaited.group.empty())
-    return "wait: only `wait group` takes a name, not \"" + awaited.group + "\"";
+    return "wait: only `wait group` takes a name. Remove \"" + awaited.group + "\"";
   if (!group && (awaited.goal != Goal::kRunning || awaited.ranks > 1))
-    return "wait: --for and --ranks are of `wait group`";
+    return "wait: only `wait group` supports --for and --ranks";
   if (awaited.goal != Goal::kRunning && awaited.ranks > 1)
-    return "wait: --ranks is of a group that is to run; leave --for out";
+    return "wait: --ranks requires --for running, which is the default";
   return {};
 }
 
@@ -289,60 +302,65 @@ void add_output(CLI::App& sub, CommandLine& o, const std::string& wide, bool has
            if (text == "wide") o.detail = Detail::kWide;
            if (text == "name") o.detail = Detail::kNames;
          },
-         "wide: also " + wide + "; json: as --json" +
-             (has_names ? "; name: a name on each line, and nothing else" : ""))
+         "wide: adds " + wide + "; json: same as --json" +
+             (has_names ? "; name: one name on each line and nothing else" : ""))
       ->type_name("FORMAT")
       ->check(CLI::IsMember(formats));
 }
 
 void add_queries(CLI::App& app, CommandLine& o) {
-  add_output(add(app, o, Command::kStatus, "status", "The node: broker, pool, devices, groups"), o,
-             "all that `groups` shows", false);
-  CLI::App& groups =
-      add(app, o, Command::kGroups, "groups", "Groups: state, memory by device and tag, policies");
+  add_output(
+      add(app, o, Command::kStatus, "status", "Show the node: broker, pool, devices, groups"), o,
+      "everything that `groups` shows", false);
+  CLI::App& groups = add(app, o, Command::kGroups, "groups",
+                         "Show groups: state, memory by device and tag, policies");
   add_group(groups, o.group, false);
   add_output(groups, o, "the owner and the address of each group", true);
-  CLI::App& ranks = add(app, o, Command::kRanks, "ranks", "Ranks: the processes of the groups");
+  CLI::App& ranks =
+      add(app, o, Command::kRanks, "ranks", "Show ranks, the processes of the groups");
   add_group(ranks, o.group, false);
-  add_output(ranks, o, "the memory of each rank by tag, and what it has opened of other groups",
+  add_output(ranks, o,
+             "the memory of each rank by tag, and the memory of other groups that it has opened",
              true);
   CLI::App& allocations =
-      add(app, o, Command::kAllocations, "allocations", "Allocations, oldest first");
+      add(app, o, Command::kAllocations, "allocations", "List allocations, oldest first");
   add_group(allocations, o.group, false);
   add_tags(allocations, "--tag", o.tags, "Only memory with one of these tags");
   allocations.add_flag("--summary", o.summary,
-                       "Totals by group, tag, device and policy instead of a list");
-  CLI::App& top = add(app, o, Command::kTop, "top", "A screen that refreshes; q quits");
-  top.add_flag("--once", o.once, "Print one screen and end");
+                       "Show totals by group, tag, device and policy instead of a list");
+  CLI::App& top = add(app, o, Command::kTop, "top", "Show a screen that refreshes; q quits");
+  top.add_flag("--once", o.once, "Print one screen and exit");
   add_duration(top, "--interval", "Time between refreshes (default: 1s)",
                [&o](std::chrono::milliseconds time) { o.interval = time; });
   add_group(add(app, o, Command::kWatch, "watch", "Print events until interrupted"), o.group,
             false);
   CLI::App& history = add(app, o, Command::kHistory, "history",
-                          "The last pauses and resumes: how long they took, how they ended");
+                          "Show the last pauses and resumes: durations and results");
   add_group(history, o.group, false);
-  history.add_option("--most", o.most, "So many, the latest (default: 20; 0: all remembered)")
+  history
+      .add_option("--most", o.most,
+                  "Show the latest N operations (default: 20; 0: all that amemd remembers)")
       ->type_name("N");
-  add_trace(history, o, "Write them as Chrome's trace events too, which ui.perfetto.dev shows");
+  add_trace(history, o,
+            "Also write them to this file as Chrome's trace events; open it in ui.perfetto.dev");
   add(app, o, Command::kQuotas, "quotas",
-      "Quotas: what each user has of what amemd can run out of, and may have");
+      "Show quotas: what each user uses of amemd's resources, and the limits");
   add(app, o, Command::kMetrics, "metrics",
-      "Metrics as text for Prometheus, of the groups that you may see")
+      "Print metrics of the groups that you may see, as text for Prometheus")
       .add_option_function<std::string>(
           "--format",
           [&o](const std::string& text) {
             o.metrics = text == "prometheus" ? v1::METRICS_FORMAT_PROMETHEUS
                                              : v1::METRICS_FORMAT_OPENMETRICS;
           },
-          "openmetrics (default), or prometheus: its own text format, for promtool and the "
-          "textfile "
-          "collector of its node exporter")
+          "openmetrics (default), or prometheus: Prometheus's own text format, for promtool and "
+          "the textfile collector of the node exporter")
       ->type_name("FORMAT")
       ->check(CLI::IsMember({"openmetrics", "prometheus"}));
 }
 
 CLI::Option* add_size(CLI::App& sub, CommandLine& o) {
-  return sub.add_option("--size", o.bytes, "Memory of each GPU: 512MiB, 4GiB, ... (default: 4GiB)")
+  return sub.add_option("--size", o.bytes, "Memory on each GPU: 512MiB, 4GiB, ... (default: 4GiB)")
       ->type_name("SIZE")
       ->transform(CLI::AsSizeValue(true))
       ->check(CLI::Validator(
@@ -350,19 +368,20 @@ CLI::Option* add_size(CLI::App& sub, CommandLine& o) {
             const std::uint64_t size = std::stoull(bytes);
             const bool fits = size >= 1ULL << 20U && size <= 1ULL << 40U;
             return std::string(fits ? ""
-                                    : "a GPU can have 1MiB to 1TiB here, not " + bytes + " bytes");
+                                    : "the size must be 1MiB to 1TiB, not " + bytes + " bytes");
           },
           ""));
 }
 
 void add_bench(CLI::App& app, CommandLine& o) {
   CLI::App& bench = add(app, o, Command::kBench, "bench",
-                        "Pause and resume a made-up group on this node, beside plain copies");
+                        "Measure the pause and the resume of a test group on this node, and "
+                        "compare with plain copies");
   add_size(bench, o);
-  bench.add_option("--gpus", o.gpus, "So many, the first ones (default: all)")
+  bench.add_option("--gpus", o.gpus, "Use the first N GPUs (default: all)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
-  bench.add_option("--rounds", o.rounds, "So often (default: 5)")
+  bench.add_option("--rounds", o.rounds, "Pause and resume N times (default: 5)")
       ->type_name("N")
       ->check(CLI::Range(1, 10'000));
   // What it becomes under the shim; of no use by itself.
@@ -379,31 +398,31 @@ void add_launch(CLI::App& sub, CommandLine& o, const std::string& group_help, bo
       ->check(group_name())
       ->required(required);
   sub.add_option("--scope", o.scope,
-                 "Which memory is brokered: nccl: NCCL's; regions: also what the program allocates "
-                 "in regions; heap: all of PyTorch's")
+                 "The memory that amem brokers. nccl: NCCL's; regions: also what the program "
+                 "allocates in regions; heap: all memory of the process")
       ->type_name("SCOPE")
       ->check(CLI::IsMember({"nccl", "regions", "heap"}));
-  sub.footer("The command, with its own options, follows \"--\".");
+  sub.footer("Write the command, with its own options, after \"--\".");
 }
 
 void add_run(CLI::App& app, CommandLine& o) {
   CLI::App& run = add(app, o, Command::kRun, "run",
                       "Run a command as a rank of a group: amemctl run --group NAME -- COMMAND...");
   add_launch(run, o, "The group that its processes join", true);
-  run.add_flag("--required", o.required,
-               "Fail without a broker, instead of running as if amem were not there");
-  run.add_option("--trace", o.trace,
-                 "Record the driver calls of each process; %p in the name becomes its pid")
+  run.add_flag("--required", o.required, "Fail without a broker instead of running without amem");
+  run.add_option(
+         "--trace", o.trace,
+         "Record the driver calls of each process in this file; %p in the name becomes the pid")
       ->type_name("FILE");
 }
 
 void add_doctor(CLI::App& app, CommandLine& o) {
-  CLI::App& doctor =
-      add(app, o, Command::kDoctor, "doctor",
-          "Say whether this node is in order, or with a command whether its processes "
-          "would be brokered; and if not, why and what to do");
+  CLI::App& doctor = add(app, o, Command::kDoctor, "doctor",
+                         "Check this node, or check whether amem would broker the processes of a "
+                         "command. Say what is wrong, why, and how to fix it");
   add_launch(doctor, o,
-             "As `run --group NAME` would start it (else: as it would start in this environment)",
+             "Check the command as `run --group NAME` would start it (default: as this environment "
+             "would start it)",
              false);
 }
 
@@ -414,7 +433,8 @@ Parsed usage(const std::string& text) {
 }  // namespace
 
 void add_commands(CLI::App& app, CommandLine& options) {
-  app.name("amemctl")->description("amemctl: see and steer the groups whose GPU memory amemd owns");
+  app.name("amemctl")->description(
+      "amemctl: show and control the groups whose GPU memory amemd owns");
   app.require_subcommand(1);
   app.fallthrough();  // global options may follow the subcommand
   app.set_version_flag("--version", std::string(kVersion));
@@ -424,17 +444,17 @@ void add_commands(CLI::App& app, CommandLine& options) {
   add_wait(app, options);
   add_operations(app, options);
   add_group(add(app, options, Command::kAdvise, "advise",
-                "Say what would make a group's switches cheaper, in five lines at most"),
+                "Say how to make a group's pauses and resumes faster, in at most five lines"),
             options.group, true);
   add_queries(app, options);
   add_doctor(app, options);
   add(app, options, Command::kHealth, "health",
-      "Whether amemd serves, for probes: exit code 0 when it answers in time");
+      "Check whether amemd serves, for probes: exit code 0 if it answers in time");
   add_bench(app, options);
   add(app, options, Command::kUpgrade, "upgrade",
-      "Have the amemd that is installed now take the place of the one that runs; ranks run on, "
-      "paused ones stay paused");
-  add(app, options, Command::kVersion, "version", "Versions of amemctl and of the broker");
+      "Replace the running amemd with the installed one. Ranks continue to run, and paused groups "
+      "stay paused");
+  add(app, options, Command::kVersion, "version", "Show the versions of amemctl and of the broker");
   add_help(app);
 }
 
@@ -462,7 +482,7 @@ Parsed parse(std::vector<std::string> arguments) {
   } catch (const CLI::ExtrasError& error) {
     const bool run = app.got_subcommand("run") || app.got_subcommand("doctor");
     return usage(error.what() +
-                 std::string(run && !separated ? ". The command to run follows \"--\"" : ""));
+                 std::string(run && !separated ? ". Write the command to run after \"--\"" : ""));
   } catch (const CLI::RequiredError& error) {
     // CLI11 misses the command before it minds a word that is none.
     if (app.get_subcommands().empty() && app.remaining_size() > 0) {
@@ -473,17 +493,19 @@ Parsed parse(std::vector<std::string> arguments) {
     return usage(error.what());
   }
   if (!options.address.empty() && options.tls_dir.empty())
-    return usage("--address: also --tls DIR (or AMEM_TLS), with ca.crt, tls.crt and tls.key");
+    return usage(
+        "--address requires --tls DIR (or AMEM_TLS), the directory with ca.crt, tls.crt and "
+        "tls.key");
   if (options.command == Command::kSwap && options.into.empty()) {
     if (options.groups.size() != 2) {
-      return usage("swap: either OUT and IN, or OUT... --for IN...");
+      return usage("swap requires two groups, OUT and IN, or OUT... --for IN...");
     }
     options.into = {options.groups.back()};
     options.groups.pop_back();
   }
   if (options.command == Command::kPolicy && options.policy == v1::POLICY_UNSPECIFIED &&
       options.form == v1::FORM_UNSPECIFIED) {
-    return usage("policy: nothing to set; POLICY, --save or both are required");
+    return usage("policy: there is nothing to set. Pass POLICY, --save or both");
   }
   if (options.command == Command::kPause || options.command == Command::kResume) {
     if (const std::string fault = fault_of_operation(options); !fault.empty()) return usage(fault);
@@ -495,15 +517,18 @@ Parsed parse(std::vector<std::string> arguments) {
   if (options.command == Command::kRun || options.command == Command::kDoctor) {
     const std::string name = options.command == Command::kRun ? "run" : "doctor";
     const bool node = name == "doctor" && !separated && options.group.empty();
-    if (options.program.empty() && !node) return usage(name + ": no command; it follows \"--\"");
+    if (options.program.empty() && !node)
+      return usage(name + ": there is no command. Write it after \"--\"");
     if (!options.socket.empty()) {
-      return usage(name + ": ranks find the broker by its --runtime-dir, not by a control socket");
+      return usage(name +
+                   ": --socket is not supported, because ranks find the broker in its runtime "
+                   "directory. Use --runtime-dir");
     }
     if (options.group.empty() &&
         (!options.scope.empty() || (!node && !options.runtime_dir.empty()))) {
       return usage(
-          "doctor: without --group the environment alone says what the command would get: "
-          "--scope and --runtime-dir need --group");
+          "doctor: --scope and --runtime-dir require --group. Without it, doctor checks the "
+          "environment as it is");
     }
   } else if (separated) {
     return usage("only run and doctor take a command after \"--\"");

@@ -217,7 +217,7 @@ std::string in_words(const v1::UpgradeResponse& answer, const v1::NodeStatus& st
   std::snprintf(seconds, sizeof seconds, "%.2f s", static_cast<double>(took.count()) / 1000);
   return "amemd " + answer.from_version() + " has handed over to " + status.version() + " (" +
          answer.program() + ", pid " + std::to_string(status.pid()) + ") within " + seconds + "; " +
-         std::to_string(ranks) + (ranks == 1 ? " rank is" : " ranks are") + " back\n";
+         std::to_string(ranks) + (ranks == 1 ? " rank has" : " ranks have") + " reconnected\n";
 }
 
 /// Asks for it, again while operations are under way, then waits until the next amemd serves and
@@ -246,12 +246,13 @@ int upgrade(const Invocation& s) {
     if (status) ranks = ranks_that_are_back(s.broker);
   } while (!ranks && wait());
   if (!ranks)
-    return fail({Code::kDeadlineExceeded,
-                 status ? "amemd " + status->version() +
-                              " serves, but not all ranks have come back; `amemctl ranks` shows who"
-                        : answer.value().program() +
-                              " has been started in place of amemd, and does not serve; what it "
-                              "logs says why"});
+    return fail(
+        {Code::kDeadlineExceeded,
+         status ? "amemd " + status->version() +
+                      " serves, but not all ranks have reconnected; `amemctl ranks` shows which "
+                      "are missing"
+                : answer.value().program() +
+                      " was started in place of amemd, but it does not serve. Its log says why"});
   s.console.out << (s.options.json ? to_json(answer.value()) + "\n"
                                    : in_words(answer.value(), *status, *ranks, since(asked)));
   return kExitOk;

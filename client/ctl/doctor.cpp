@@ -60,8 +60,8 @@ Diagnosis examine(const CommandLine& options, const RunContext& context) {
       for (const auto& [name, value] : plan.value().environment) d.environment[name] = value;
     } else {
       shim_is_known = false;
-      add(d.findings, {{true, "shim-missing", "amemctl run would not start it", "it needs the shim",
-                        plan.status().text()}});
+      add(d.findings, {{true, "shim-missing", "amemctl run would not start the command",
+                        "it requires the shim", plan.status().text()}});
     }
   }
   const auto program = find_program(options.program, d.environment);
@@ -140,7 +140,7 @@ int diagnose_node(const CommandLine& options, const RunContext& context, Console
   else
     console.out << lines_of(findings)
                 << (healthy ? (summary.empty() ? "no problem was found" : printable(summary))
-                            : "ranks on this node would not be brokered, or not all of them")
+                            : "amem would broker no ranks on this node, or not all of them")
                 << "\n";
   console.out.flush();
   return healthy && console.out ? kExitOk : kExitFailed;

@@ -27,15 +27,15 @@ inline constexpr std::string_view kExitCodeHelp =
     R"(Exit codes:
   0  ok
   1  the operation failed; doctor: there is a problem
-  2  usage, or an argument that the broker refuses
-  3  the broker cannot be reached
+  2  wrong usage, or an argument that the broker refuses
+  3  amemctl cannot reach the broker
   4  no such group or tag
-  5  wrong state, e.g. the group is paused already
+  5  wrong state, e.g. the group is already paused
   6  a deadline passed
   7  the pool or a device is too small
-  8  permission
-  126, 127  run: the command cannot be executed, is not found (otherwise run ends as the command does)
-  130  interrupted; what the broker has begun goes on)";
+  8  no permission
+  126, 127  run: cannot execute the command, cannot find it (else the exit status of the command)
+  130  interrupted; the broker continues the operation)";
 
 ExitCode exit_code(Code code);
 

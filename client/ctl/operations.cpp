@@ -31,7 +31,7 @@ Status write_trace(const Invocation& s, TraceFile& trace, std::uint64_t transact
 
 /// After an interrupt: the operation goes on in the broker, so say how far it is.
 void tell_states(const Invocation& s, const std::vector<std::string>& names) {
-  std::string text = "interrupted; the broker goes on with what it has begun";
+  std::string text = "interrupted. The broker continues the operation";
   if (const auto groups = s.broker.groups(); groups.ok()) {
     for (const v1::GroupInfo& group : groups.value().groups()) {
       for (const std::string& name : names) {
@@ -39,7 +39,7 @@ void tell_states(const Invocation& s, const std::vector<std::string>& names) {
       }
     }
   } else {
-    text += ", as far as is known: " + groups.status().text();
+    text += ". Its state is unknown: " + groups.status().text();
   }
   s.console.err << error_line({Code::kCancelled, text + ". `amemctl groups` shows how it ends"},
                               s.options.json);
@@ -121,7 +121,7 @@ int operate_on_all(const Invocation& s) {
   for (const v1::GroupInfo& group : groups.value().groups()) {
     if (!has_work(s.options.command, group)) {
       if (!s.options.json)
-        s.console.out << printable(group.name()) << ": is " << state_text(group) << " already\n";
+        s.console.out << printable(group.name()) << " is already " << state_text(group) << "\n";
       continue;
     }
     CommandLine one = s.options;
@@ -139,7 +139,7 @@ int operate_on_all(const Invocation& s) {
         {Code::kAborted, std::to_string(failures) + " of " + std::to_string(all) +
                              " groups could not be " + verb + ": " + failed},
         s.options.json);
-  if (all == 0 && !s.options.json) s.console.out << "no group is to be " << verb << '\n';
+  if (all == 0 && !s.options.json) s.console.out << "there is no group to be " << verb << '\n';
   return code;
 }
 

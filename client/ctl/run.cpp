@@ -57,8 +57,8 @@ Result<std::string> find_shim(const RunContext& context) {
     if (is_file(path)) return path;
     tried += (tried.empty() ? "" : ", ") + path;
   }
-  return Status(Code::kNotFound, std::string("there is no ") + kShimName + " (looked for " + tried +
-                                     "); AMEM_SHIM names it when it is elsewhere");
+  return Status(Code::kNotFound,
+                std::string(kShimName) + " is not at " + tried + ". Set AMEM_SHIM to its path");
 }
 
 }  // namespace
@@ -68,8 +68,8 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context) 
   if (!shim.ok()) return shim.status();
   if (shim.value().find_first_of(" :") != std::string::npos) {
     return Status(Code::kInvalidArgument,
-                  "LD_PRELOAD cannot hold a path with a space or a colon: " + shim.value() +
-                      "; AMEM_SHIM can name a link to it");
+                  "LD_PRELOAD does not support a path with a space or a colon: " + shim.value() +
+                      ". Make a link to it, and set AMEM_SHIM to the link");
   }
 
   // Absolute, because the program may change its directory before a rank of it connects.
@@ -86,21 +86,20 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context) 
                                             "--runtime-dir " +
                                             dir + "`");
     }
-    plan.warnings.push_back(text + "; the command runs as if amem were not there");
+    plan.warnings.push_back(text + ". The command runs without amem");
   }
   if (value_in(context.environment, "AMEM_DISABLE") == "1" ||
       value_in(context.environment, "AMEM_ENABLE") == "0") {
     plan.warnings.push_back(
-        "AMEM_DISABLE=1 or AMEM_ENABLE=0 is in the environment: the shim does "
-        "nothing");
+        "AMEM_DISABLE=1 or AMEM_ENABLE=0 is set in the environment, so the shim does nothing");
   }
 
   // Whoever knows the scopes has chosen one. Where amem does nothing, a warning says so already.
   if (plan.warnings.empty() && options.scope.empty() &&
       value_in(context.environment, "AMEM_SCOPE").empty())
     plan.notes.push_back(
-        "without --scope a pause frees NCCL's memory alone: all else that the program allocates, "
-        "such as PyTorch's weights and caches, stays on the GPU; --scope heap frees that, too");
+        "without --scope a pause frees NCCL's memory alone. PyTorch's weights and caches stay on "
+        "the GPU. Use --scope heap to free them, too");
 
   plan.environment = {
       {"AMEM_GROUP", options.group},

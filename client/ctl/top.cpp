@@ -116,7 +116,7 @@ int top(const CommandLine& options, client::ControlClient& broker, Console& cons
       if (const std::string course = trends.view(size.ws_col, console.out_style); !course.empty())
         text += "\n" + course;
     } else {
-      text = error_line(status.status(), false) + "Trying again; q quits.\n";
+      text = error_line(status.status(), false) + "amemctl tries again. Press q to quit.\n";
     }
     screen.draw(fit_rows(text, size.ws_row > 1 ? size.ws_row - 1U : 1U));
     if (!wait(options.interval, keys, interrupt)) return kExitOk;

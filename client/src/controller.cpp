@@ -167,7 +167,7 @@ int amem_set_save_form(amem_client* client, const char* group, const char* tag, 
                        amem_error* error) {
   return with(client, error, [&](ControlClient& broker) -> Status {
     if (!amem::form_of(static_cast<std::uint32_t>(form)))
-      return {Code::kInvalidArgument, "bytes are saved " + amem::names_of_forms()};
+      return {Code::kInvalidArgument, "the form must be " + amem::names_of_forms()};
     return broker.set_policy(text_or_empty(group), text_or_empty(tag), v1::POLICY_UNSPECIFIED,
                              static_cast<v1::Form>(form));
   });

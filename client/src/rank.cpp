@@ -45,14 +45,13 @@ bool no_shim() { return find_in_shim<void*>(kShimIsHere) == nullptr; }
 Status missing(const char* name) {
   if (no_shim()) {
     return {Code::kFailedPrecondition,
-            "libamem_shim.so is not loaded in this process: start it with `amemctl run --group "
-            "NAME -- COMMAND`, or with LD_PRELOAD=libamem_shim.so and AMEM_GROUP=NAME in its "
-            "environment"};
+            "libamem_shim.so is not loaded in this process. Start the process with `amemctl run "
+            "--group NAME -- COMMAND`, or with LD_PRELOAD=libamem_shim.so and AMEM_GROUP=NAME in "
+            "its environment"};
   }
-  return {Code::kFailedPrecondition,
-          std::string("the libamem_shim.so of this process is of another version than "
-                      "libamem_client: it has no ") +
-              name};
+  return {Code::kFailedPrecondition, std::string("the libamem_shim.so of this process has another "
+                                                 "version than libamem_client: it lacks ") +
+                                         name};
 }
 
 /// Calls a function of the shim, which fills a text and returns a code.
@@ -112,8 +111,8 @@ int amem_group(char* buffer, size_t size, amem_error* error) {
     std::string name = group_of_shim();
     if (name.empty()) name = group_of_environment();
     if (buffer == nullptr || name.size() >= size) {
-      return {Code::kOutOfRange,
-              "the group's name needs a buffer of " + std::to_string(name.size() + 1) + " bytes"};
+      return {Code::kOutOfRange, "the group's name requires a buffer of " +
+                                     std::to_string(name.size() + 1) + " bytes"};
     }
     std::memcpy(buffer, name.c_str(), name.size() + 1);
     return {};
@@ -158,7 +157,7 @@ int amem_set_tag_policy(const char* tag, amem_policy policy, amem_error* error) 
   return amem::client::guarded(error, [&]() -> Status {
     if (tag == nullptr || *tag == '\0') return {Code::kInvalidArgument, "the tag is empty"};
     if (policy != AMEM_POLICY_KEEP && policy != AMEM_POLICY_DISCARD)
-      return {Code::kInvalidArgument, "a policy is keep or discard"};
+      return {Code::kInvalidArgument, "the policy must be keep or discard"};
     return call_shim<ShimRegionBegin>("amem_shim_set_policy", tag, static_cast<int>(policy));
   });
 }
@@ -184,7 +183,7 @@ int amem_rank_stats(char** json, amem_error* error) {
     std::string text(4096, '\0');
     for (;;) {
       const int length = stats(text.data(), text.size());
-      if (length < 0) return {Code::kInternal, "the shim could not give its figures"};
+      if (length < 0) return {Code::kInternal, "the shim could not provide its statistics"};
       if (static_cast<size_t>(length) < text.size()) {
         text.resize(static_cast<size_t>(length));
         return amem::client::give(text, json);

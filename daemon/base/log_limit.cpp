@@ -14,7 +14,8 @@ bool LogLimit::take() {
 void LogLimit::end_minute() {
   if (timer_) loop_.cancel(*timer_);
   timer_.reset();
-  if (lines_ > most_) spdlog::warn("{} more {} in the last minute", lines_ - most_, what_);
+  if (lines_ > most_)
+    spdlog::warn("{} more {} were suppressed in the last minute", lines_ - most_, what_);
   lines_ = 0;
 }
 

@@ -24,7 +24,7 @@ Result<Fd> open_own_directory(const std::string& path) {
     const int error = errno;
     struct stat st {};
     if (::lstat(bare.c_str(), &st) == 0 && S_ISLNK(st.st_mode))
-      return refuse(path, "is a symbolic link; name the directory itself with --runtime-dir");
+      return refuse(path, "is a symbolic link. Name the directory itself with --runtime-dir");
     return errno_status(Code::kFailedPrecondition, "open the runtime directory " + path, error);
   }
   struct stat st {};
@@ -33,11 +33,11 @@ Result<Fd> open_own_directory(const std::string& path) {
   if (st.st_uid != ::geteuid() && st.st_uid != 0)
     return refuse(path, "belongs to uid " + std::to_string(st.st_uid) + ", and this amemd is uid " +
                             std::to_string(::geteuid()) +
-                            "; remove it, or choose another directory with --runtime-dir");
+                            ". Remove it, or choose another directory with --runtime-dir");
   if ((st.st_mode & (S_IWGRP | S_IWOTH)) != 0)
     return refuse(path,
-                  "can be written to by other users; take that from them (chmod go-w), or "
-                  "choose another directory with --runtime-dir");
+                  "is writable for other users. Run `chmod go-w` on it, or choose another "
+                  "directory with --runtime-dir");
   return directory;
 }
 
@@ -62,7 +62,7 @@ Status RuntimeDir::open(const std::string& path, mode_t mode) {
     while (!who.empty() && who.back() == '\n') who.pop_back();
     if (!who.empty()) who += ")";
     return {Code::kAlreadyExists, "another amemd" + who + " serves " + path +
-                                      "; stop it, or choose another directory with --runtime-dir"};
+                                      ". Stop it, or choose another directory with --runtime-dir"};
   }
   const std::string pid = std::to_string(::getpid()) + "\n";
   if (::ftruncate(lock_.get(), 0) != 0 ||

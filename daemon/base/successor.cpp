@@ -134,10 +134,11 @@ Result<std::string> Successor::examine(Duration limit) const {
   const Result<std::string> speaks = asked("--speaks");
   if (!speaks.ok()) return speaks.status();
   if (speaks.value() != without_newlines(speaks_))
-    return Status(Code::kFailedPrecondition,
-                  program_ + " speaks " + speaks.value() + ", and this amemd " +
-                      without_newlines(speaks_) +
-                      ": jobs that run would not be taken up. Restart amemd when none runs");
+    return Status(
+        Code::kFailedPrecondition,
+        program_ + " speaks " + speaks.value() + ", but this amemd speaks " +
+            without_newlines(speaks_) +
+            ", so it could not continue the running jobs. Restart amemd when no job runs");
   if (const Result<std::string> config = asked("--check-config", true); !config.ok())
     return config.status();
   return version.value().substr(version.value().rfind(' ') + 1);

@@ -68,7 +68,8 @@ Result<std::uint64_t> parse_size(std::string_view text) {
   const double bytes = parse(text, kSizes);
   if (bytes < 0 || bytes > kLargestSize || bytes != std::floor(bytes))
     return Status(Code::kInvalidArgument,
-                  "\"" + std::string(text) + "\" is no size; write e.g. \"8GiB\" or \"512MiB\"");
+                  "\"" + std::string(text) +
+                      "\" is not a valid size. Write for example \"8GiB\" or \"512MiB\"");
   return static_cast<std::uint64_t>(bytes);
 }
 
@@ -97,20 +98,19 @@ std::string exact_size(std::uint64_t bytes) {
 Result<Duration> parse_duration(std::string_view text) {
   const double ns = parse(text, kDurations);
   if (ns < 0 || ns > kLongestDuration)
-    return Status(Code::kInvalidArgument,
-                  "\"" + std::string(text) +
-                      "\" is no duration of at most 24h; write e.g. \"30s\" "
-                      "or \"250ms\"");
+    return Status(
+        Code::kInvalidArgument,
+        "\"" + std::string(text) +
+            "\" is not a valid duration of at most 24h. Write for example \"30s\" or \"250ms\"");
   return std::chrono::duration_cast<Duration>(
       std::chrono::nanoseconds(static_cast<std::int64_t>(ns)));
 }
 
 Result<std::string> parse_address(std::string_view text) {
-  const Status wrong(
-      Code::kInvalidArgument,
-      "\"" + std::string(text) +
-          "\" is no address; write a port such as \"9480\", or \"10.0.0.7:9480\", or "
-          "\"[::1]:9480\"");
+  const Status wrong(Code::kInvalidArgument,
+                     "\"" + std::string(text) +
+                         "\" is not a valid address. Write a port such as \"9480\", or "
+                         "\"10.0.0.7:9480\", or \"[::1]:9480\"");
   const std::size_t colon = text.rfind(':');
   const bool only_port = colon == std::string_view::npos;
   std::string host(only_port ? "127.0.0.1" : text.substr(0, colon));

@@ -47,9 +47,9 @@ Result<sockaddr_un> unix_address(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path)
-    return Status(Code::kInvalidArgument, "the path of a socket may have " +
+    return Status(Code::kInvalidArgument, "the path of a socket may have at most " +
                                               std::to_string(sizeof address.sun_path - 1) +
-                                              " characters, this one has more: " + path);
+                                              " characters, but this path has more: " + path);
   path.copy(address.sun_path, path.size());
   return address;
 }
@@ -92,8 +92,8 @@ void UnixListener::accept_some() {
       continue;
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      spdlog::error("cannot take another connection to {}: {}; trying again in a second", path_,
-                    std::strerror(errno));
+      spdlog::error("amemd cannot accept another connection to {}: {}. It tries again in a second",
+                    path_, std::strerror(errno));
       loop_.change(watch_, 0);
       again_ = loop_.at(Clock::now() + kAcceptAgain, [this] {
         again_.reset();

@@ -22,8 +22,7 @@ std::uint64_t chunk_of(const Config& config, const Record* record) {
   const Result<std::uint64_t> recorded = recorded_chunk(*record->log());
   if (!recorded.ok() || recorded.value() == 0 || recorded.value() == config.pool_chunk)
     return config.pool_chunk;
-  spdlog::warn("pool.chunk stays {} as long as something is in the pool",
-               format_size(recorded.value()));
+  spdlog::warn("pool.chunk stays {} while something is in the pool", format_size(recorded.value()));
   return recorded.value();
 }
 
@@ -136,7 +135,7 @@ Status Broker::guard_devices() {
 void Broker::take_no_more() {
   operations_.take_no_more(
       {Code::kUnavailable,
-       "amemd is ending and begins no new operation; nothing has changed. Ask the next amemd"});
+       "amemd is ending and begins no new operation. Nothing has changed. Ask the next amemd"});
 }
 
 void Broker::shut() {
@@ -144,7 +143,7 @@ void Broker::shut() {
   node_.records.record().detach();
   workers_.shut();
   pool_.stop();
-  operations_.close({Code::kUnavailable, "amemd is ending; the operation did not finish"});
+  operations_.close({Code::kUnavailable, "amemd is ending. The operation did not finish"});
   events_.close();
   sessions_.shut();
 }
@@ -172,12 +171,12 @@ void Broker::look_at_excess() {
   const std::uint64_t excess = node_.pools.excess();
   if (std::exchange(excess_told_, excess) == excess) return;
   const std::string text =
-      "pool: " + format_size(node_.pools.total()) + " are there and " +
-      format_size(node_.pool_configured) + " are configured" +
-      (excess == 0 ? ", it has shrunk"
-                   : "; " + format_size(excess) +
-                         " go back to the host when the processes that may have it mapped have "
-                         "ended and nothing is saved in it");
+      "pool: it has " + format_size(node_.pools.total()) + " and " +
+      format_size(node_.pool_configured) + " is configured. " +
+      (excess == 0 ? "It has shrunk"
+                   : "amemd returns " + format_size(excess) +
+                         " to the host when the processes that may have it mapped end and no bytes "
+                         "are saved in it");
   spdlog::info("{}", text);
   events_.publish(nullptr, "pool", text);
 }
@@ -193,8 +192,8 @@ void Broker::pool_troubled(const std::string& error) {
     spdlog::warn("pool: {}", error);
     events_.publish(nullptr, "error", "pool: " + error);
   } else if (error.empty() && std::exchange(troubled_, false)) {
-    spdlog::info("pool: all segments have been made anew");
-    events_.publish(nullptr, "pool", "pool: all segments have been made anew");
+    spdlog::info("pool: amemd has made all segments again");
+    events_.publish(nullptr, "pool", "pool: amemd has made all segments again");
   }
 }
 
@@ -204,7 +203,8 @@ void Broker::refused(const Caller& caller, const std::string& what, const Status
   const bool stranger = !caller.operates && (status.code() == Code::kPermissionDenied ||
                                              status.code() == Code::kNotFound);
   if (stranger)
-    caller.account->refusals_log().warn("{} refused to {}: {}", what, caller.who, status.text());
+    caller.account->refusals_log().warn("amemd refuses {} to {}: {}", what, caller.who,
+                                        status.text());
 }
 
 Status Broker::may_hand_over(const Caller& caller) {
@@ -218,17 +218,17 @@ Status Broker::may_hand_over(const Caller& caller) {
   node_.records.record().flush();
   if (const Status outlives = node_.records.record().outlives(); !outlives.ok())
     return {outlives.code() == Code::kUnavailable ? Code::kAborted : outlives.code(),
-            outlives.text() + "; an upgrade needs a holder that has everything"};
+            outlives.text() + ". An upgrade requires a holder that has everything"};
   // The kernel does not replace a process while one of its threads is stuck in the driver.
   for (const Device& device : devices_.all())
     if (const std::string hangs = workers_.hangs(device.uuid); !hangs.empty())
       return {Code::kFailedPrecondition,
               "device " + to_string(device.uuid) + " hangs (" + hangs +
-                  "), and a process that is stuck in the driver cannot be replaced; wait for the "
+                  "), and amemd cannot be replaced while it is stuck in the driver. Wait for the "
                   "driver, or reset the device"};
   if (!refusal().ok()) return refusal();
   if (const std::string what = under_way(); !what.empty())
-    return {Code::kAborted, what + "; try again"};
+    return {Code::kAborted, what + ". Try again"};
   return {};
 }
 
@@ -250,8 +250,8 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
     return 0;
   }
   for (const std::string& name : names)
-    asked(caller, "{} asked for by {}{}", describe(task, name), caller.who,
-          names.size() > 1 ? ", as one of " + std::to_string(names.size()) : "");
+    asked(caller, "{1} requests the {0}{2}", describe(task, name), caller.who,
+          names.size() > 1 ? ", one of " + std::to_string(names.size()) + " groups" : "");
   return operations_.start(task, groups.value(), timeout, observer, caller.who, std::move(abroad));
 }
 
@@ -272,7 +272,8 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
     for (const std::string& name : names) text += (text.empty() ? "'" : ", '") + name + "'";
     return text;
   };
-  asked(caller, "swap asked for by {}: {} out, {} in", caller.who, quoted(out), quoted(in));
+  asked(caller, "{} requests a swap: it pauses {} and resumes {}", caller.who, quoted(out),
+        quoted(in));
   return operations_.swap(leaving.value(), coming.value(), discard, guests, timeout, observer,
                           caller.who, std::move(abroad));
 }
@@ -294,9 +295,9 @@ Status Broker::set_policy(const Caller& caller, const std::string& name, const s
   const bool sets_policy = policy == v1::POLICY_KEEP || policy == v1::POLICY_DISCARD;
   const std::optional<Form> save_form = from_proto(form);
   if (!sets_policy && (policy != v1::POLICY_UNSPECIFIED || form == v1::FORM_UNSPECIFIED))
-    return {Code::kInvalidArgument, "a policy is keep or discard"};
+    return {Code::kInvalidArgument, "the policy must be keep or discard"};
   if (!save_form && form != v1::FORM_UNSPECIFIED)
-    return {Code::kInvalidArgument, "bytes are saved " + names_of_forms()};
+    return {Code::kInvalidArgument, "the form must be " + names_of_forms()};
   GroupEntry& entry = *group.value();
   const bool discard = policy == v1::POLICY_DISCARD;
   const auto change = [&](GroupEntry& changed) {
@@ -305,10 +306,10 @@ Status Broker::set_policy(const Caller& caller, const std::string& name, const s
   };
   if (Status status = groups_.set_policy(entry, tag, discard, change); !status.ok()) return status;
   if (sets_policy)
-    asked(caller, "group '{}': tag '{}' is {} by a pause", name, printable(tag.c_str()),
-          discard ? "discarded" : "kept");
+    asked(caller, "group '{}': a pause {} tag '{}'", name, discard ? "discards" : "keeps",
+          printable(tag.c_str()));
   if (save_form)
-    asked(caller, "group '{}': tag '{}' is saved {}", name, printable(tag.c_str()),
+    asked(caller, "group '{}': a pause saves tag '{}' in the form {}", name, printable(tag.c_str()),
           to_string(*save_form));
   return {};
 }

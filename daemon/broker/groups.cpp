@@ -17,8 +17,8 @@ Result<GroupEntry*> Groups::join(const std::string& name, const PeerCredentials&
   if (!valid_group_name(name))
     return Status(Code::kInvalidArgument,
                   "\"" + printable(name.c_str()) +
-                      "\" is no group name; use 1 to 63 of the characters A-Z a-z 0-9 . _ -, not "
-                      "beginning with . or -");
+                      "\" is not a valid group name. Use 1 to 63 of the characters A-Z a-z 0-9 . _ "
+                      "-, and do not begin with . or -");
   if (GroupEntry* group = own_group(node_, *peer.account, name)) return group;
   const GroupId id = next_group_++;
   const auto [it, added] =
@@ -29,7 +29,8 @@ Result<GroupEntry*> Groups::join(const std::string& name, const PeerCredentials&
     node_.groups.erase(it);
     return status;
   }
-  it->second.log().info("group '{}': begun by {}", name, to_string(peer.account->owner()));
+  it->second.log().info("group '{}' has begun. Its owner is {}", name,
+                        to_string(peer.account->owner()));
   events_.publish(&it->second, "state", "running", v1::GROUP_STATE_RUNNING);
   return &it->second;
 }
@@ -46,23 +47,21 @@ GroupEntry& Groups::restore(GroupId id, const std::string& name, std::shared_ptr
 Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const {
   const std::string& name = group.machine.name();
   if (tag.empty() || tag.size() > sizeof(amem_v1_Create::tag) - 1)
-    return {Code::kInvalidArgument, "a tag has 1 to 31 characters"};
+    return {Code::kInvalidArgument, "a tag must have 1 to 31 characters"};
   if (tag == kNcclTag && discard) return nccl_is_kept();
   // While a pause waits for guests the group runs, and nothing of what is to be saved is settled.
   if (group.machine.state() != GroupState::kRunning && group.machine.phase() != Phase::kGuests)
     return {Code::kFailedPrecondition, "group '" + name + "' is " +
                                            std::string(to_string(group.machine.state())) +
-                                           "; a policy can be changed while the group is running"};
+                                           ". Its policies can change only while it is running"};
   if (node_.allocations.any(group.id,
                             [&](const Allocation& a) { return a.tag == tag && a.left(); }))
     return {Code::kFailedPrecondition, "tag '" + tag + "' of group '" + name +
-                                           "' is paused; its policy can be changed once it is "
-                                           "resumed"};
+                                           "' is paused. Resume it before you change its policy"};
   if (!group.policies.contains(tag) && group.policies.size() >= kMostPolicies)
     return {Code::kResourceExhausted,
             "group '" + name + "' has policies of " + std::to_string(group.policies.size()) +
-                " tags, and no tag more may have one; use tags again, or say the policy with the "
-                "region"};
+                " tags, which is the limit. Reuse tags, or set the policy with the region"};
   return {};
 }
 
@@ -122,7 +121,7 @@ void Groups::drive(GroupEntry& group) {
 void Groups::forget(GroupId id) {
   GroupEntry& group = node_.groups.at(id);
   if (group.timer) loop_.cancel(*group.timer);
-  group.log().info("group '{}': gone with its last rank", group.machine.name());
+  group.log().info("group '{}' has ended with its last rank", group.machine.name());
   node_.groups.erase(id);
 }
 
@@ -189,7 +188,7 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
     const Leftover stays = leftover(node_, group, task.selection);
     if (task.op == Operation::kPause && stays.pinned + stays.unbrokered > 0)
       spdlog::info(
-          "group '{}': still on the devices: {} bytes pinned, known to a NIC; {} bytes not "
+          "group '{}': still on the devices: {} bytes pinned, registered with a NIC; {} bytes not "
           "brokered",
           group.machine.name(), stays.pinned, stays.unbrokered);
   } else {

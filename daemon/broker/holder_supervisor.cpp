@@ -24,9 +24,9 @@ HolderLaunch launch_of(const Config& config) {
 
 /// What the holder has cannot be made sense of; nothing of it is touched.
 Status unusable(const std::string& path, const Status& why) {
-  return {why.code(), why.text() + ". What the holder at " + path +
-                          " has is left as it is. To begin anew without it, end the holder "
-                          "(amem-holder) first: paused groups are lost then"};
+  return {why.code(), why.text() + ". amemd does not change what the holder at " + path +
+                          " keeps. To start without it, end the holder (amem-holder) first: this "
+                          "loses paused groups"};
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ Status HolderSupervisor::attach() {
   Result<std::shared_ptr<HolderClient>> found = find(launch_);
   if (!found.ok()) {
     if (use_ != HolderUse::kAuto) return found.status();
-    spdlog::warn("{}; amemd serves without a holder: should it end, what is paused is lost",
+    spdlog::warn("{}. amemd serves without a holder: if amemd ends, paused memory is lost",
                  found.status().text());
     return {};
   }
@@ -66,9 +66,8 @@ Status HolderSupervisor::attach() {
   stock_ = std::move(all).value();
   auto memory = stock_.extract(kRecordKey);
   if (memory.empty() && !stock_.empty())
-    return unusable(launch_.path,
-                    {Code::kDataLoss, std::to_string(stock_.size()) +
-                                          " descriptors are there without a record of them"});
+    return unusable(launch_.path, {Code::kDataLoss,
+                                   std::to_string(stock_.size()) + " descriptors have no record"});
   Result<RecordLog> log =
       memory.empty() ? RecordLog::create() : RecordLog::open(std::move(memory.mapped()));
   if (!log.ok()) return memory.empty() ? log.status() : unusable(launch_.path, log.status());
@@ -94,8 +93,8 @@ void HolderSupervisor::look() {
   spdlog::error("{}", status.text());
   if (!holder->lost()) return;
   spdlog::error(
-      "the holder at {} has ended: until another has everything, what is paused is lost should "
-      "amemd end",
+      "the holder at {} has ended. Paused memory is lost if amemd ends before another holder has "
+      "everything",
       launch_.path);
   loop_.unwatch(std::exchange(watch_, 0));
   search();
@@ -116,7 +115,7 @@ void HolderSupervisor::search() {
 void HolderSupervisor::found(const Result<std::shared_ptr<HolderClient>>& holder) {
   if (record_->holder() == nullptr) return;  // amemd ends
   if (!holder.ok()) {
-    spdlog::error("{}; tries again", holder.status().text());
+    spdlog::error("{}. amemd tries again", holder.status().text());
     timer_ = loop_.at(Clock::now() + kAgain, [this] { search(); });
     return;
   }
@@ -127,7 +126,7 @@ void HolderSupervisor::found(const Result<std::shared_ptr<HolderClient>>& holder
   if (const Status status = record_->outlives(); status.ok())
     spdlog::info("another holder has everything");
   else
-    spdlog::warn("another holder is there: {}", status.text());
+    spdlog::warn("another holder is connected: {}", status.text());
 }
 
 }  // namespace amem

@@ -49,7 +49,7 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
     case amem_v1_SessionMessage_create_tag:
       if (++rank.creating <= kMostCreates) return asked_to_create(rank, packet);
       return sessions_.close(rank.session, "it waits for " + std::to_string(kMostCreates) +
-                                               " allocations, and asks for more");
+                                               " allocations and requests more");
     case amem_v1_SessionMessage_redeem_tag:
       return redeem(rank, message.seq, message.body.redeem);
     case amem_v1_SessionMessage_free_tag:
@@ -89,7 +89,7 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
     case amem_v1_SessionMessage_measured_tag:
       if (PauseOperation* pause = operations_.pause_of(rank.group);
           pause != nullptr && !pause->measured(rank.id, message.body.measured))
-        sessions_.close(rank.session, "it says that it has looked at what it was not told to");
+        sessions_.close(rank.session, "it reports zeros of memory that it was not told to look at");
       return;
     case amem_v1_SessionMessage_unbrokered_tag:
       return unbrokered(rank, message.body.unbrokered);
@@ -97,7 +97,7 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
       return unknown_calls(rank, message.body.unknown_calls);
     default:
       sessions_.close(rank.session, "it sent message " + std::to_string(message.which_body) +
-                                        ", which is not a rank's to send");
+                                        ", which a rank must not send");
   }
 }
 
@@ -106,7 +106,7 @@ Status RankRequests::may_allocate(const Rank& rank) const {
   if (machine.may_allocate(rank.id)) return {};
   return {Code::kFailedPrecondition, "group '" + machine.name() + "' is " +
                                          std::string(to_string(machine.state())) +
-                                         "; memory is served when it runs again"};
+                                         ". amemd serves memory when the group runs again"};
 }
 
 Status RankRequests::may_open(const Rank& rank, const DeviceUuid& device) const {
@@ -114,8 +114,8 @@ Status RankRequests::may_open(const Rank& rank, const DeviceUuid& device) const 
   return {Code::kPermissionDenied,
           "pid " + std::to_string(rank.peer.pid) + " of " + to_string(rank.peer.account->owner()) +
               " has not shown that it may open " + nodes_.path(device) + " (" + to_string(device) +
-              "): it must have it open for reading and writing. Give the process or its container "
-              "this device, or set isolation.device_nodes"};
+              "). A process proves it with a descriptor that is open for reading and writing. Give "
+              "the process or its container this device, or set isolation.device_nodes"};
 }
 
 /// What it brings is charged for from now on, as it may wait.
@@ -154,18 +154,18 @@ Status RankRequests::admit(const Rank& rank, Request& request) {
   if (Status status = may_allocate(rank); !status.ok()) return status;
   const DeviceUuid uuid = make_uuid(request.message.device);
   if (means_.devices.find(uuid) == nullptr)
-    return {Code::kInvalidArgument, "the broker sees no device " + to_string(uuid)};
+    return {Code::kInvalidArgument, "the broker has no device " + to_string(uuid)};
   if (Status status = may_open(rank, uuid); !status.ok()) return status;
   if (request.message.made && request.made.size() != 1)
     return {Code::kInvalidArgument,
             "memory that the rank has made came with " + std::to_string(request.made.size()) +
-                " descriptors instead of one; has it, or amemd, too many files open (ulimit -n, "
-                "LimitNOFILE)?"};
+                " descriptors instead of one. The rank or amemd may have too many files open: "
+                "raise the limit (ulimit -n, LimitNOFILE)"};
   if (node_.allocations.too_many_tags(rank.group, printable(request.message.tag)))
     return {Code::kResourceExhausted,
             "the memory of group '" + node_.group_of(rank).machine.name() + "' has " +
                 std::to_string(Allocations::kMostTags) +
-                " tags, and may have no more; free all of some tag first, or use tags again"};
+                " tags, which is the limit. Free all memory of a tag first, or reuse tags"};
   Account& account = *node_.group_of(rank).account;
   Result<Charge> entry = account.take(Resource::kAllocations, 1);
   if (!entry.ok()) return entry.status();
@@ -208,9 +208,10 @@ void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Stat
   }
   --rank.creating;
   if (why.code() == Code::kPermissionDenied)
-    group.refusals_log().warn("group '{}': create refused: {}", group.machine.name(), why.text());
-  spdlog::debug("group '{}': {}: create refused: {}", group.machine.name(), node_.label(rank),
-                why.text());
+    group.refusals_log().warn("group '{}': amemd refuses to create memory: {}",
+                              group.machine.name(), why.text());
+  spdlog::debug("group '{}': {}: amemd refuses to create memory: {}", group.machine.name(),
+                node_.label(rank), why.text());
   sessions_.send(rank.session, reply_message(request->seq, why));
 }
 
@@ -303,8 +304,8 @@ Result<Allocation*> RankRequests::open(const Rank& rank, const Allocation& a, co
   const Account& own = *node_.group_of(rank).account;
   if (a.charge.account().get() != &own) {
     node_.group_of(rank).refusals_log().warn(
-        "allocation {} belongs to {}, this is {}; groups share memory with groups of the same "
-        "owner only",
+        "allocation {} belongs to {}, but this rank belongs to {}. Groups share memory only with "
+        "groups of the same owner",
         a.id, to_string(a.charge.account()->owner()), to_string(own.owner()));
     return freed(a.id);  // whose it is, and that it is, is not theirs to know
   }
@@ -316,7 +317,7 @@ Result<Allocation*> RankRequests::open(const Rank& rank, const Allocation& a, co
     if (leaves && !a.opened_by(rank.id))
       return Status(Code::kFailedPrecondition,
                     "allocation " + std::to_string(a.id) + " of group '" + group.machine.name() +
-                        "' is being paused; it can be opened when it has been resumed");
+                        "' is being paused. A guest can open it after the group resumes");
     loaded = group.machine.phase() == Phase::kOpen;
   }
   return node_.allocations.open(a.id, token, {rank.id, rank.group}, loaded);
@@ -377,7 +378,7 @@ void RankRequests::pin(Rank& rank, const amem_v1_Pin& message) {
   const bool back = group.machine.phase() == Phase::kOpen;
   if (a != nullptr && (!a->resident() || (a->paused && !a->stayed && !back)))
     status = {Code::kFailedPrecondition, "allocation " + std::to_string(id) +
-                                             " is not on its device; it cannot be pinned now"};
+                                             " is not on its device, so it cannot be pinned now"};
   else
     status = node_.allocations.pin(id, {rank.id, pin_reason(message.reason)});
   if (!status.ok()) {
@@ -398,8 +399,9 @@ void RankRequests::unpin(Rank& rank, const amem_v1_Unpin& message) {
   // A pause under way has left it out of what it saves, so its bytes would be lost.
   const bool under_way = !group.machine.may_allocate(rank.id);
   const Status status =
-      under_way ? Status(Code::kFailedPrecondition, "allocation " + std::to_string(message.id) +
-                                                        " stays pinned: a pause has found it so")
+      under_way ? Status(Code::kFailedPrecondition,
+                         "allocation " + std::to_string(message.id) +
+                             " stays pinned, because a pause has found it pinned")
                 : node_.allocations.unpin(message.id, {rank.id, pin_reason(message.reason)});
   if (!status.ok())
     group.refusals_log().warn("group '{}': {}: unpin: {}", group.machine.name(), node_.label(rank),
@@ -412,7 +414,7 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
       message.op != amem_v1_GroupOp_GROUP_OP_RESUME) {
     sessions_.send(rank.session,
                    reply_message(seq, {Code::kInvalidArgument,
-                                       "a group request asks for a pause or a resume"}));
+                                       "a group request must ask for a pause or a resume"}));
     return;
   }
   GroupEntry& group = node_.group_of(rank);
@@ -426,7 +428,7 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
   if (message.guests == amem_v1_GuestRule_GUEST_RULE_REFUSE) task.guests = GuestPolicy::kRefuse;
   Status status = check_tags(node_.allocations, group.id, task);
   if (message.except && message.tags_count == 0)
-    status = {Code::kInvalidArgument, "all but which tags? None is given"};
+    status = {Code::kInvalidArgument, "the request excepts no tag. Name the tags"};
   if (status.ok()) status = operations_.refusal();
   if (!status.ok()) {
     sessions_.send(rank.session, reply_message(seq, status));
@@ -444,11 +446,11 @@ void RankRequests::set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPo
   const bool discard = policy == RegionPolicy::kDiscard;
   const auto change = [&](GroupEntry& changed) { changed.rank_discards[tag] = discard; };
   const Status status = policy == RegionPolicy::kNone
-                            ? Status(Code::kInvalidArgument, "a policy is keep or discard")
+                            ? Status(Code::kInvalidArgument, "the policy must be keep or discard")
                             : groups_.set_policy(group, tag, discard, change);
   if (status.ok())
-    group.log().info("group '{}': {}: tag '{}' is {} by a pause", group.machine.name(),
-                     node_.label(rank), tag, discard ? "discarded" : "kept");
+    group.log().info("group '{}': {}: a pause {} tag '{}'", group.machine.name(), node_.label(rank),
+                     discard ? "discards" : "keeps", tag);
   sessions_.send(rank.session, reply_message(seq, status));
 }
 
@@ -490,8 +492,8 @@ void RankRequests::unknown_calls(Rank& rank, const amem_v1_UnknownCalls& message
   if (not_kept == 0 || std::exchange(rank.unknown_calls_full, true)) return;
   not_kept += message.more;  // in the messages that follow are new names, too
   group.log().warn(
-      "group '{}': {} tells of more driver calls that its shim does not know than the {} that are "
-      "kept of a rank: {} are not kept",
+      "group '{}': {} reports more unknown driver calls than the {} that amemd keeps for a rank. "
+      "amemd does not keep {} of them",
       group.machine.name(), node_.label(rank), kMostUnknownCalls, not_kept);
 }
 
@@ -499,11 +501,12 @@ void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
   const std::optional<RankPhase> phase = rank_phase_of(message.phase);
   if (!phase)
     return sessions_.close(rank.session, "it answered phase " + std::to_string(message.phase) +
-                                             ", which is not a rank's to answer");
+                                             ", which a rank must not answer");
   GroupEntry& group = node_.group_of(rank);
   Status status = phase_status(message);
   if (*phase == RankPhase::kQuiet && status.ok())
-    return sessions_.close(rank.session, "it is quiet by its PhaseDone, not by its CutStatus");
+    return sessions_.close(rank.session,
+                           "its PhaseDone says that it is quiet, but its CutStatus does not");
   const Epoch epoch(message.epoch, message.wave);
   means_.saved.answered(rank, epoch, *phase);
   if (PauseOperation* pause = operations_.pause_of(group.id);

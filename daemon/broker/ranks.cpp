@@ -23,12 +23,12 @@ Status other_protocol(const amem_v1_Hello& message) {
   const std::string what_to_do =
       message.protocol < kProtocolVersion
           ? "start the program again with the libamem_shim.so of this amemd's version"
-          : "amemd is the older one; restart it when no job runs, or install the version of the "
-            "shim first";
-  return {Code::kFailedPrecondition,
-          "the shim in this process is of amem " + printable(message.version) +
-              " and speaks session protocol " + std::to_string(message.protocol) + ", amemd is " +
-              kVersion + " and speaks " + std::to_string(kProtocolVersion) + ": " + what_to_do};
+          : "amemd is older. Restart it when no job runs, or install the version of the shim first";
+  return {Code::kFailedPrecondition, "the shim in this process has version " +
+                                         printable(message.version) + " and session protocol " +
+                                         std::to_string(message.protocol) + ", but amemd has " +
+                                         kVersion + " and session protocol " +
+                                         std::to_string(kProtocolVersion) + ": " + what_to_do};
 }
 
 }  // namespace
@@ -77,12 +77,12 @@ void Ranks::session_packet(SessionId id, Packet& packet) {
   if (session.refused) return;
   if (session.returning) {
     if (message.which_body != amem_v1_SessionMessage_holding_tag)
-      return sessions_.close(id, "it comes back and does not say what it holds");
+      return sessions_.close(id, "it reconnects and does not say what it holds");
     return holding(id, message.body.holding);
   }
   const bool is_hello = message.which_body == amem_v1_SessionMessage_hello_tag;
   if (session.rank == 0) {
-    if (!is_hello) return sessions_.close(id, "its first message is no Hello");
+    if (!is_hello) return sessions_.close(id, "its first message is not a Hello");
     return hello(id, message.seq, message.body.hello);
   }
   Rank* rank = node_.find_rank(session.rank);
@@ -166,7 +166,7 @@ void Ranks::forget_unwelcomed(const PeerCredentials& peer, const amem_v1_Hello& 
            rank.number == std::max(message.rank, -1) &&
            node_.group_of(rank).machine.name() == message.group;
   });
-  if (found != node_.ranks.end()) remove(found->first, "it joins anew");
+  if (found != node_.ranks.end()) remove(found->first, "it joins again");
 }
 
 /// From here on it may come back to the next broker, if that can tell whether it lives.
@@ -176,9 +176,9 @@ Status Ranks::put_on_record(Rank& rank) {
   if (!record.keeps()) return {};
   if (!rank.peer.process) {
     rank.peer.account->log().warn(
-        "pid {} cannot come back to another amemd: which process it is, is not to be seen from "
-        "here. Give amemd its pid namespace (hostPID or shareProcessNamespace in Kubernetes, --pid "
-        "host), or a kernel that tells (Linux 6.5)",
+        "pid {} cannot reconnect to another amemd, because amemd cannot identify the process. Run "
+        "amemd in its pid namespace (hostPID or shareProcessNamespace in Kubernetes, --pid host), "
+        "or use Linux 6.5 or newer",
         rank.peer.pid);
     return {};
   }
@@ -212,16 +212,15 @@ void Ranks::come_back(SessionId session_id, std::uint64_t seq, const amem_v1_Hel
   };
   const auto found = std::find_if(node_.ranks.begin(), node_.ranks.end(), is_it);
   if (found == node_.ranks.end()) {
-    sessions_.send(session_id,
-                   reply_message(seq, {Code::kNotFound,
-                                       "this broker does not know the session: it is not one of "
-                                       "pid " +
-                                           std::to_string(session.peer.pid) +
-                                           " that waits to be taken up again"}));
+    sessions_.send(
+        session_id,
+        reply_message(
+            seq, {Code::kNotFound, "this broker does not know the session: no session of pid " +
+                                       std::to_string(session.peer.pid) + " waits to reconnect"}));
     session.refused = true;
-    session.peer.account->refusals_log().warn("pid {} of {} wants to come back and is not expected",
-                                              session.peer.pid,
-                                              to_string(session.peer.account->owner()));
+    session.peer.account->refusals_log().warn(
+        "pid {} of {} tries to reconnect, but amemd does not expect it", session.peer.pid,
+        to_string(session.peer.account->owner()));
     return;
   }
   Rank& rank = found->second;
@@ -276,14 +275,14 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
     if (a->shared_by(rank.id) && a->keeper() == rank.id) requests_.let_reach_pool(*a);
   }
   const std::string& name = node_.label(rank);
-  group.log().info("group '{}': {} has come back with {} allocations", group.machine.name(), name,
+  group.log().info("group '{}': {} has reconnected with {} allocations", group.machine.name(), name,
                    holds.size() + session.unknown - unknown);
   if (unknown > 0)
     group.log().warn(
-        "group '{}': {} has {} allocations that are not on record: a pause leaves them where they "
-        "are; restart the rank",
+        "group '{}': {} has {} allocations without a record. A pause leaves them where they are. "
+        "Restart the rank",
         group.machine.name(), name, unknown);
-  events_.publish(&group, "rank_joined", name + " has come back");
+  events_.publish(&group, "rank_joined", name + " has reconnected");
   const bool stays_shut = group.machine.join(rank.id, name);
   release_leftovers(rank, holds);
   const bool is_told = !group.machine.waiting_for(rank.id).empty();  // by what is under way
@@ -318,10 +317,9 @@ void Ranks::lose(RankId id, const std::string& why) {
   if (rank->process_watch == 0 || !rank->peer.lives() || !shares(*rank)) return remove(id, why);
   GroupEntry& group = node_.group_of(*rank);
   const std::string reason = why.empty() ? "its session ended" : "disconnected: " + why;
-  const std::string text =
-      node_.label(*rank) + ": " + reason +
-      ", but its process runs on with memory that other ranks have too; the group can be paused "
-      "and resumed again when it has ended";
+  const std::string text = node_.label(*rank) + ": " + reason +
+                           ", but its process continues to run with memory that other ranks share. "
+                           "The group can pause and resume again when this process has ended";
   group.log().warn("group '{}': {}", group.machine.name(), text);
   events_.publish(&group, "error", text);
   group.lost.insert(id);

@@ -70,7 +70,7 @@ Result<std::uint64_t> recorded_chunk(const RecordLog& log) {
       read = life.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
   });
   if (!read || (log.rows() > 0 && life.chunk() == 0))
-    return Status(Code::kDataLoss, "the record of what this node holds says nothing of itself");
+    return Status(Code::kDataLoss, "the record of what this node holds lacks its own description");
   return life.chunk();
 }
 
@@ -120,8 +120,9 @@ Status Recovery::run(Stock stock) {
   record.flush_soon();  // of processes that were found by their numbers
   for (auto& [id, group] : node_.groups) groups_.drive(group);
   if (!node_.ranks.empty())
-    spdlog::info("taken up again: {} groups, {} allocations; waits for {} ranks to come back",
-                 node_.groups.size(), node_.allocations.size(), node_.ranks.size());
+    spdlog::info(
+        "amemd continues {} groups with {} allocations, and waits for {} ranks to reconnect",
+        node_.groups.size(), node_.allocations.size(), node_.ranks.size());
   return {};
 }
 
@@ -158,7 +159,7 @@ Status Recovery::read(const RecordLog& log) {
   });
   if (bad == 0) return {};
   return {Code::kDataLoss, std::to_string(bad) + " of " + std::to_string(log.rows()) +
-                               " rows of the record of what this node holds are not to be read"};
+                               " rows of the record of what this node holds cannot be read"};
 }
 
 // ---- the pool -----------------------------------------------------------------------------------
@@ -182,8 +183,8 @@ void Recovery::take_pool(Stock& stock) {
     std::optional<Fd> fd = take(stock, HolderKind::kSegment, id);
     if (fd && !place_of(row.place())) {
       spdlog::error(
-          "record: a segment of the pool is in place {}, which this amemd does not know: "
-          "what was saved there is lost",
+          "record: a segment of the pool has the place {}, which this amemd does not support. The "
+          "bytes saved there are lost",
           row.place());
       fd.reset();
     }
@@ -214,8 +215,8 @@ void Recovery::take_pool(Stock& stock) {
 void Recovery::leave(GroupId id, std::map<RankId, Member>& members, const std::string& why,
                      Stock& stock) {
   spdlog::error(
-      "group '{}' cannot be taken up again: {}. Its ranks run on without amem, or wait for ever "
-      "(AMEM_ORPHAN): restart them",
+      "amemd cannot continue group '{}': {}. Its ranks run without amem, or wait for ever "
+      "(AMEM_ORPHAN). Restart them",
       groups_read_[id].name(), why);
   left_.insert(id);
   for (const auto& [rank, member] : members) group_of_.erase(rank);
@@ -275,8 +276,8 @@ void Recovery::take_limbo(Stock& stock) {
     Process process = find_process(stock, id, of.pid(), of.pid_namespace());
     if (process.lost) {
       spdlog::warn(
-          "{} of the pool stay taken: pid {} may still be writing there, and its descriptor is "
-          "lost. Restart amemd and amem-holder when no job needs them",
+          "{} of the pool stay in use: pid {} may still write there, and the descriptor of this "
+          "process is lost. Restart amemd and amem-holder when no job needs them",
           format_size(std::accumulate(
               taken.begin(), taken.end(), std::uint64_t{0},
               [](std::uint64_t sum, const Extent& extent) { return sum + extent.length; })),
@@ -332,7 +333,7 @@ std::string Recovery::find_lost(GroupId id) const {
   if (found == lost_.end()) return {};
   const v1::record::Rank& row = ranks_read_.at(*found->second.begin());
   return "rank " + std::to_string(row.number()) + " (pid " + std::to_string(row.pid()) +
-         ") may live, and the descriptor of its process is lost";
+         ") may still run, and the descriptor of its process is lost";
 }
 
 std::string Recovery::find_unknown_guest(const std::map<AllocationId, Memory>& memory) const {
@@ -346,7 +347,7 @@ std::string Recovery::find_unknown_guest(const std::map<AllocationId, Memory>& m
       if (ended) continue;
       return "rank " + std::to_string(row->second.number()) + " of group '" + group->second.name() +
              "' may have allocation " + std::to_string(id) +
-             " open, and that group is not taken up";
+             " open, and amemd does not continue that group";
     }
   }
   return {};
@@ -433,8 +434,8 @@ std::string Recovery::find_memory(GroupId id, const Stock& stock,
     if (memory.saved != nullptr && missing.empty())
       for (const v1::record::Saved::Piece& piece : memory.saved->pieces())
         if (!stored_form_of(piece.form()))
-          missing = name + ": its bytes lie in form " + std::to_string(piece.form()) +
-                    " in the pool, which this amemd does not know";
+          missing = name + ": the pool has its bytes in form " + std::to_string(piece.form()) +
+                    ", which this amemd does not support";
     if (memory.saved != nullptr && missing.empty())
       if (const Status taken = pool.take_again(from_record(memory.saved->extents())); !taken.ok())
         missing = name + ": " + taken.text();

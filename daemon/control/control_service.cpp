@@ -53,9 +53,9 @@ grpc::Status to_grpc(const Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), status.text()};
 }
 
-constexpr std::string_view kLeads = "this node leads an operation over several";
+constexpr std::string_view kLeads = "this node leads an operation over several nodes";
 
-const grpc::Status kGone(grpc::StatusCode::UNAVAILABLE, "the caller has hung up");
+const grpc::Status kGone(grpc::StatusCode::UNAVAILABLE, "the caller has disconnected");
 
 void put(v1::FleetBegin& begin, const v1::PauseRequest& request) {
   *begin.mutable_pause() = request;
@@ -191,7 +191,7 @@ class ControlService final : public v1::Broker::CallbackService {
     fleet_ = &fleet;
     if (upgrades_ != nullptr)
       upgrades_->ask_also([this] {
-        return fleet_->leads() ? Status(Code::kAborted, std::string(kLeads) + "; try again")
+        return fleet_->leads() ? Status(Code::kAborted, std::string(kLeads) + ". Try again")
                                : Status();
       });
   }
@@ -503,9 +503,9 @@ Status ControlServer::start(const ControlSettings& settings) {
   prepare(for_others, kOfOthers);
   others_server_ = for_others.BuildAndStart();
   if (server_ == nullptr || others_server_ == nullptr || (!settings.listen.empty() && port == 0))
-    return {Code::kInternal, "cannot serve the control API" +
+    return {Code::kInternal, "amemd cannot serve the control API" +
                                  (settings.listen.empty() ? "" : " on " + settings.listen) +
-                                 "; see the messages above"};
+                                 ". See the messages above"};
   for (grpc::Server* server : {server_.get(), others_server_.get()})
     if (auto* health = server->GetHealthCheckService())
       health->SetServingStatus(std::string(v1::Broker::service_full_name()), true);

@@ -26,12 +26,14 @@ void Ending::begin() {
   if (ended_) return;
   const std::string what = under_way_();
   if (begun()) {
-    spdlog::warn("told to end again: ends at once{}", what.empty() ? "" : ", although " + what);
+    spdlog::warn("amemd was told to end again and ends at once{}",
+                 what.empty() ? "" : ", although " + what);
     return finish();
   }
   until_ = Clock::now() + limit_;
   if (!what.empty())
-    spdlog::info("{}: waits for it, at most {} (deadlines.end)", what, format_duration(limit_));
+    spdlog::info("amemd is ending: {}. It waits for that, at most {} (deadlines.end)", what,
+                 format_duration(limit_));
   look();
 }
 
@@ -41,7 +43,7 @@ void Ending::look() {
   if (what.empty()) return finish();
   if (Clock::now() >= *until_) {
     spdlog::warn(
-        "ends although {}: deadlines.end ({}) has passed. The next amemd finishes the "
+        "amemd ends although {}: deadlines.end ({}) has passed. The next amemd finishes the "
         "operation or rolls it back",
         what, format_duration(limit_));
     return finish();

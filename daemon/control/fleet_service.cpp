@@ -21,7 +21,7 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
   void begin(std::shared_ptr<TakeServed> self) {
     self_ = std::move(self);
     if (caller_) return listen();
-    result_ = {grpc::StatusCode::UNAVAILABLE, "the caller has hung up"};
+    result_ = {grpc::StatusCode::UNAVAILABLE, "the caller has disconnected"};
     close();
   }
 
@@ -60,7 +60,7 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
 
   void begin(const v1::FleetCommand& command) {
     Result<FleetTransaction> transaction =
-        Status(Code::kInvalidArgument, "the first command is Begin");
+        Status(Code::kInvalidArgument, "the first command must be Begin");
     if (command.has_begin()) transaction = transaction_of(command.begin());
     number_ = command.begin().number();
     if (!transaction.ok()) {

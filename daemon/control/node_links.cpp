@@ -214,7 +214,7 @@ GrpcNodeLinks::~GrpcNodeLinks() {
 GrpcNodeLinks::Keys::Keys(const std::string& tls_dir) {
   if (tls_dir.empty())
     status_ = {Code::kFailedPrecondition,
-               "other nodes are reached by mutual TLS, and control.tls is not set"};
+               "an operation over several nodes requires mutual TLS. Set control.tls"};
   else if (const Status status = check_tls_files(tls_dir); !status.ok())
     status_ = {status.code(), "control.tls: " + status.text()};
   if (!status_.ok()) return;
@@ -237,8 +237,9 @@ Result<std::shared_ptr<grpc::Channel>> GrpcNodeLinks::Keys::channel(
   if (address.starts_with("unix:"))
     return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   if (address.rfind(':') == std::string::npos || address.ends_with(':'))
-    return Status(Code::kInvalidArgument,
-                  "\"" + address + "\" is no node's address; it is HOST:PORT, or unix:PATH");
+    return Status(
+        Code::kInvalidArgument,
+        "\"" + address + "\" is not a valid address of a node. Use HOST:PORT or unix:PATH");
   if (!status_.ok()) return status_;
   return grpc::CreateCustomChannel(address, credentials_, arguments);
 }

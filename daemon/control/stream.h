@@ -110,7 +110,8 @@ class Stream final : public grpc::ServerWriteReactor<T> {
   void give_up() {
     queue_.clear();
     queued_ = 0;
-    if (!status_) status_ = grpc::Status(grpc::StatusCode::CANCELLED, "cancelled by the caller");
+    if (!status_)
+      status_ = grpc::Status(grpc::StatusCode::CANCELLED, "the caller cancelled the call");
   }
 
   /// Starts the next step, if none is under way. gRPC may call back at once, so it is called

@@ -14,13 +14,13 @@ constexpr std::size_t kMaxTagLength = sizeof(amem_v1_Create::tag) - 1;
 /// What ranks can be told of.
 Status check_tags(const std::set<std::string>& tags) {
   if (tags.size() > kMaxTags)
-    return {Code::kInvalidArgument, "an operation takes at most " + std::to_string(kMaxTags) +
-                                        " tags; choose fewer, or all but some, or none for "
-                                        "everything"};
+    return {Code::kInvalidArgument,
+            "an operation can name at most " + std::to_string(kMaxTags) +
+                " tags. Name fewer, or except some, or name none for all memory"};
   for (const std::string& tag : tags)
     if (tag.empty() || tag.size() > kMaxTagLength)
       return {Code::kInvalidArgument,
-              "a tag has 1 to " + std::to_string(kMaxTagLength) + " characters"};
+              "a tag must have 1 to " + std::to_string(kMaxTagLength) + " characters"};
   return {};
 }
 
@@ -29,7 +29,8 @@ template <class Request>
 Result<Task> read(Operation op, const Request& request) {
   const bool except = request.except_tags_size() > 0;
   if (except && request.tags_size() > 0)
-    return Status(Code::kInvalidArgument, "either tags, or the tags that are excepted; not both");
+    return Status(Code::kInvalidArgument,
+                  "tags and excepted tags exclude each other. Pass one of them");
   const auto& tags = except ? request.except_tags() : request.tags();
   Task task(op, {{tags.begin(), tags.end()}, except});
   if constexpr (requires { request.discard(); })
@@ -59,7 +60,7 @@ Result<GuestPolicy> guest_policy_of(v1::GuestPolicy policy) {
     case v1::GUEST_POLICY_REFUSE:
       return GuestPolicy::kRefuse;
     default:
-      return Status(Code::kInvalidArgument, "what a pause does with guests is pin or refuse");
+      return Status(Code::kInvalidArgument, "guests must be pin or refuse");
   }
 }
 
@@ -71,7 +72,8 @@ Result<MetricsWriter> metrics_writer(v1::MetricsFormat format) {
     case v1::METRICS_FORMAT_PROMETHEUS:
       return MetricsWriter(prometheus_text);
     default:
-      return Status(Code::kInvalidArgument, "the format of metrics is openmetrics or prometheus");
+      return Status(Code::kInvalidArgument,
+                    "the format of metrics must be openmetrics or prometheus");
   }
 }
 
@@ -79,7 +81,8 @@ Result<std::vector<std::string>> groups_of(
     const std::string& one, const google::protobuf::RepeatedPtrField<std::string>& several) {
   if (several.empty()) return std::vector<std::string>{one};
   if (!one.empty())
-    return Status(Code::kInvalidArgument, "either one group, or a list of groups; not both");
+    return Status(Code::kInvalidArgument,
+                  "one group and a list of groups exclude each other. Pass one of them");
   return std::vector<std::string>(several.begin(), several.end());
 }
 
@@ -144,7 +147,7 @@ Result<FleetTransaction> transaction_of(const v1::FleetBegin& begin) {
     case v1::FleetBegin::WHAT_NOT_SET:
       break;
   }
-  return Status(Code::kInvalidArgument, "an operation is a pause, a resume or a swap");
+  return Status(Code::kInvalidArgument, "the operation must be a pause, a resume or a swap");
 }
 
 }  // namespace amem

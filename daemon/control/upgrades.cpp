@@ -26,10 +26,10 @@ Upgrades::~Upgrades() {
 
 void Upgrades::ask(const Caller& caller, Answer answer) {
   Status status = may_hand_over(caller);
-  if (status.ok() && busy_) status = {Code::kAborted, "another upgrade is under way"};
+  if (status.ok() && busy_) status = {Code::kAborted, "another upgrade is in progress"};
   if (!status.ok()) return answer(status, {});
   busy_ = true;
-  spdlog::info("upgrade asked for by {}: looking at {}", caller.who, successor_.program());
+  spdlog::info("{} requests an upgrade. amemd examines {}", caller.who, successor_.program());
   if (examiner_.joinable()) examiner_.join();  // it has ended: it has told so
   examiner_ = std::thread([this, answer = std::move(answer), caller] {
     Result<std::string> version = successor_.examine(kExamination);
@@ -49,16 +49,17 @@ Status Upgrades::may_hand_over(const Caller& caller) const {
 
 void Upgrades::examined(const Result<std::string>& version, const Answer& answer) {
   if (!version.ok()) {
-    const Status why(version.status().code(),
-                     "amemd " + std::string(kVersion) + " serves on: " + version.status().text());
-    spdlog::warn("no upgrade: {}", why.text());
+    const Status why(
+        version.status().code(),
+        "amemd " + std::string(kVersion) + " continues to serve: " + version.status().text());
+    spdlog::warn("the upgrade failed: {}", why.text());
     return answer(why, {});
   }
   v1::UpgradeResponse response;
   response.set_from_version(std::string(kVersion));
   response.set_to_version(version.value());
   response.set_program(successor_.program());
-  spdlog::info("ending: amemd {} takes over ({})", version.value(), successor_.program());
+  spdlog::info("amemd is ending: amemd {} replaces it ({})", version.value(), successor_.program());
   answer({}, response);
   begin_();
 }

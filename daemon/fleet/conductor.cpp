@@ -83,7 +83,7 @@ void Conductor::joined(std::size_t node, const v1::FleetJoined& joined) {
     if (other.joined && other.instance == joined.instance())
       return give_up({Code::kInvalidArgument, "node '" + nodes_[node].name + "' and node '" +
                                                   other.name +
-                                                  "' are one and the same; name each node once"});
+                                                  "' are the same node. Name each node once"});
   nodes_[node].joined = true;
   nodes_[node].instance = joined.instance();
   // Two nodes may have one host name, such as those of an image.
@@ -105,7 +105,8 @@ void Conductor::joined(std::size_t node, const v1::FleetJoined& joined) {
 /// Its error follows. If it comes too late, others have been told to go on, and go on.
 void Conductor::withdraws(std::size_t node, Stage stage) {
   if (barriers_[stage].committed) return;
-  give_up({Code::kAborted, "node '" + nodes_[node].name + "' failed while it waited for others"});
+  give_up(
+      {Code::kAborted, "node '" + nodes_[node].name + "' failed while it waited for other nodes"});
 }
 
 void Conductor::ended(std::size_t node, const Status& status, Time now) {
@@ -128,7 +129,8 @@ void Conductor::lost(std::size_t node, const Status& why, Time now) {
   if (nodes_[node].over) return;
   const Barrier& last = barriers_[barriers_[Stage::kIn].is ? Stage::kIn : Stage::kOut];
   std::string text = "lost: " + why.text();
-  if (last.told.contains(node)) text += "; its part goes on by itself, ask that node how it stands";
+  if (last.told.contains(node))
+    text += ". It continues its part alone; ask that node for the state";
   ended(node, Status(why.code(), text), now);
 }
 
@@ -229,7 +231,7 @@ void Conductor::tick(Time now) {
       lost(node,
            {Code::kDeadlineExceeded,
             "it has not answered within " + format_duration(score_.to_join) +
-                "; is amemd running there, and does it listen at this address?"},
+                ". Check that amemd runs there and listens at this address"},
            now);
 }
 
@@ -245,9 +247,9 @@ void Conductor::lose_silent_nodes(Time now) {
     const Duration silence = it.silence;
     send(node, {});  // should it go on some time
     lost(node,
-         {Code::kDeadlineExceeded, "it has said nothing for " + format_duration(silence) +
-                                       ", and no phase lasts as long there; does amemd hang? Its "
-                                       "log may say on what"},
+         {Code::kDeadlineExceeded,
+          "it has sent nothing for " + format_duration(silence) +
+              ", which is longer than any phase there. amemd may hang: see its log"},
          now);
   }
 }

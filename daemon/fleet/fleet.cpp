@@ -88,9 +88,9 @@ void Fleet::shut() {
     led->over = true;
     if (led->timer) loop_.cancel(*led->timer);
     led->links.clear();
-    led->observer->finished({Code::kUnavailable,
-                             "amemd is ending; the operation goes on on the "
-                             "nodes that were told to go on"});
+    led->observer->finished(
+        {Code::kUnavailable,
+         "amemd is ending. The nodes that were told to continue finish the operation"});
   }
   transactions_.shut();
 }
@@ -104,15 +104,16 @@ void Fleet::lead(const Caller& caller, v1::FleetBegin begin, const Operations::O
   if (!caller.operates)
     refused = {
         Code::kPermissionDenied,
-        "only root, amemd's own user and the group access.operators may steer several nodes"};
+        "only root, amemd's own user and the group access.operators may control several nodes"};
   else if (different.size() != nodes)
     refused = {Code::kInvalidArgument, "a node is named twice"};
   else if (nodes > kMaxNodes)
-    refused = {Code::kInvalidArgument, std::to_string(nodes) + " nodes are named; " +
-                                           std::to_string(kMaxNodes) + " are the most"};
+    refused = {Code::kInvalidArgument, "an operation can name at most " +
+                                           std::to_string(kMaxNodes) + " nodes, not " +
+                                           std::to_string(nodes)};
   const std::string transaction = random_name();
   if (refused.ok() && (transaction.empty() || instance_.empty()))
-    refused = {Code::kInternal, "the system gave no random numbers"};
+    refused = {Code::kInternal, "the system provided no random numbers"};
   if (!refused.ok()) return observer->finished(refused);
 
   begin.set_protocol(kFleetProtocol);
@@ -135,7 +136,7 @@ void Fleet::lead(const Caller& caller, v1::FleetBegin begin, const Operations::O
   led->branches = fan_out(nodes);
   led->branch_of.resize(nodes);
   led->links.resize(led->branches.size());
-  spdlog::info("leads an operation over {} nodes, asked for by {}", nodes, caller.who);
+  spdlog::info("amemd leads an operation over {} nodes, requested by {}", nodes, caller.who);
   for (std::size_t branch = 0; branch < led->branches.size(); ++branch) open(led, branch, begin);
   carry_out(led);
 }
@@ -191,11 +192,10 @@ void Fleet::over(const std::shared_ptr<Led>& led, std::size_t branch, const Stat
   const Status status = lost_by(why);
   led->conductor.lost(head, status, now);
   for (const std::size_t node : rest)
-    led->conductor.lost(
-        node,
-        {status.code(), "the way to it is through node '" + led->conductor.name(head) +
-                            "', which is lost: " + status.text()},
-        now);
+    led->conductor.lost(node,
+                        {status.code(), "it is reached through node '" + led->conductor.name(head) +
+                                            "', which is lost: " + status.text()},
+                        now);
   carry_out(led);
 }
 
@@ -211,7 +211,8 @@ void Fleet::carry_out(const std::shared_ptr<Led>& led) {
       if (hang_up) step.command.set_hang_up(true);
       link->send(std::move(step.command));
       if (hang_up)
-        led->conductor.lost(step.node, {Code::kAborted, "whether the others go on is not known"},
+        led->conductor.lost(step.node,
+                            {Code::kAborted, "it is unknown whether the other nodes continue"},
                             Clock::now());
     }
   led->carrying_out = false;
@@ -230,7 +231,7 @@ void Fleet::end(const std::shared_ptr<Led>& led) {
   led->over = true;
   const Status result = led->conductor.result();
   if (!result.ok())
-    spdlog::error("operation over {} nodes failed: {}", led->branch_of.size(), result.text());
+    spdlog::error("the operation over {} nodes failed: {}", led->branch_of.size(), result.text());
   // The links may be what has called.
   loop_.post([led] { led->links.clear(); });
   led_.erase(led->transaction);
@@ -249,14 +250,15 @@ std::shared_ptr<Participant> Fleet::take(const Caller& caller, const v1::FleetBe
   Status refused;
   if (!caller.operates)
     refused = {Code::kPermissionDenied,
-               "only operators of this node may take it into an operation over several"};
+               "only operators of this node may include it in an operation over several nodes"};
   else if (begin.protocol() != kFleetProtocol)
     refused = {Code::kFailedPrecondition,
                "this node's amemd " + std::string(kVersion) + " speaks version " +
-                   std::to_string(kFleetProtocol) + " with other nodes, and the one that leads " +
-                   std::to_string(begin.protocol()) + "; upgrade the older"};
+                   std::to_string(kFleetProtocol) +
+                   " of the protocol between nodes, and the leader speaks version " +
+                   std::to_string(begin.protocol()) + ". Upgrade the older amemd"};
   else if (begin.transaction().size() != sizeof(Token))
-    refused = {Code::kInvalidArgument, "a transaction's name has 16 bytes"};
+    refused = {Code::kInvalidArgument, "the name of a transaction must have 16 bytes"};
   else
     refused = transactions_.refuses(begin);
   if (!refused.ok()) {

@@ -35,10 +35,10 @@ Status KnownTransactions::refuses(const v1::FleetBegin& begin) const {
   if (std::any_of(known_.begin(), known_.end(),
                   [&](const Known& known) { return known.transaction == begin.transaction(); }))
     return {Code::kFailedPrecondition,
-            "this node has a part of that operation already; is it named by two addresses?"};
+            "this node already takes part in that operation. It may be named by two addresses"};
   if (std::find(never_.begin(), never_.end(), begin.transaction()) != never_.end())
     return {Code::kAborted,
-            "another node has lost the node that leads, " + begin.leader() + ", and has given up"};
+            "another node has lost the leader " + begin.leader() + " and has given up"};
   return {};
 }
 

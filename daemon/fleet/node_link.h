@@ -31,7 +31,7 @@ class NodeLink {
 
 /// Why a node that has not ended is lost, of a way that is `over`.
 inline Status lost_by(const Status& why) {
-  return why.ok() ? Status(Code::kAborted, "it hung up before its end") : why;
+  return why.ok() ? Status(Code::kAborted, "it disconnected before the end of the operation") : why;
 }
 
 /// Of one transaction. Its ways to nodes are kept from one round to the next.

@@ -170,13 +170,13 @@ std::optional<Stage> Participant::waits() const {
 }
 
 Status Participant::leader_is_lost(const std::string& and_what) const {
-  return {Code::kAborted, "the node that leads, " + begin_.leader() + ", is lost" + and_what};
+  return {Code::kAborted, "the leader " + begin_.leader() + " is lost" + and_what};
 }
 
 void Participant::leader_lost() {
   if (ended_) return;
   if (std::exchange(report_, nullptr))
-    spdlog::warn("the leader of an operation over several nodes, {}, is lost", begin_.leader());
+    spdlog::warn("the leader {} of an operation over several nodes is lost", begin_.leader());
   if (const std::optional<Stage> stage = waits()) {
     if (inquiry_) return;
     inquiry_ = std::make_shared<Inquiry>(static_cast<std::size_t>(begin_.nodes_size()),
@@ -222,16 +222,16 @@ void Participant::decide(const std::shared_ptr<Inquiry>& inquiry) {
   if (!stage) return;  // its own deadline has passed meanwhile
   const std::optional<std::size_t>& by = inquiry->by();
   if (verdict == Inquiry::Verdict::kGoOn) {
-    spdlog::info("node {} was told to go on, so this one goes on, too", name_of(*by));
+    spdlog::info("node {} was told to continue, so this node continues", name_of(*by));
     return go_on(*stage);
   }
   give_up(leader_is_lost(by ? ", and node " + name_of(*by) + " has given up"
-                            : ", and no node was told to go on"));
+                            : ", and no node was told to continue"));
 }
 
 v1::FleetStanding Participant::standing_for_others() {
   promised_ = true;
-  if (!waits() && !went_on_[last_]) give_up(leader_is_lost(" to another node, which gives up"));
+  if (!waits() && !went_on_[last_]) give_up(leader_is_lost(" for another node, which gives up"));
   v1::FleetStanding standing;
   standing.set_known(true);
   standing.set_given_up(given_up_);

@@ -60,7 +60,7 @@ void Relay::over(std::uint32_t node, const Status& why) {
     report.set_node(node);
     const Status status = lost_by(why);
     report.mutable_lost()->set_code(static_cast<std::uint32_t>(status.code()));
-    report.mutable_lost()->set_text(status.text() + " (the way to it is through node '" + name_ +
+    report.mutable_lost()->set_text(status.text() + " (it is reached through node '" + name_ +
                                     "')");
     report_(std::move(report), false);
   }

@@ -32,8 +32,8 @@ Status check_server(int socket, const std::string& path) {
     return errno_status(Code::kUnavailable, "SO_PEERCRED of " + path, errno);
   if (peer.uid == ::geteuid()) return {};
   return {Code::kPermissionDenied, "uid " + std::to_string(peer.uid) + " serves " + path +
-                                       ", and amemd is uid " + std::to_string(::geteuid()) +
-                                       ": this is no holder of its own; stop that process (pid " +
+                                       ", but amemd is uid " + std::to_string(::geteuid()) +
+                                       ", so this is not its holder. Stop that process (pid " +
                                        std::to_string(peer.pid) + ") and remove the socket"};
 }
 
@@ -42,18 +42,17 @@ Status refusal(const HolderHeader& header, const std::string& path) {
   switch (static_cast<HolderRefusal>(header.detail)) {
     case HolderRefusal::kOtherUser:
       return {Code::kPermissionDenied, "the holder at " + path + " serves only uid " + number +
-                                           ", and amemd is uid " + std::to_string(::geteuid()) +
-                                           "; run both as one user"};
+                                           ", but amemd is uid " + std::to_string(::geteuid()) +
+                                           ". Run both as the same user"};
     case HolderRefusal::kServesOther:
-      return {Code::kFailedPrecondition, "the holder at " + path + " serves another amemd (pid " +
-                                             number +
-                                             "); stop that one, or choose another directory with "
-                                             "--runtime-dir"};
+      return {Code::kFailedPrecondition,
+              "the holder at " + path + " serves another amemd (pid " + number +
+                  "). Stop that amemd, or choose another directory with --runtime-dir"};
     case HolderRefusal::kOtherVersion:
       return {Code::kUnimplemented,
-              "the holder at " + path + " speaks version " + number + " and this amemd " +
+              "the holder at " + path + " speaks version " + number + " and this amemd version " +
                   std::to_string(kHolderVersion) +
-                  ": what it keeps cannot be taken over; end the jobs, then the amem-holder"};
+                  ", so amemd cannot take over what it keeps. End the jobs, then the amem-holder"};
     case HolderRefusal::kMalformed:
       break;
   }
@@ -90,8 +89,9 @@ Status HolderClient::greet(Duration limit) {
   std::vector<Fd> fds;
   const Status status = receive(until, packet, fds);
   if (status.code() == Code::kDeadlineExceeded)
-    return lose("it has not answered the hello within " + format_duration(limit));
-  if (!status.ok()) return {Code::kAborted, "the holder at " + path_ + " ended as amemd came"};
+    return lose("it has not answered amemd's first message within " + format_duration(limit));
+  if (!status.ok())
+    return {Code::kAborted, "the holder at " + path_ + " ended while amemd connected"};
   if (packet.header.message == HolderMessage::kWelcome) return {};
   return heard(packet);
 }
@@ -119,8 +119,8 @@ Result<std::map<HolderClient::Key, Fd>> HolderClient::list() {
     return Status(Code::kResourceExhausted,
                   std::to_string(missing) + " of " + std::to_string(missing + all.size()) +
                       " descriptors of the holder at " + path_ +
-                      " did not arrive: amemd has no space for so many; raise its limit of open "
-                      "files (LimitNOFILE)");
+                      " did not arrive, because amemd may not open so many files. Raise its limit "
+                      "of open files (LimitNOFILE)");
   }
 }
 
@@ -141,7 +141,7 @@ void HolderClient::drop(Key key) { add({key, false, -1, nullptr, 0}); }
 
 Status HolderClient::cannot_send() const {
   if (lost_) return {Code::kUnavailable, why_};
-  return {Code::kFailedPrecondition, "amemd has let go of the holder at " + path_};
+  return {Code::kFailedPrecondition, "amemd has disconnected from the holder at " + path_};
 }
 
 Status HolderClient::has_everything() const {
@@ -149,11 +149,11 @@ Status HolderClient::has_everything() const {
   if (behind())
     return {Code::kUnavailable, "the holder at " + path_ + " has not taken " +
                                     std::to_string(changes_.size()) +
-                                    " changes yet, and what they put would not outlive amemd"};
+                                    " changes yet, so their memory would not outlive amemd"};
   if (!refused_.empty())
     return {Code::kUnavailable, "the holder at " + path_ + " had no space for " +
                                     std::to_string(refused_.size()) +
-                                    " descriptors, and their memory would not outlive amemd; raise "
+                                    " descriptors, so their memory would not outlive amemd. Raise "
                                     "its limit of open files (LimitNOFILE) and restart it"};
   return {};
 }
@@ -207,10 +207,9 @@ Status HolderClient::send(const HolderPacket& packet, const std::vector<int>& fd
     if (!full && error != ETOOMANYREFS)
       return errno_status(Code::kInternal, "sendmsg to the holder at " + path_, error);
     if (Clock::now() >= until)
-      return {Code::kDeadlineExceeded,
-              "the holder at " + path_ +
-                  " does not take what amemd gives it; what is left would not outlive amemd, and "
-                  "is sent again"};
+      return {Code::kDeadlineExceeded, "the holder at " + path_ +
+                                           " does not accept what amemd sends. The rest would not "
+                                           "outlive amemd. amemd sends it again"};
     pollfd space{socket_.get(), POLLOUT, 0};
     if (full)
       ::poll(&space, 1, ms_until(until));
@@ -243,7 +242,7 @@ Status HolderClient::receive(Time until, HolderPacket& packet, std::vector<Fd>& 
       if ((flags & MSG_TRUNC) == 0 &&
           is_whole(packet, static_cast<std::size_t>(n), fds.size(), lost))
         return {};
-      return lose("it sent what is no packet of the protocol");
+      return lose("it sent a packet that is not valid in the protocol");
     }
     if (errno != EAGAIN && errno != EWOULDBLOCK)
       return lose(errno_status(Code::kInternal, "recvmsg", errno).text());
@@ -261,8 +260,8 @@ Status HolderClient::heard(const HolderPacket& packet) {
       return {Code::kResourceExhausted,
               "the holder at " + path_ + " has no space for " +
                   std::to_string(packet.header.count) +
-                  " descriptors that amemd gave it: that memory would not outlive amemd; raise its "
-                  "limit of open files (LimitNOFILE)"};
+                  " descriptors that amemd sent, so their memory would not outlive amemd. Raise "
+                  "its limit of open files (LimitNOFILE)"};
     case HolderMessage::kRefused: {
       Status status = refusal(packet.header, path_);
       static_cast<void>(lose(status.text()));
@@ -274,7 +273,7 @@ Status HolderClient::heard(const HolderPacket& packet) {
     case HolderMessage::kListed:  // an answer that came too late
       return {};
     default:
-      return lose("it sent what is no packet of the protocol");
+      return lose("it sent a packet that is not valid in the protocol");
   }
 }
 
@@ -308,7 +307,7 @@ void HolderClient::detach() {
 Status HolderClient::lose(const std::string& why) {
   lost_ = true;
   why_ = "the holder at " + path_ + " is lost: " + why +
-         "; the node's memory does not outlive this amemd any more";
+         ". The node's memory no longer outlives this amemd";
   std::exchange(changes_, {}).clear();
   return {Code::kUnavailable, why_};
 }

@@ -94,7 +94,8 @@ Status start(const HolderLaunch& launch, const std::string& program, Time until)
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-    return {Code::kResourceExhausted, "cannot start " + program + ": no second process"};
+    return {Code::kResourceExhausted,
+            "cannot start " + program + ": its second process failed to start"};
   int error = 0;
   pollfd said{reports.get(), POLLIN, 0};
   const auto left =
@@ -125,14 +126,15 @@ Result<std::unique_ptr<HolderClient>> ensure_holder(const HolderLaunch& launch,
     if (now >= until) {
       if (code == Code::kFailedPrecondition) return holder;
       if (!launch.start)
-        return Status(Code::kNotFound, "no amem-holder serves " + launch.path + " after " +
-                                           std::to_string(to_us(launch.limit) / 1000) + " ms (" +
-                                           holder.status().text() +
-                                           "); amemd starts none itself (holder = \"external\")");
+        return Status(Code::kNotFound,
+                      "no amem-holder serves " + launch.path + " after " +
+                          std::to_string(to_us(launch.limit) / 1000) + " ms (" +
+                          holder.status().text() +
+                          "). amemd does not start one itself (holder = \"external\")");
       return Status(Code::kDeadlineExceeded,
                     program + ", started by amemd, does not serve " + launch.path + " after " +
                         std::to_string(to_us(launch.limit) / 1000) + " ms (" +
-                        holder.status().text() + "); what it logs says why");
+                        holder.status().text() + "). Its log says why");
     }
     if (launch.start && code == Code::kUnavailable && now >= start_at) {
       if (Status status = start(launch, program, until); !status.ok()) return status;

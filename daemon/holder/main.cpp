@@ -51,7 +51,8 @@ Fd listener_from_manager() {
   if (std::string(count) != "1" || ::getsockopt(kFirst, SOL_SOCKET, SO_TYPE, &type, &size) != 0 ||
       type != SOCK_SEQPACKET ||
       ::getsockopt(kFirst, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) {
-    spdlog::warn("what the service manager passes is no listening SOCK_SEQPACKET socket");
+    spdlog::warn(
+        "the socket that the service manager passes is not a listening SOCK_SEQPACKET socket");
     return Fd();
   }
   ::fcntl(kFirst, F_SETFD, FD_CLOEXEC);
@@ -77,14 +78,14 @@ int serve(HolderSettings settings) {
   const EventLoop::WatchId watch = loop.watch(ends.get(), EPOLLIN, [&](std::uint32_t) {
     signalfd_siginfo info{};
     if (::read(ends.get(), &info, sizeof info) != sizeof info) return;
-    spdlog::info("ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
+    spdlog::info("amem-holder is ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
     loop.stop();
   });
   if (watch == 0) return fail(errno_status(Code::kInternal, "epoll_ctl for signals", errno));
   spdlog::info("amem-holder {} serves {}", kVersion, path);
   loop.run();
   server.shut();
-  spdlog::info("ended; {} {} went", server.size(),
+  spdlog::info("amem-holder has ended with {} {}", server.size(),
                server.size() == 1 ? "descriptor" : "descriptors");
   // The kernel closes them: the driver may be stuck in the one that is being closed.
   ::_exit(0);

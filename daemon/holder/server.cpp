@@ -83,7 +83,7 @@ Status HolderServer::lock() {
     return {Code::kAlreadyExists, "another amem-holder (pid " +
                                       std::string(pid, n > 0 ? static_cast<std::size_t>(n) : 0) +
                                       ") serves " + settings_.path +
-                                      "; stop it, or choose another path with --socket"};
+                                      ". Stop it, or choose another path with --socket"};
   }
   const std::string pid = std::to_string(::getpid());
   if (::ftruncate(lock_.get(), 0) != 0 ||
@@ -121,14 +121,16 @@ void HolderServer::take(Fd socket) {
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return;
   if (peer.uid != ::geteuid()) {
     refuse(socket.get(), HolderRefusal::kOtherUser, ::geteuid());
-    return refusals_.warn("pid {} refused: it is uid {}, and only uid {} is served", peer.pid,
-                          peer.uid, ::geteuid());
+    return refusals_.warn(
+        "the holder refuses pid {}: it is uid {}, and the holder serves only uid {}", peer.pid,
+        peer.uid, ::geteuid());
   }
   // The first may have ended just now, and its end may be further down in its socket.
   if (client_) read(std::numeric_limits<int>::max());
   if (client_) {
     refuse(socket.get(), HolderRefusal::kServesOther, static_cast<std::uint64_t>(client_->pid));
-    return refusals_.warn("pid {} refused: pid {} is being served", peer.pid, client_->pid);
+    return refusals_.warn("the holder refuses pid {}: it already serves pid {}", peer.pid,
+                          client_->pid);
   }
   if (is_over_) return;
   const EventLoop::WatchId watch =
@@ -140,7 +142,7 @@ void HolderServer::take(Fd socket) {
   client_->socket = std::move(socket);
   client_->watch = watch;
   loop_.at(Clock::now() + kHelloLimit, [this, id = client_->id] {
-    if (client_ && client_->id == id && !client_->greeted) leave("it has said nothing for 10 s");
+    if (client_ && client_->id == id && !client_->greeted) leave("it has sent nothing for 10 s");
   });
 }
 
@@ -182,8 +184,8 @@ void HolderServer::handle(const HolderPacket& packet, std::vector<Fd> fds, bool 
   }
   if (lost)
     spdlog::error(
-        "{} of {} that pid {} gave did not arrive: no space for more than {}; raise the limit of "
-        "open files (LimitNOFILE)",
+        "{} of {} from pid {} did not arrive: the holder may not open more than {}. Raise the "
+        "limit of open files (LimitNOFILE)",
         packet.header.count - fds.size(), of_descriptors(packet.header.count), client_->pid,
         size() + fds.size());
   switch (message) {
@@ -206,7 +208,7 @@ void HolderServer::greet(std::uint64_t version) {
   client_->greeted = true;
   if (first_wait_) loop_.cancel(*first_wait_);
   first_wait_.reset();
-  spdlog::info("serving amemd (pid {}) with {}", client_->pid, of_descriptors(size()));
+  spdlog::info("the holder serves amemd (pid {}) with {}", client_->pid, of_descriptors(size()));
   send({header(HolderMessage::kWelcome, kHolderVersion), {}, {}});
 }
 
@@ -310,7 +312,7 @@ void HolderServer::flush() {
 void HolderServer::break_with(HolderRefusal why, std::uint64_t number) {
   refuse(client_->socket.get(), why, number);
   leave(why == HolderRefusal::kOtherVersion ? "it speaks another version of the protocol"
-                                            : "it sent what is no packet of the protocol");
+                                            : "it sent a packet that is not valid in the protocol");
 }
 
 void HolderServer::leave(const std::string& why) {
@@ -318,11 +320,11 @@ void HolderServer::leave(const std::string& why) {
   const pid_t pid = client_->pid;
   client_.reset();
   if (why.empty())
-    spdlog::info("amemd (pid {}) has gone; {} kept, for {}", pid, of_descriptors(size()),
-                 of_processes(living_));
+    spdlog::info("amemd (pid {}) has ended. The holder keeps {} for {}", pid,
+                 of_descriptors(size()), of_processes(living_));
   else
-    spdlog::warn("amemd (pid {}) let go of: {}; {} kept, for {}", pid, why, of_descriptors(size()),
-                 of_processes(living_));
+    spdlog::warn("amemd (pid {}) was disconnected: {}. The holder keeps {} for {}", pid, why,
+                 of_descriptors(size()), of_processes(living_));
   weigh();
 }
 
@@ -330,14 +332,16 @@ void HolderServer::weigh() {
   if (client_ || first_wait_ || living_ > 0 || is_over_) return;
   if (settings_.stay) {
     if (entries_.empty()) return;
-    spdlog::info("no amemd is connected and no process lives: {} worth nothing, closed",
-                 of_descriptors(size()));
+    spdlog::info(
+        "no amemd is connected and no process lives. The holder closes {}, which nobody needs",
+        of_descriptors(size()));
     while (!entries_.empty()) drop(entries_.begin()->first);
     return;
   }
   is_over_ = true;
-  spdlog::info("no amemd is connected and no process lives: {} worth nothing, ending",
-               of_descriptors(size()));
+  spdlog::info(
+      "no amemd is connected and no process lives. The holder ends with {}, which nobody needs",
+      of_descriptors(size()));
   over_();
 }
 

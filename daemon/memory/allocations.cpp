@@ -27,19 +27,19 @@ void forget_tag(std::map<std::string, std::size_t>& tags, const std::string& tag
 }
 
 Status not_held(AllocationId id) {
-  return {Code::kNotFound, "this rank holds no allocation " + std::to_string(id)};
+  return {Code::kNotFound, "this rank does not hold allocation " + std::to_string(id)};
 }
 
 /// `loaded`: what comes back has its bytes.
 Status check_ticket(const Allocation& allocation, const Token& token, bool loaded) {
   if (!same_token(allocation.token, token))
     return {Code::kPermissionDenied, "the ticket for allocation " + std::to_string(allocation.id) +
-                                         " is not the one that its owner was given"};
+                                         " is not the ticket that its owner got"};
   const bool coming_back = allocation.paused && !allocation.stayed && !loaded;
   if (!allocation.resident() || coming_back)
     return {Code::kFailedPrecondition, "allocation " + std::to_string(allocation.id) +
                                            " is paused with its tag '" + allocation.tag +
-                                           "'; resume that first"};
+                                           "'. Resume this tag first"};
   return {};
 }
 
@@ -47,7 +47,7 @@ Status check_ticket(const Allocation& allocation, const Token& token, bool loade
 
 Status freed(AllocationId id) {
   return {Code::kNotFound, "allocation " + std::to_string(id) +
-                               " of this ticket does not exist; its sharers have freed it"};
+                               " of this ticket does not exist. Its sharers have freed it"};
 }
 
 std::string_view to_string(PinReason reason) {
@@ -165,8 +165,8 @@ Result<Allocation*> Allocations::redeem(AllocationId id, const Token& token, Gro
   Allocation* allocation = find(id);
   if (allocation == nullptr) return freed(id);
   if (allocation->group != group)
-    return Status(Code::kPermissionDenied, "the ticket for allocation " + std::to_string(id) +
-                                               " is not one of this rank's group");
+    return Status(Code::kPermissionDenied,
+                  "the ticket for allocation " + std::to_string(id) + " belongs to another group");
   if (Status status = check_ticket(*allocation, token, loaded); !status.ok()) return status;
   if (allocation->shared_by(rank)) return allocation;
   Result<Charge> charge = charge_for_another(*allocation);

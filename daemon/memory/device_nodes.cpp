@@ -38,14 +38,15 @@ DeviceNodes::Gaps DeviceNodes::open(const std::string& dir, const Devices& devic
     const auto unguarded = [&](const std::string& why) {
       gaps.lines.push_back("device " + std::to_string(device.ordinal) + " (" +
                            to_string(device.uuid) +
-                           ") would be served to everybody who may join: " + why +
-                           ", and start amemd again; or set isolation.device_nodes to \"\" " +
-                           "if everybody may use every device");
+                           ") would be served to every user who may join: " + why +
+                           ", and restart amemd. Or set isolation.device_nodes to \"\" " +
+                           "if every user may use every device");
     };
     const std::optional<unsigned> minor = nvml.minor(device.uuid);
     if (!minor) {
-      unguarded("libnvidia-ml.so.1 does not say which node in " + dir +
-                " is its own. Install the driver's management library, of the driver's version");
+      unguarded(
+          "libnvidia-ml.so.1 does not report which node in " + dir +
+          " belongs to it. Install the driver's management library in the version of the driver");
       continue;
     }
     const std::string path = dir + "/nvidia" + std::to_string(*minor);
@@ -54,7 +55,7 @@ DeviceNodes::Gaps DeviceNodes::open(const std::string& dir, const Devices& devic
       unguarded(path + ": " + std::strerror(errno) + ". Make the node (nvidia-modprobe -c " +
                 std::to_string(*minor) + ", or nvidia-persistenced)");
     else if (!S_ISCHR(st.st_mode))
-      unguarded(path + " is no device. Remove it and make the node (nvidia-modprobe -c " +
+      unguarded(path + " is not a device. Remove it and make the node (nvidia-modprobe -c " +
                 std::to_string(*minor) + ")");
     else
       nodes_[device.uuid] = {path, st.st_rdev};

@@ -29,14 +29,14 @@ std::string describe(const Device& device) {
 
 Status Devices::open() {
   if (Status status = driver_.load(); !status.ok())
-    return {status.code(),
-            status.text() +
-                ". amemd runs where the NVIDIA driver is installed; in a container, give "
-                "it the driver's libraries (--gpus all)"};
+    return {status.code(), status.text() +
+                               ". amemd requires the NVIDIA driver. In a container, provide the "
+                               "driver's libraries (--gpus all)"};
   const CUresult initialised = driver_.cuInit_(0);
   if (initialised == CUDA_ERROR_NO_DEVICE)
-    return {Code::kUnavailable, "the CUDA driver finds no device (cuInit: " +
-                                    driver_.name(initialised) + "); is /dev/nvidia0 there?"};
+    return {Code::kUnavailable,
+            "the CUDA driver finds no device (cuInit: " + driver_.name(initialised) +
+                "). Check that /dev/nvidia0 exists"};
   if (initialised != CUDA_SUCCESS)
     return {Code::kUnavailable,
             "the CUDA driver does not start: cuInit: " + driver_.name(initialised)};
@@ -118,7 +118,7 @@ MemoryHandle::~MemoryHandle() {
   if (handle_ == 0) return;
   const InDriver timed;
   if (const CUresult r = driver_->cuMemRelease_(handle_); r != CUDA_SUCCESS)
-    spdlog::error("cuMemRelease: {}; the memory stays allocated until amemd ends",
+    spdlog::error("cuMemRelease: {}. The memory stays allocated until amemd ends",
                   driver_->name(r));
 }
 
@@ -139,8 +139,8 @@ Result<CreatedMemory> Devices::create_and_export(const CUmemAllocationProp& prop
     Status status = driver_.error(result, what() + ": cuMemExportToShareableHandle");
     if (result != CUDA_ERROR_OPERATING_SYSTEM) return status;
     return Status(status.code(), status.text() +
-                                     "; amemd may have used up its open files, one for each "
-                                     "allocation: raise their limit (LimitNOFILE, ulimit -Hn)");
+                                     ". amemd may have reached its limit of open files, one for "
+                                     "each allocation. Raise the limit (LimitNOFILE, ulimit -Hn)");
   }
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   return CreatedMemory{Fd(fd), std::move(created)};
@@ -167,7 +167,7 @@ Status Devices::check(const Device& device, std::uint64_t size, const Fd& fd) co
   const InDriver timed;
   const auto refused = [&](const std::string& why) {
     return Status(Code::kInvalidArgument,
-                  format_size(size) + " that a rank has made: its descriptor is of no memory of " +
+                  format_size(size) + " that a rank has made: its descriptor is not memory of " +
                       describe(device) + ": " + why);
   };
   CUmemGenericAllocationHandle handle = 0;
@@ -183,7 +183,7 @@ Status Devices::check(const Device& device, std::uint64_t size, const Fd& fd) co
     return refused("cuMemGetAllocationPropertiesFromHandle: " + driver_.name(result));
   if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
       properties.location.id != device.ordinal)
-    return refused("it is elsewhere");
+    return refused("it is on another device");
   return {};
 }
 

@@ -25,9 +25,9 @@ Result<std::vector<Extents>> ExtentAllocator::take(const std::vector<Request>& r
   std::uint64_t need = 0;
   for (const Request& request : requests) need += round_up(request.size, chunk_);
   if (need > free_)
-    return Status(Code::kResourceExhausted, "the host pool is too small: " + format_size(need) +
-                                                " needed, " + format_size(free_) + " of " +
-                                                format_size(total_) + " free");
+    return Status(Code::kResourceExhausted, "the host pool is too small: it has " +
+                                                format_size(free_) + " of " + format_size(total_) +
+                                                " free, but " + format_size(need) + " are needed");
 
   // Enough chunks are free, and any chunk serves any request: nothing below can fail.
   if (orders.empty()) {
@@ -136,10 +136,10 @@ bool ExtentAllocator::in_use(const Extent& extent) const {
 
 Status ExtentAllocator::give_back(const Extents& extents) {
   auto wrong = [](const Extent& e) {
-    return Status(Code::kInternal, "pool extent freed that is not in use: segment " +
-                                       std::to_string(e.segment) + ", offset " +
-                                       std::to_string(e.offset) + ", " + std::to_string(e.length) +
-                                       " bytes");
+    return Status(Code::kInternal,
+                  "amemd freed an extent of the pool that is not in use: segment " +
+                      std::to_string(e.segment) + ", offset " + std::to_string(e.offset) + ", " +
+                      std::to_string(e.length) + " bytes");
   };
   for (const Extent& extent : extents)
     if (!in_use(extent)) return wrong(extent);

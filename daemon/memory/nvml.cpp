@@ -20,7 +20,7 @@ Status Nvml::open(const Devices& devices) {
   const auto info = reinterpret_cast<MemoryInfo>(::dlsym(library, "nvmlDeviceGetMemoryInfo"));
   const auto shutdown = reinterpret_cast<Call>(::dlsym(library, "nvmlShutdown"));
   if (init == nullptr || by_uuid == nullptr || info == nullptr || shutdown == nullptr)
-    return {Code::kUnavailable, "libnvidia-ml.so.1 lacks calls that amemd needs"};
+    return {Code::kUnavailable, "libnvidia-ml.so.1 lacks calls that amemd requires"};
   if (const int result = init(); result != 0)
     return {Code::kUnavailable, "nvmlInit_v2 returned " + std::to_string(result)};
   shutdown_ = shutdown;

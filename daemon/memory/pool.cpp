@@ -21,7 +21,7 @@ constexpr Duration kLongestRetry = std::chrono::seconds(60);
 Status has_space(std::uint64_t bytes) {
   const HostMemory left = available_host_memory();
   if (bytes <= left.bytes) return {};
-  return {Code::kResourceExhausted, "another " + format_size(bytes) + " do not fit: " +
+  return {Code::kResourceExhausted, "there is no space for another " + format_size(bytes) + ": " +
                                         left.limited_by + " leaves " + format_size(left.bytes)};
 }
 
@@ -98,8 +98,8 @@ void HostPool::run(std::uint64_t size, std::uint64_t segment, const Callbacks& c
     }
   }
   if (!error.empty())
-    spdlog::error("pool: only {} of {}: {}. A pause that needs more is refused", format_size(ready),
-                  format_size(size), error);
+    spdlog::error("pool: only {} of {}: {}. amemd refuses a pause that needs more",
+                  format_size(ready), format_size(size), error);
   if (!stop_) callbacks.finished(std::move(error));
   renew_until_stopped(callbacks);
 }
@@ -136,9 +136,9 @@ void HostPool::renew_until_stopped(const Callbacks& callbacks) {
       if (failed) {
         next = Clock::now() + delay;
         delay = std::min(2 * delay, kLongestRetry);
-        callbacks.troubled("a segment of " + format_size(missing.front().size) +
-                           " could not be made anew for another user: " + made.status().text() +
-                           "; it is tried again");
+        callbacks.troubled("amemd could not make a segment of " +
+                           format_size(missing.front().size) +
+                           " again for another user: " + made.status().text() + ". It tries again");
         break;
       }
       missing.pop_front();
@@ -176,7 +176,7 @@ Result<PoolSegment> HostPool::create(std::uint64_t size, int numa_node) {
     }
     if (places_.size() == 1) return why;
     places_.pop_front();
-    spdlog::log(supported ? spdlog::level::warn : spdlog::level::info, "pool: {}; using {}",
+    spdlog::log(supported ? spdlog::level::warn : spdlog::level::info, "pool: {}. amemd uses {}",
                 why.text(), to_string(places_.front()));
   }
 }

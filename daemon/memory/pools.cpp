@@ -204,16 +204,16 @@ Status Pools::make_space(const std::shared_ptr<Account>& account, std::uint64_t 
       renewed += size;
     else
       break;
-  std::string text = "the host pool is too small: " + format_size(bytes) + " needed, " +
+  std::string text = "the host pool is too small: " + to_string(account->owner()) + " has " +
                      format_size(pool.extents.available()) + " of " +
-                     format_size(pool.extents.total()) + " that " + to_string(account->owner()) +
-                     " has of it free";
+                     format_size(pool.extents.total()) + " free, but " + format_size(bytes) +
+                     " are needed";
   if (const std::uint64_t most = account->most(Resource::kPoolBytes); most < total())
-    text +=
-        ", and it may have " + format_size(most) + " of " + format_size(total()) + " (quotas.pool)";
+    text += ". This owner may have " + format_size(most) + " of " + format_size(total()) +
+            " (quotas.pool)";
   if (renewed > 0)
-    text += "; " + format_size(renewed) +
-            " that others had is being made anew for it: try again in a moment";
+    text +=
+        ". amemd prepares " + format_size(renewed) + " that other users had. Try again in a moment";
   return {Code::kResourceExhausted, text};
 }
 

@@ -21,7 +21,7 @@ class HostNumaSource final : public SegmentSource {
 
   Status supported() const override {
     if (devices_.host_memory_supported()) return {};
-    return {Code::kFailedPrecondition, "the driver has no cuMem host memory here"};
+    return {Code::kFailedPrecondition, "the driver does not support cuMem host memory here"};
   }
   Result<PoolSegment> make(std::uint64_t size, int numa_node, const std::atomic<bool>&) override {
     Result<Fd> fd = devices_.create_host(numa_node, size);

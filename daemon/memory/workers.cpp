@@ -224,7 +224,7 @@ void Workers::shut() {
     if (!lane.thread.joinable()) continue;
     std::thread thread = std::move(lane.thread);
     const bool ended = lane.changed.wait_until(lock, until, [&] { return lane.ended; });
-    if (!ended) spdlog::error("{}: {}; amemd ends without it", name_of(lane.device), lane.doing());
+    if (!ended) spdlog::error("{}: {}. amemd ends without it", name_of(lane.device), lane.doing());
     lock.unlock();
     ended ? thread.join() : thread.detach();
   }
@@ -423,7 +423,7 @@ void Workers::look_for_trouble() {
     if (now - lane.current_since < kSlow) continue;
     if (lane.told != Time{} && now - lane.told < kTellAgain) continue;
     lane.told = now;
-    hung.push_back(name_of(lane.device) + " hangs: " + lane.doing() + "; " +
+    hung.push_back(name_of(lane.device) + " hangs: " + lane.doing() + ". " +
                    std::to_string(lane.queue.size()) + " calls wait. Other devices go on");
   }
   for (const std::string& text : hung) {

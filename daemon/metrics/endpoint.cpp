@@ -91,9 +91,9 @@ void MetricsEndpoint::open() {
   } catch (const std::exception&) {  // which knows no more
     if (!std::exchange(told_, true))
       spdlog::warn(
-          "metrics.listen: cannot serve http://{}/metrics: is the port in use, and the address "
-          "this "
-          "node's? Everything else is served; this is tried again every {} s",
+          "metrics.listen: amemd cannot serve http://{}/metrics. Check that the port is free and "
+          "that the address belongs to this node. amemd serves everything else, and tries again "
+          "every {} s",
           listen_, kTryAgain.count());
     again_ = loop_.at(Clock::now() + kTryAgain, [this] {
       again_.reset();
@@ -101,7 +101,7 @@ void MetricsEndpoint::open() {
     });
     return;
   }
-  spdlog::info("metrics are served at http://{}/metrics", listen_);
+  spdlog::info("amemd serves metrics at http://{}/metrics", listen_);
 }
 
 void MetricsEndpoint::shut() {

@@ -51,14 +51,14 @@ Labels labels_of(const Devices& devices, const DeviceUuid& uuid) {
 }
 
 void add_broker(Book& book, const Measured& m) {
-  book.gauge("amem_build_info", "Version of amemd, and of what it speaks with ranks")
+  book.gauge("amem_build_info", "Version of amemd, and of its protocol with ranks")
       .add({{"version", kVersion}, {"session_protocol", std::to_string(kProtocolVersion)}}, 1.0);
-  book.gauge("process_start_time_seconds", "When amemd began, in seconds since 1970")
+  book.gauge("process_start_time_seconds", "Start time of amemd, in seconds since 1970")
       .add({}, std::chrono::duration<double>(m.began.time_since_epoch()).count());
   book.gauge("process_resident_memory_bytes", "Host memory of amemd, without the pool")
       .add({}, resident_memory());
   book.gauge("amem_holder_attached",
-             "1: what is paused outlives amemd; 0: no holder has everything, so it would be lost")
+             "1: paused memory outlives amemd; 0: no holder has everything, so it would be lost")
       .add({}, m.node.records.record().outlives().ok() ? 1.0 : 0.0);
 }
 
@@ -67,10 +67,10 @@ void add_devices(Book& book, const Measured& m, const Caller& caller) {
   Family& size = book.gauge("amem_device_size_bytes", "Memory of the device");
   Family& used =
       book.gauge("amem_device_used_bytes",
-                 "Memory of the device in use, by anybody; absent while it is not known");
+                 "Memory of the device in use by all processes; absent while it is unknown");
   Family& brokered =
       book.gauge("amem_device_brokered_bytes", "Memory of the device that belongs to groups");
-  Family& hangs = book.gauge("amem_device_hanging", "1: a call to the driver does not come back");
+  Family& hangs = book.gauge("amem_device_hanging", "1: a call to the driver does not return");
   for (const Device& device : m.devices.all()) {
     const Labels labels = labels_of(m.devices, device.uuid);
     info.add(with(labels, {{"model", device.name}}), 1.0);
@@ -91,7 +91,7 @@ void add_devices(Book& book, const Measured& m, const Caller& caller) {
 void add_pool(Book& book, const Measured& m, const Caller& caller) {
   const std::uint64_t ready = m.node.pools.total();
   const std::uint64_t used = m.node.pools.used([](const Account&) { return true; });
-  book.gauge("amem_pool_configured_bytes", "Pinned host memory that the pool is to have")
+  book.gauge("amem_pool_configured_bytes", "Pinned host memory that is configured for the pool")
       .add({}, m.node.pool_configured);
   Family& pool = book.gauge(
       "amem_pool_bytes", "Pinned host memory of the pool: used holds saved bytes, free is ready");
@@ -112,10 +112,10 @@ struct Share {
 };
 
 void add_memory(Book& book, const Measured& m, const std::vector<const GroupEntry*>& groups) {
-  Family& memory = book.gauge("amem_group_memory_bytes",
-                              "Memory of a group: resident is on the device, saved paused with its "
-                              "bytes in the pool, dropped "
-                              "paused and zeroed when it comes back");
+  Family& memory =
+      book.gauge("amem_group_memory_bytes",
+                 "Memory of a group: resident is on the device, saved is paused with its bytes in "
+                 "the pool, dropped is paused without bytes, and a resume provides zeros");
   Family& pool =
       book.gauge("amem_group_pool_bytes", "Space in the pool that the saved bytes of a group take");
   Family& retained = book.gauge(
@@ -123,7 +123,7 @@ void add_memory(Book& book, const Measured& m, const std::vector<const GroupEntr
       "Free space in the pool that holds loaded bytes of a group, with which a pause compares");
   Family& pinned =
       book.gauge("amem_group_pinned_bytes",
-                 "Memory of a group that cannot leave its device, e.g. known to a NIC");
+                 "Memory of a group that cannot leave its device, e.g. registered with a NIC");
   for (const GroupEntry* group : groups) {
     std::map<std::pair<std::string_view, DeviceUuid>, Share> shares;
     std::map<std::string_view, std::uint64_t> in_pool;
@@ -156,12 +156,12 @@ void add_memory(Book& book, const Measured& m, const std::vector<const GroupEntr
 
 void add_ranks(Book& book, const Measured& m, const std::vector<const GroupEntry*>& groups) {
   Family& ranks = book.gauge(
-      "amem_sessions", "Ranks of a group: connected, or awaited to come back after a restart");
+      "amem_sessions", "Ranks of a group: connected, or awaited to reconnect after a restart");
   Family& waiting =
       book.gauge("amem_rank_waiting", "1: the group waits for this rank to finish this phase");
-  Family& unbrokered = book.gauge(
-      "amem_group_unbrokered_bytes",
-      "Device memory of a group's ranks that is not brokered, and so stays through a pause");
+  Family& unbrokered = book.gauge("amem_group_unbrokered_bytes",
+                                  "Device memory of a group's ranks that is not brokered, so it "
+                                  "stays on the device during a pause");
   for (const GroupEntry* group : groups) {
     const Labels labels = labels_of(*group);
     std::size_t awaited = 0;
@@ -192,7 +192,7 @@ void add_groups(Book& book, const Measured& m, const Caller& caller) {
   for (const auto& [id, group] : m.node.groups)
     if (caller.may_see(*group.account)) groups.push_back(&group);
   Family& state =
-      book.gauge("amem_group_state", "1 for the state that a group is in, 0 for the others");
+      book.gauge("amem_group_state", "1 for the state of a group, 0 for the other states");
   for (const GroupEntry* group : groups)
     for (const GroupState each :
          {GroupState::kRunning, GroupState::kPausing, GroupState::kPaused, GroupState::kResuming})
@@ -205,16 +205,15 @@ void add_groups(Book& book, const Measured& m, const Caller& caller) {
 void add_operations(Book& book, const Measured& m) {
   const Totals& totals = m.node.totals;
   Family& results = book.counter(
-      "amem_operations_total",
-      "Operations by result: pauses and resumes of groups, whoever asked for them, and swaps");
+      "amem_operations_total", "Operations by result: all pauses and resumes of groups, and swaps");
   for (const auto& [what, count] : totals.results())
     results.add(
         {{"operation", std::string(what.first)}, {"result", std::string(result_name(what.second))}},
         count);
   Family& whole =
-      book.histogram("amem_operation_seconds", "How long operations took that succeeded");
+      book.histogram("amem_operation_seconds", "Durations of operations that succeeded");
   Family& parts = book.histogram("amem_transition_seconds",
-                                 "How long each phase took of pauses and resumes that succeeded");
+                                 "Durations of the phases of pauses and resumes that succeeded");
   for (const auto& [what, histogram] : totals.times()) {
     Labels labels = {{"operation", std::string(what.first)}};
     if (what.second == Phase::kNone)
@@ -225,7 +224,7 @@ void add_operations(Book& book, const Measured& m) {
   }
   Family& bytes = book.histogram(
       "amem_transition_bytes",
-      "Bytes that a pause copied to the pool, or a resume from it, where it succeeded");
+      "Bytes that successful pauses copied to the pool, and successful resumes from it");
   for (const auto& [operation, histogram] : totals.bytes())
     bytes.add({{"operation", std::string(operation)}}, histogram, 1);
   Family& kept = book.counter(
@@ -236,13 +235,13 @@ void add_operations(Book& book, const Measured& m) {
   book.counter("amem_pause_compared_bytes_total",
                "Bytes that successful pauses compared with what the pool had")
       .add({}, totals.kept().compared);
-  Family& events = book.counter("amem_events_total", "Events by kind, those of error among them");
+  Family& events = book.counter("amem_events_total", "Events by kind, including errors");
   for (const auto& [kind, count] : m.events.published()) events.add({{"kind", kind}}, count);
 }
 
 void add_refusals(Book& book, const Measured& m, const Caller& caller) {
   Family& refusals = book.counter("amem_quota_refusals_total",
-                                  "What owners were refused for want of space in a quota");
+                                  "Requests that amemd refused because a quota was reached");
   for (const auto& account : m.accounts.all()) {
     if (!caller.may_see(*account)) continue;
     for (const Resource resource : kAllResources)

@@ -6,14 +6,14 @@ namespace amem {
 namespace {
 
 std::string no_such_group(const Node& node, const Caller& caller, const std::string& name) {
-  std::string text = "no group '" + printable(name.c_str()) + "'; ";
+  std::string text = "there is no group '" + printable(name.c_str()) + "'. ";
   std::string seen;
   for (const auto& [id, group] : node.groups)
     if (caller.may_see(*group.account)) seen += " '" + name_for(node, caller, group) + "'";
   if (seen.empty())
-    return text + "there are none, a group begins with its first rank" +
-           (caller.sees_all ? "" : "; groups of other users are not shown");
-  return text + "there are" + seen;
+    return text + "No group exists: a group begins with its first rank" +
+           (caller.sees_all ? "" : ". Groups of other users are not shown");
+  return text + "The groups are" + seen;
 }
 
 }  // namespace
@@ -40,9 +40,9 @@ Result<GroupEntry*> find_group(Node& node, const Caller& caller, const std::stri
   for (auto& [id, group] : node.groups) {
     if (!caller.may_see(*group.account) || !may_be_called(name, group)) continue;
     if (found != nullptr)
-      return Status(Code::kInvalidArgument, "which group '" + name + "'? There are '" +
-                                                address_of(*found) + "' and '" + address_of(group) +
-                                                "'");
+      return Status(Code::kInvalidArgument,
+                    "several groups have the name '" + name + "', such as '" + address_of(*found) +
+                        "' and '" + address_of(group) + "'. Use the name with its owner");
     found = &group;
   }
   if (found == nullptr) return Status(Code::kNotFound, no_such_group(node, caller, name));
@@ -52,9 +52,10 @@ Result<GroupEntry*> find_group(Node& node, const Caller& caller, const std::stri
 Result<GroupEntry*> find_to_steer(Node& node, const Caller& caller, const std::string& name) {
   Result<GroupEntry*> found = find_group(node, caller, name);
   if (found.ok() && !caller.may_steer(*found.value()->account))
-    return Status(Code::kPermissionDenied,
-                  "group '" + name + "' belongs to " + to_string(found.value()->account->owner()) +
-                      "; only its owner and the node's operators may steer it (access.operators)");
+    return Status(
+        Code::kPermissionDenied,
+        "group '" + name + "' belongs to " + to_string(found.value()->account->owner()) +
+            ". Only its owner and the node's operators may control it (access.operators)");
   return found;
 }
 

@@ -101,8 +101,8 @@ void GroupOperation::dropped(const Leaving& leaving, const Workers::Uses& after)
                   to_string(uuid), format_size(bytes), format_size(freed));
     if (freed + kFreeTolerance >= bytes) continue;
     note += (note.empty() ? "" : "; ") + to_string(uuid) + ": " + format_size(bytes) +
-            " dropped, but the memory in use fell by " + format_size(freed) +
-            " only: some process still maps it, or others took memory meanwhile";
+            " dropped, but the memory in use fell by only " + format_size(freed) +
+            ": a process may still map it, or other processes have allocated memory meanwhile";
   }
   if (!note.empty()) spdlog::warn("group '{}': {}", group_.machine.name(), note);
   if (leaving.gone) leaving.gone(leaving.bytes);

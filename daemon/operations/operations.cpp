@@ -74,11 +74,12 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in,
   const std::vector<GroupId> coming = ids_of(in);
   Status status;
   if (out.empty() || in.empty())
-    status = {Code::kInvalidArgument, "a swap needs groups that go out and groups that come in"};
+    status = {Code::kInvalidArgument, "a swap requires groups to pause and groups to resume"};
   for (const auto& [id, name] : out)
     if (std::find(coming.begin(), coming.end(), id) != coming.end())
       status = {Code::kInvalidArgument,
-                "group '" + name + "' is to go out and to come in; a swap needs different groups"};
+                "group '" + name +
+                    "' is named both to pause and to resume. A swap requires different groups"};
   // Refused before the pause, not after it.
   if (status.ok()) status = check(out, pause);
   if (status.ok()) status = check(in, resume);
@@ -227,7 +228,7 @@ Status Operations::begin(const RequestPtr& request, std::size_t member) {
   const auto found = node_.groups.find(request->groups[member]);
   if (found == node_.groups.end())
     return {Code::kAborted,
-            "group '" + request->transaction.name(member) + "' has ended meanwhile"};
+            "group '" + request->transaction.name(member) + "' has ended in the meantime"};
   GroupEntry& group = found->second;
   Status status = check_tags(node_.allocations, group.id, task);
   if (status.ok())
@@ -262,8 +263,8 @@ void Operations::finish(const Request& request) {
     spdlog::error("{} failed: {}", what, result.text());
   } else if (request.transaction.swaps()) {
     spdlog::info(
-        "{} took {:.1f} ms: pause {:.1f} ms; resume {:.1f} ms, begun {:.1f} ms {} the end of the "
-        "pause",
+        "{} took {:.1f} ms: pause {:.1f} ms; resume {:.1f} ms, which began {:.1f} ms {} the end of "
+        "the pause",
         what, ms(Clock::now() - request.began), ms(request.pause_time), ms(request.resume_time),
         ms(std::chrono::abs(request.out_ended - request.in_began)),
         request.in_began < request.out_ended ? "before" : "after");

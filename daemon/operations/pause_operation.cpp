@@ -40,7 +40,7 @@ Status PauseOperation::accept(const std::vector<GuestUse>& guests) const {
   if (guests.empty() || policy == GuestPolicy::kPin) return {};
   return {Code::kFailedPrecondition,
           describe(means_.node, guests) +
-              "; close it there, or pause with guests = pin, which leaves it on its device"};
+              ". Close it there, or pause with guests = pin, which leaves it on its device"};
 }
 
 void PauseOperation::run(const action::Quiesce& quiesce) {
@@ -95,7 +95,8 @@ void PauseOperation::run(const action::Save& save) {
   event::SaveSent sent;
   if (save.epoch.wave == 0) sent.status = prepare();
   if (sent.status.code() == Code::kResourceExhausted && !measured_) {
-    spdlog::debug("group '{}': {}; looks for zeros", group_.machine.name(), sent.status.text());
+    spdlog::debug("group '{}': {}. The pause looks for zeros", group_.machine.name(),
+                  sent.status.text());
     sent = {.status = {}, .ranks = {}, .measure = true};
     return group_.machine.tell(std::move(sent), Clock::now());
   }
@@ -134,7 +135,7 @@ Status PauseOperation::prepare() {
     if (what_.takes(a->tag) && a->resident() && !a->paused && (a->pinned() || a->opened()))
       stay(*a);
   if (!guests_.empty())
-    spdlog::info("group '{}': stays on its device: {}", group_.machine.name(),
+    spdlog::info("group '{}': memory stays on its device: {}", group_.machine.name(),
                  describe(means_.node, guests_));
   const Node& node = means_.node;
   if (!may_need_waves() || !lacks_space(*uses_)) return {};
@@ -142,7 +143,7 @@ Status PauseOperation::prepare() {
   for (const Allocation* a : node.allocations.of_group(group_.id))
     if (a->resident() && !a->paused) items.push_back({a->id, a->keeper(), a->size});
   waves_.emplace(items, node.swap_wave);
-  spdlog::debug("group '{}': no space for what comes in, it leaves in waves of {}",
+  spdlog::debug("group '{}': there is no space for both groups, so it leaves in waves of {}",
                 group_.machine.name(), format_size(node.swap_wave));
   return {};
 }
@@ -168,8 +169,8 @@ Status PauseOperation::check_saved(const Rank& rank) const {
     const bool asked =
         a->saved.saver == rank.id && a->resident() && (!waves_ || wave_.contains(a->id));
     if (asked && !a->fits())
-      return {Code::kInternal, "it says that it has saved allocation " + std::to_string(a->id) +
-                                   " and not how, though its place is shorter"};
+      return {Code::kInternal, "it reports that it has saved allocation " + std::to_string(a->id) +
+                                   ", but not in which form, and its extents are shorter"};
   }
   return {};
 }

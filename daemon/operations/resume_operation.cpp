@@ -66,16 +66,17 @@ void ResumeOperation::admit(const Workers::Uses& uses, const BytesByDevice& leav
     // Unknown: create will tell.
     if (use == uses.end() || bytes <= memory.free + to_come) continue;
     missing += (missing.empty() ? "" : "; ") + to_string(uuid) + " has " +
-               format_size(memory.free) + " free, " + format_size(bytes) + " needed";
+               format_size(memory.free) + " free, but " + format_size(bytes) + " are needed";
     if (const std::size_t groups = exchange_.arriving.size(); groups > 1)
       missing += " by the " + std::to_string(groups) + " groups together";
     if (to_come > 0)
-      missing += " (" + format_size(to_come) + " more are free once what is to go out has left)";
+      missing += " (another " + format_size(to_come) +
+                 " become free when the groups that pause have left)";
   }
   Status status = check_opened();
   if (!missing.empty())
     status = {Code::kResourceExhausted,
-              missing + ". Pause the group, or end the process, that uses the device"};
+              missing + ". Pause the group or end the process that uses the device"};
   group_.machine.tell(event::Admitted{status}, Clock::now());
 }
 
@@ -89,8 +90,8 @@ Status ResumeOperation::check_opened() const {
       if (!a->resident())
         return {Code::kFailedPrecondition, group_.machine.members().label(rank) +
                                                " has opened allocation " + std::to_string(a->id) +
-                                               " of another group, which is not on its device; "
-                                               "resume that group first, or end the rank"};
+                                               " of another group, which is not on its device. "
+                                               "Resume that group first, or end the rank"};
   return {};
 }
 
@@ -186,7 +187,7 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice) {
 
 Status ResumeOperation::not_created(const Creation::Item& item, bool limited, const Status& why) {
   if (why.code() != Code::kResourceExhausted || !limited) return why;
-  spdlog::debug("group '{}': {}; waits until something has left", group_.machine.name(),
+  spdlog::debug("group '{}': {}. The resume waits until memory has left", group_.machine.name(),
                 why.text());
   exchange_.headroom.exhaust(item.device);
   creation_.put_back(item);
@@ -250,8 +251,8 @@ void ResumeOperation::made(RankId rank, const amem_v1_Made& message, std::vector
   if (fds.size() != message.ids_count)
     why = {Code::kInternal, std::to_string(message.ids_count) + " allocations came with " +
                                 std::to_string(fds.size()) +
-                                " descriptors; has it, or amemd, too many files open (ulimit -n, "
-                                "LimitNOFILE)?"};
+                                " descriptors. The rank or amemd may have too many files open: "
+                                "raise the limit (ulimit -n, LimitNOFILE)"};
   std::map<AllocationId, Fd> there;
   for (std::size_t i = 0; i < fds.size() && i < message.ids_count; ++i)
     there[message.ids[i]] = std::move(fds[i]);
@@ -269,7 +270,7 @@ void ResumeOperation::made(RankId rank, const amem_v1_Made& message, std::vector
       create_otherwise(item);
       continue;
     }
-    if (why.ok()) why = {Code::kInternal, "it leaves out allocation " + std::to_string(item.id)};
+    if (why.ok()) why = {Code::kInternal, "it omits allocation " + std::to_string(item.id)};
     const Status status =
         not_created(item, all.limited, {why.code(), who + " has not made it: " + why.text()});
     if (!status.ok()) return group_.machine.tell(event::Created{status}, Clock::now());
@@ -295,10 +296,10 @@ void ResumeOperation::not_made(std::uint64_t number) {
       event::Created{{Code::kDeadlineExceeded,
                       group_.machine.members().label(asked.maker) + " has not made " +
                           std::to_string(asked.batch.items.size()) +
-                          " allocations of its own making within " +
+                          " of the allocations that it makes itself within " +
                           format_duration(means_.create_limit) + ", the first of them allocation " +
                           std::to_string(asked.batch.items.front().id) +
-                          "; it is stopped, or stuck: resume again, or end it"}},
+                          ". It is stopped or stuck. Resume again, or end it"}},
       Clock::now());
 }
 

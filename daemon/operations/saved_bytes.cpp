@@ -126,9 +126,8 @@ Result<std::vector<TakenSpace>> SavedBytes::packed(const GroupEntry& group,
   Packing packing = pack(pool.extents, requests, all);
   if (packing.missing == 0) return std::move(packing.spaces);
   if (packing.missing <= node_.pools.coming(*group.account))
-    return Status(Code::kUnavailable,
-                  format_size(packing.missing) +
-                      " of the pool, which were other users', are being made anew");
+    return Status(Code::kUnavailable, "amemd prepares " + format_size(packing.missing) +
+                                          " of the pool that other users had");
 
   Shortage shortage;
   shortage.missing = packing.missing;
@@ -162,7 +161,7 @@ std::string SavedBytes::why_no_larger(const Account& account) const {
            " of the pool's " + format_size(node_.pools.total()) + ": quotas.pool)";
   if (node_.pools.total() >= node_.pool_configured) return "";
   if (!node_.pool_error.empty()) return " (" + node_.pool_error + ")";
-  return " (the pool is still being created, " + format_size(node_.pool_configured) + " in all)";
+  return " (amemd is still creating the pool, " + format_size(node_.pool_configured) + " in all)";
 }
 
 Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved) {
@@ -181,11 +180,11 @@ Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_
         !a->store({piece.offset, piece.stored, *form, piece.checksum, piece.hashed && a->saved.hash,
                    piece.unchanged},
                   node_.pools.chunk(), left))
-      return {Code::kInvalidArgument, "it says that it has stored " + std::to_string(piece.stored) +
-                                          " bytes of allocation " + std::to_string(piece.id) +
-                                          " from byte " + std::to_string(piece.offset) +
-                                          " on in form " + std::to_string(piece.form) +
-                                          ", which it was not told to"};
+      return {Code::kInvalidArgument,
+              "it reports that it has stored " + std::to_string(piece.stored) +
+                  " bytes of allocation " + std::to_string(piece.id) + " from byte " +
+                  std::to_string(piece.offset) + " on in form " + std::to_string(piece.form) +
+                  ", which it was not told to do"};
     free(group.account, left);
     on_record = on_record && *form == Form::kDense && piece.checksum == 0;
     if (i + 1 < saved.pieces_count && saved.pieces[i + 1].id == piece.id) continue;

@@ -44,10 +44,10 @@ Result<Charge> Account::take(const Amounts& amounts) {
     ++refusals_[resource];
     const std::string name(to_string(resource));
     return Status(Code::kResourceExhausted,
-                  to_string(owner_) + " has " + amount(resource, used) + " of " + name +
-                      " and may have " + amount(resource, most_[resource]) + ", not " +
+                  to_string(owner_) + " has " + amount(resource, used) + " of at most " +
+                      amount(resource, most_[resource]) + " (quotas." + name + ") and requests " +
                       amount(resource, amounts[resource]) +
-                      " more; free some, or ask the operator for a larger quotas." + name);
+                      " more. Free some, or ask the operator for a larger quotas." + name);
   }
   for (const Resource resource : kAllResources) used_[resource] += amounts[resource];
   return Charge(shared_from_this(), amounts);

@@ -14,11 +14,11 @@ namespace amem {
 namespace {
 
 Status untold(pid_t pid, const std::string& what) {
-  return {Code::kPermissionDenied,
-          "whose process pid " + std::to_string(pid) + " is cannot be told: " + what +
-              "; isolation.by asks for more than the uid, which needs amemd to see the processes "
-              "of its ranks as the host does (for a container: hostPID, and the host's cgroup "
-              "namespace)"};
+  return {
+      Code::kPermissionDenied,
+      "amemd cannot find the owner of pid " + std::to_string(pid) + ": " + what +
+          ". With this isolation.by, amemd must see the processes of its ranks as the host does "
+          "(for a container: hostPID, and the host's cgroup namespace)"};
 }
 
 ino_t inode_of(const Fd& fd) {
@@ -36,7 +36,7 @@ Result<std::string> user_namespace_of(pid_t pid) {
   if (inode_of(current) == own) return std::string();
   for (;;) {
     Fd parent(::ioctl(current.get(), NS_GET_PARENT));
-    if (!parent) return untold(pid, "its user namespace is not within amemd's");
+    if (!parent) return untold(pid, "its user namespace is not inside amemd's");
     if (inode_of(parent) == own) return "user:[" + std::to_string(inode_of(current)) + "]";
     current = std::move(parent);
   }
@@ -67,14 +67,14 @@ Result<std::string> unified_cgroup(std::istream& file) {
     if (!line.starts_with("0::"))
       return Status(Code::kFailedPrecondition,
                     "has groups of cgroup v1 (" + line.substr(0, line.find(":/")) +
-                        "), as on a host with both versions; boot it with "
+                        "), as on a host with both versions. Boot it with "
                         "systemd.unified_cgroup_hierarchy=1, or set isolation.by to uid or userns");
     unified = line.substr(3);
   }
   if (unified.empty()) return Status(Code::kFailedPrecondition, "has no line of cgroup v2");
   // Seen from a cgroup namespace of amemd's own, all others would look alike.
   if (unified.starts_with("/.."))
-    return Status(Code::kFailedPrecondition, "has a path beyond amemd's own");
+    return Status(Code::kFailedPrecondition, "has a path outside amemd's cgroup namespace");
   return unified;
 }
 

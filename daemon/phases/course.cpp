@@ -290,9 +290,9 @@ void Course::note_quiet(RankId rank, Time now) {
 void Course::on(const event::FreedUnloaded& event, Time now) {
   const bool loading = rule(phase_).answer == RankPhase::kLoad && waiting_.contains(event.rank);
   if (rule(phase_).entry != PhaseEntry::kCreate && !loading) return;
-  fail({Code::kAborted, home_.members.label(event.rank) +
-                            " freed what other ranks hold too before it had loaded it; resume "
-                            "again"},
+  fail({Code::kAborted,
+        home_.members.label(event.rank) +
+            " freed memory that other ranks share before it had loaded it. Resume again"},
        now);
 }
 
@@ -397,7 +397,7 @@ void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Ti
     case OnDeath::kRollBackIfNeeded:
       // While the broker creates, nobody has been asked for an answer yet.
       if (leaves_unloaded && (was_awaited || rule(phase_).entry == PhaseEntry::kCreate))
-        return fail({Code::kAborted, what + " before it had loaded what other ranks hold too"},
+        return fail({Code::kAborted, what + " before it had loaded memory that other ranks share"},
                     now);
       [[fallthrough]];
     case OnDeath::kGoOn:
@@ -475,10 +475,10 @@ std::string Course::laggards() const {
   if (rule(phase_).entry == PhaseEntry::kReady)
     return std::string(abroad ? "other nodes " : "other groups ") + std::string(not_yet(phase_));
   if (waiting_.empty() && terms_.held != Held::kNo)
-    return "other groups of the swap or set still have the memory, or the broker's own work";
+    return "other groups of the swap or set still have the memory, or the broker still works";
   if (waiting_.empty() && rule(phase_).entry == PhaseEntry::kSave)
-    return "space in the pool, which is being made anew because it was other users'";
-  if (waiting_.empty()) return "the broker's own work";
+    return "amemd still prepares space in the pool that other users had";
+  if (waiting_.empty()) return "the broker still works";
   return home_.members.names({waiting_.begin(), waiting_.end()}) + " did not answer";
 }
 

@@ -23,7 +23,7 @@ std::string refusal(const CutReport::Device& device) {
   const bool capture = device.error.find("STREAM_CAPTURE") != std::string::npos;
   return " (its driver refuses to wait for it: " + device.error + "; " +
          (capture ? "end the stream capture that amem does not see, and pause again)"
-                  : "pause again, and if that does not help restart the process)");
+                  : "pause again; if that fails too, restart the process)");
 }
 
 }  // namespace
@@ -218,7 +218,7 @@ std::map<RankId, std::string> Cut::laggards() const {
     if (!rank.reported) {
       why = "has not answered";
     } else if (!rank.current()) {
-      why = "has not used the step it was given";
+      why = "has not used its step";
     } else if (rank.last.captures > 0) {
       why = "is capturing a stream";
     } else {

@@ -35,7 +35,7 @@ Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView 
   patience_ = now + patience;
   const bool pause = interrupted_->task.op == Operation::kPause;
   state_ = pause ? GroupState::kPausing : GroupState::kResuming;
-  note_ = "amemd ended during " + interrupted_->phase + " and has begun again";
+  note_ = "amemd ended during " + interrupted_->phase + " and has restarted";
 }
 
 std::optional<Action> Group::next_action() {
@@ -73,7 +73,7 @@ void Group::lose(RankId rank, Time now) {
   const std::string what = members_.label(rank) + " lost its session";
   members_.lose(rank);
   requests_.forget(rank);
-  note_ = what + ", and its process ran on";
+  note_ = what + ", and its process continues to run";
   if (course_) course_->lose(rank, what, now);
   settle_if_ended(now);
 }
@@ -127,19 +127,20 @@ Status Group::can_start(const Task& task) const {
   if (course_)
     return {Code::kFailedPrecondition,
             "group '" + name_ + "' is " + std::string(to_string(state_)) + " (" +
-                std::string(phase_name(phase())) + "); try again when that has ended"};
+                std::string(phase_name(phase())) + "). Try again when that has ended"};
   if (interrupted_ || !expected_.empty())
-    return {Code::kUnavailable, "group '" + name_ + "' is not whole since amemd has begun again: " +
+    return {Code::kUnavailable, "group '" + name_ +
+                                    "' is incomplete since amemd restarted: it waits for " +
                                     members_.names({expected_.begin(), expected_.end()}) +
-                                    " has not come back; try again, or end that process"};
+                                    " to reconnect. Try again, or end that process"};
   if (!satisfied(task)) return {};
   const std::string what = task.selection.all() ? "" : to_string(task.selection) + " of ";
   if (task.op == Operation::kPause && state_ == GroupState::kRunning &&
       !memory_.paused(task.selection))
     return {Code::kFailedPrecondition,
             what + "group '" + name_ +
-                "' cannot leave its devices: all of it is pinned, because a NIC may know where it "
-                "is ('amemctl groups' says how much)"};
+                "' cannot leave its devices: all of its memory is pinned, because it may be "
+                "registered with a NIC (`amemctl groups` says how much)"};
   return {Code::kFailedPrecondition,
           what + "group '" + name_ + "' is already " +
               std::string(task.op == Operation::kPause ? "paused" : "running")};

@@ -221,7 +221,7 @@ struct Awaited {
 inline constexpr std::array kAwaited = {
     Awaited{Phase::kAgree,  {Phase::kGuests, Phase::kQuiesce, Phase::kMeasure, Phase::kSave},                 "have not saved yet"},
     Awaited{Phase::kCreate, {Phase::kSave, Phase::kRelease, Phase::kDrop},                                    ""},
-    Awaited{Phase::kTurn,   {Phase::kCreate, Phase::kLoad, Phase::kSave, Phase::kRelease, Phase::kDrop},      "have not left, or not loaded, yet"},
+    Awaited{Phase::kTurn,   {Phase::kCreate, Phase::kLoad, Phase::kSave, Phase::kRelease, Phase::kDrop},      "have not left or not loaded yet"},
 };
 // clang-format on
 

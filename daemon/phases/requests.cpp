@@ -17,14 +17,14 @@ Status Requests::add(const Request& request) {
   const auto count = counts_.find(request.rank);
   if (count != counts_.end() && count->second >= kMaxPerRank)
     return {Code::kResourceExhausted, "this rank has " + std::to_string(count->second) +
-                                          " pause and resume requests waiting already"};
+                                          " waiting pause and resume requests, which is the limit"};
   auto* waiting = const_cast<Waiting*>(find(request.task));
   if (waiting == nullptr) {
     if (waiting_.size() >= kMaxTasks)
       return {Code::kResourceExhausted,
               std::to_string(waiting_.size()) +
-                  " different pause and resume requests wait already for other ranks to ask for "
-                  "the same; have all ranks ask for these, or wait until they have run out"};
+                  " different pause and resume requests wait for other ranks to ask for the same, "
+                  "which is the limit. Let all ranks ask for these, or wait until they time out"};
     waiting = &waiting_.emplace_back();
     waiting->task = request.task;
   }

@@ -21,8 +21,8 @@ std::string describe(const Task& task, const std::string& group) {
   if (!task.selection.all()) text += to_string(task.selection) + " of ";
   text += "group '" + group + "'";
   if (!task.discard.empty()) text += ", dropping " + to_string(Selection{task.discard});
-  if (task.guests == GuestPolicy::kPin) text += ", leaving what guests have open";
-  if (task.guests == GuestPolicy::kRefuse) text += ", refused while guests have memory open";
+  if (task.guests == GuestPolicy::kPin) text += ", which leaves memory that guests have open";
+  if (task.guests == GuestPolicy::kRefuse) text += ", which fails while guests have memory open";
   return text;
 }
 

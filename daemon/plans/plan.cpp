@@ -30,14 +30,15 @@ bool comes_back(const Allocation& a, const Selection& what) {
 Status check_tags(const Allocations& table, GroupId group, const Task& task) {
   const Selection& what = task.selection;
   if (task.op == Operation::kResume && task.guests != GuestPolicy::kDefault)
-    return {Code::kInvalidArgument, "a resume waits for no guests; they are a pause's"};
+    return {Code::kInvalidArgument,
+            "a resume does not support guests. Only a pause or a swap does"};
   if (what.all() && task.discard.empty()) return {};
   std::set<std::string> there;
   for (const Allocation* a : table.of_group(group)) there.insert(a->tag);
   const auto not_found = [&](const std::string& of) -> Status {
     const std::string text = "the group has no memory of " + of + "; ";
     if (there.empty()) return {Code::kNotFound, text + "it has no memory at all"};
-    return {Code::kNotFound, text + "it has " + to_string(Selection{there})};
+    return {Code::kNotFound, text + "it has memory of " + to_string(Selection{there})};
   };
   // These two may be excepted blindly: they are no slip of the pen.
   const auto given = [](const std::string& tag) { return tag == kNcclTag || tag == kHeapTag; };
@@ -48,27 +49,27 @@ Status check_tags(const Allocations& table, GroupId group, const Task& task) {
     return not_found(what.all() ? "tag '" + *task.discard.begin() + "'" : "other tags");
 
   if (task.op == Operation::kResume && !task.discard.empty())
-    return {Code::kInvalidArgument,
-            "a resume cannot drop bytes; it brings back what the pause has kept"};
+    return {Code::kInvalidArgument, "a resume cannot drop bytes. Only a pause or a swap can"};
   if (task.discard.contains(std::string(kNcclTag))) return nccl_is_kept();
   for (const std::string& tag : task.discard) {
     if (!there.contains(tag)) return not_found("tag '" + tag + "'");
     if (!what.takes(tag))
-      return {Code::kInvalidArgument, "tag '" + tag + "' is to be dropped, but the pause is of " +
-                                          to_string(what) + "; pause that tag too, or keep it"};
+      return {Code::kInvalidArgument, "tag '" + tag +
+                                          "' cannot be dropped, because the pause is of " +
+                                          to_string(what) + ". Pause this tag too, or keep it"};
   }
   for (const Allocation* a : table.of_group(group))
     if (a->paused && !a->saved.empty() && task.discard.contains(a->tag))
       return {Code::kFailedPrecondition,
               "tag '" + a->tag +
-                  "' cannot be dropped now: it is paused, and its bytes have been kept. Resume it "
-                  "first, or pause without dropping it"};
+                  "' cannot be dropped now: it is paused, and the pause has saved its bytes. "
+                  "Resume it first, or pause without dropping it"};
   return {};
 }
 
 Status nccl_is_kept() {
   return {Code::kInvalidArgument,
-          "the bytes of tag 'nccl' are always kept: it is not proven that NCCL can do without "
+          "a pause always keeps the bytes of tag 'nccl': nobody has proven that NCCL works without "
           "them, and NCCL itself saves them when it suspends"};
 }
 

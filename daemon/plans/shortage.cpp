@@ -51,15 +51,14 @@ std::string describe(const Shortage& shortage) {
   std::stable_sort(tags.begin(), tags.end(), [](const NamedTag& a, const NamedTag& b) {
     return a.second.stored > b.second.stored;
   });
-  std::string text = "the host pool is too small, even without zeros: " +
-                     format_size(shortage.free + shortage.missing) + " needed, " +
+  std::string text = "the host pool is too small, even without zeros: it has " +
                      format_size(shortage.free) + " of " + format_size(shortage.total) +
-                     " free. To be saved: " + name_tags(tags);
+                     " free, but " + format_size(shortage.free + shortage.missing) +
+                     " are needed. The pause must save " + name_tags(tags);
   if (shortage.not_seen > 0)
-    text += "; " + format_size(shortage.not_seen) +
-            " of it nobody could look at for zeros, because amem's kernels are not loaded there "
-            "(the ranks' warnings say why)";
-  return text + ". What would help: " + advice(shortage, tags);
+    text += ". Ranks could not look for zeros in " + format_size(shortage.not_seen) +
+            " of it, because amem's kernels are not loaded there (the ranks' warnings say why)";
+  return text + ". Remedies: " + advice(shortage, tags);
 }
 
 }  // namespace amem

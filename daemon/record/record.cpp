@@ -39,7 +39,7 @@ Status Record::write(Row& row, RowKind kind, std::uint64_t id,
     row.record_ = this;
     row.key_ = row_key(kind, id);
   } else if (!std::exchange(full_, true)) {
-    spdlog::error("{}; should amemd end now, what it could not write is lost", status.text());
+    spdlog::error("{}. If amemd ends now, what it could not write is lost", status.text());
   }
   return status;
 }
@@ -73,14 +73,14 @@ void Record::flush_within(Duration limit) {
   if (holder_->behind()) again_ = loop_->at(Clock::now() + kFlushAgain, [this] { flush_soon(); });
   // Once for a holder that is behind, however often it is asked.
   if (!status.ok() && !(again && holder_->behind())) spdlog::error("{}", status.text());
-  if (again && !holder_->behind()) spdlog::info("the holder has taken everything");
+  if (again && !holder_->behind()) spdlog::info("the holder has everything");
 }
 
 Status Record::outlives() const {
   if (!holder_)
     return {Code::kFailedPrecondition,
-            "amemd has no holder, so what is paused would be lost with it; what it logged at its "
-            "start says why (the setting holder)"};
+            "amemd has no holder, so paused memory would be lost if amemd ended. Its log says why, "
+            "at its start (the setting holder)"};
   return holder_->has_everything();
 }
 
@@ -102,8 +102,8 @@ void Record::settle(const std::set<std::uint32_t>& lanes, Duration limit,
   settling->done = std::move(done);
   settling->timer = loop_->at(Clock::now() + limit, [this, settling] {
     spdlog::warn(
-        "the holder is still closing descriptors that amemd dropped: the GPU's driver takes its "
-        "time to free their memory, or hangs");
+        "the holder still closes descriptors that amemd dropped. The GPU's driver frees their "
+        "memory slowly, or hangs");
     std::erase_if(questions_, [&](const auto& each) { return each.second == settling; });
     settling->done();
   });

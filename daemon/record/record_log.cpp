@@ -140,16 +140,16 @@ Status RecordLog::load() {
     constexpr std::size_t kName = 12;  // "amem record "
     if (std::memcmp(header->magic, kRecordMagic, kName) == 0)
       return {Code::kFailedPrecondition,
-              "the record of what this node holds is another version's (\"" +
+              "the record of what this node holds has another version (\"" +
                   std::string(header->magic, kName + 1) + "\", this is \"" +
                   std::string(kRecordMagic, kName + 1) + "\")"};
-    return damaged("it does not begin as a record does");
+    return damaged("it does not begin with the name of a record");
   }
-  if (header->size != size_) return damaged("it has another size than it says");
+  if (header->size != size_) return damaged("its size differs from the size in its header");
   const std::uint64_t committed = header->committed.load(std::memory_order_acquire);
   active_ = static_cast<unsigned>(committed >> kHalfBit);
   const std::uint64_t end = committed & ~(1ULL << kHalfBit);
-  if (end > half_size_) return damaged("it says that it ends behind its end");
+  if (end > half_size_) return damaged("the end in its header is beyond its size");
   while (end_ < end) {
     RowHeader row{};
     const std::uint64_t left = end - end_;
@@ -157,7 +157,8 @@ Status RecordLog::load() {
     const char* bytes = reinterpret_cast<const char*>(half(active_) + end_ + sizeof row);
     if (left < sizeof row || left - sizeof row < row.size ||
         row.sum != checksum(row.key, row.size, row.flags, bytes))
-      return damaged("at byte " + std::to_string(end_) + " of " + std::to_string(end));
+      return damaged("a row is damaged at byte " + std::to_string(end_) + " of " +
+                     std::to_string(end));
     const std::uint64_t length = sizeof row + round_up(std::uint64_t{row.size}, 8);
     if (const auto it = rows_.find(row.key); it != rows_.end()) {
       live_ -= sizeof row + round_up(std::uint64_t{it->second.size}, 8);
@@ -221,8 +222,8 @@ Status RecordLog::make_space(std::uint64_t bytes, std::uint64_t others) {
   if (end_ + bytes + others <= half_size_ && reserve(active_, end_ + bytes + others)) return {};
   return {Code::kResourceExhausted,
           "the record of what this node holds is full, or the host has no memory for more of it: " +
-              std::to_string(rows_.size()) + " rows of together " + std::to_string(live_) +
-              " bytes; end jobs that nobody needs, or free host memory"};
+              std::to_string(rows_.size()) + " rows with " + std::to_string(live_) +
+              " bytes. End jobs that nobody needs, or free host memory"};
 }
 
 Status RecordLog::promise(std::uint64_t bytes) {

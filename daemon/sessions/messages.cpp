@@ -20,7 +20,7 @@ Status told_status(std::uint32_t code, const char* why) {
   if (code == 0) return {};
   const bool known = code <= static_cast<std::uint32_t>(Code::kDataLoss);
   std::string text = printable(why);
-  if (text.empty()) text = "it does not say why";
+  if (text.empty()) text = "it gives no reason";
   return {known ? static_cast<Code>(code) : Code::kUnknown, std::move(text)};
 }
 

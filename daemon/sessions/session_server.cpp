@@ -34,7 +34,7 @@ void SessionServer::shut() {
 
 void SessionServer::take(Fd socket) {
   Result<PeerCredentials> known = peer_of(socket.get(), isolation_, accounts_);
-  if (!known.ok()) return refusals_.warn("session refused: {}", known.status().text());
+  if (!known.ok()) return refusals_.warn("amemd refuses a session: {}", known.status().text());
   const PeerCredentials& peer = known.value();
   const std::uint64_t has = peer.account->used(Resource::kSessions);
   // Who has no quota shares with nobody: it is root's, or the only one.
@@ -42,14 +42,14 @@ void SessionServer::take(Fd socket) {
   if (sessions_.size() >= kMaxSessions ||
       (shares && !leaves_a_share(has, sessions_.size(), kMaxSessions)))
     return (shares ? peer.account->refusals_log() : refusals_)
-        .warn("session of pid {} ({}) refused: it has {}, and {} of {} are taken", peer.pid,
-              to_string(peer.account->owner()), has, sessions_.size(), kMaxSessions);
+        .warn("amemd refuses a session of pid {} ({}): this owner has {}, and {} of {} are in use",
+              peer.pid, to_string(peer.account->owner()), has, sessions_.size(), kMaxSessions);
   Amounts amounts;
   amounts[Resource::kSessions] = 1;
   amounts[Resource::kDescriptors] = kDescriptorsOfSession;
   Result<Charge> charge = peer.account->take(amounts);
   if (!charge.ok())
-    return peer.account->refusals_log().warn("session of pid {} refused: {}", peer.pid,
+    return peer.account->refusals_log().warn("amemd refuses a session of pid {}: {}", peer.pid,
                                              charge.status().text());
   const SessionId id = next_id_++;
   const EventLoop::WatchId watch = loop_.watch(

@@ -35,7 +35,7 @@ void add_arguments(CLI::App& app, Arguments& arguments) {
       "-c,--config", arguments.config_file,
       std::string("configuration file (default: ") + kDefaultConfigFile + ", if it exists)");
   app.add_flag("--check-config", arguments.check_config,
-               "print the configuration in effect, or what is wrong with it, and exit");
+               "print the resulting configuration, or what is wrong with it, and exit");
   // For an amemd that is to be replaced by this one.
   app.add_flag("--speaks", arguments.speaks, "print the versions of its protocols, and exit")
       ->group("");

@@ -67,12 +67,12 @@ Status set_mode(Config& config, std::string_view value) {
   const unsigned long mode = octal ? std::strtoul(std::string(value).c_str(), nullptr, 8) : ~0UL;
   if (mode > 0777)
     return {Code::kInvalidArgument,
-            "\"" + std::string(value) + "\" is no file mode; write e.g. \"0660\""};
+            "\"" + std::string(value) + "\" is not a valid file mode. Write for example \"0660\""};
   if ((mode & 07U) != 0)
     return {Code::kInvalidArgument,
             "\"" + std::string(value) +
-                "\" opens the socket to every user of the node; write \"0660\" and put those who "
-                "may use it into sockets.group"};
+                "\" opens the socket to every user of the node. Write \"0660\", and add the users "
+                "who may use it to the group of sockets.group"};
   config.*Member = static_cast<mode_t>(mode);
   return {};
 }
@@ -121,7 +121,7 @@ std::string get_flag(const Config& config) {
 template <class Choices, class NameOf>
 Status none_of(std::string_view value, const Choices& choices, NameOf name_of,
                std::string_view first = "") {
-  std::string text = "\"" + std::string(value) + "\" is none of" + std::string(first);
+  std::string text = "\"" + std::string(value) + "\" is not one of" + std::string(first);
   for (const auto& choice : choices) text += " " + std::string(name_of(choice));
   return {Code::kInvalidArgument, text};
 }
@@ -177,7 +177,7 @@ Status set_save(Config& config, std::string_view value) {
   const std::optional<Form> form = form_named(value);
   if (!form)
     return {Code::kInvalidArgument,
-            "\"" + std::string(value) + "\" is none of " + names_of_forms()};
+            "\"" + std::string(value) + "\" is not one of " + names_of_forms()};
   config.pool_save = *form;
   return {};
 }
@@ -207,7 +207,8 @@ Status set_device_nodes(Config& config, std::string_view value) {
 Status set_log_lines(Config& config, std::string_view value) {
   const auto lines = number_of_text<std::uint64_t>(value);
   if (!lines || *lines == 0)
-    return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is no number of lines"};
+    return {Code::kInvalidArgument,
+            "\"" + std::string(value) + "\" is not a valid number of lines"};
   config.quotas.log_lines = *lines;
   return {};
 }
@@ -274,7 +275,7 @@ void apply_table(Config& config, const toml::table& table, const std::string& pr
     }
     const Setting* setting = find_setting(key);
     if (setting == nullptr) {
-      wrong("no such setting; amemd --check-config prints those that exist");
+      wrong("this setting does not exist. amemd --check-config prints all settings");
       continue;
     }
     const std::optional<std::string> text = as_text(node);
@@ -304,25 +305,25 @@ const std::vector<Setting>& settings() {
       {"runtime_dir", "directory of the sockets", set_runtime_dir, get_text<&Config::runtime_dir>},
 
       {"holder",
-       "whether amem-holder keeps what is there over amemd's death: auto, required, external or "
-       "off",
+       "whether amem-holder keeps all memory while amemd restarts: auto, required, external or off",
        set_choice<&Config::holder, kHolders>, get_choice<&Config::holder, kHolders>},
       {"guests", "what a pause does with memory that other groups have open: pin or refuse",
        set_choice<&Config::guests, kGuests>, get_choice<&Config::guests, kGuests>},
 
       {"pool.size", "pinned host memory for saved bytes; 0: none", set_size<&Config::pool_size>,
        get_size<&Config::pool_size>},
-      {"pool.segment", "size of its segments; auto: by its size", set_segment, get_segment},
-      {"pool.chunk", "unit in which it is handed out", set_size<&Config::pool_chunk>,
+      {"pool.segment", "size of the pool's segments; auto: depends on pool.size", set_segment,
+       get_segment},
+      {"pool.chunk", "unit of the pool's space", set_size<&Config::pool_chunk>,
        get_size<&Config::pool_chunk>},
-      {"pool.place", "where saved bytes lie: auto, host_numa or memfd", set_place, get_place},
-      {"pool.save", "how bytes are saved: auto, dense or sparse", set_save, get_save},
+      {"pool.place", "place of saved bytes: auto, host_numa or memfd", set_place, get_place},
+      {"pool.save", "how a pause saves bytes: auto, dense or sparse", set_save, get_save},
       {"pool.retain",
        "whether loaded bytes stay in free space, so that a pause copies only what has changed: "
        "auto, always or off",
        set_choice<&Config::pool_retain, kRetain>, get_choice<&Config::pool_retain, kRetain>},
 
-      {"deadlines.guests", "for other groups' ranks to close what they have opened",
+      {"deadlines.guests", "for other groups' ranks to close memory that they have opened",
        set_deadline<&Deadlines::guests>, get_deadline<&Deadlines::guests>},
       {"deadlines.quiesce", "for all ranks to become quiet", set_deadline<&Deadlines::quiesce>,
        get_deadline<&Deadlines::quiesce>},
@@ -338,38 +339,38 @@ const std::vector<Setting>& settings() {
        get_deadline<&Deadlines::open>},
       {"deadlines.request", "for all ranks to ask for the same pause or resume",
        set_deadline<&Deadlines::request>, get_deadline<&Deadlines::request>},
-      {"deadlines.stall", "of a quiesce, before busy devices are stepped too",
+      {"deadlines.stall", "of a quiesce without change, before amem steps busy devices too",
        set_deadline<&Deadlines::stall>, get_deadline<&Deadlines::stall>},
-      {"deadlines.end", "for operations under way to end when amemd is told to end",
+      {"deadlines.end", "for operations to end after amemd was told to end",
        [](Config& config, std::string_view value) { return set_duration(config.end, value); },
        [](const Config& config) { return format_duration(config.end); }},
 
-      {"swap.duplex", "whether a swap brings one group in while the other goes out: true or false",
+      {"swap.duplex", "whether a swap resumes one group while the other pauses: true or false",
        set_flag<&Config::swap_duplex>, get_flag<&Config::swap_duplex>},
       {"swap.wave",
-       "how much of each rank leaves at a time when there is no space for both groups; "
-       "0: all at once",
+       "how much of each rank leaves at a time if there is no space for both groups; 0: all at "
+       "once",
        set_size<&Config::swap_wave>, get_size<&Config::swap_wave>},
 
       {"log.level", "debug, info, warning or error", set_log_level, get_text<&Config::log_level>},
-      {"log.format", "text or json (one object a line)", set_log_format,
+      {"log.format", "text or json (one object per line)", set_log_format,
        get_text<&Config::log_format>},
       {"log.file", "log file, reopened on SIGHUP; empty: stderr", set_text<&Config::log_file>,
        get_text<&Config::log_file>},
 
-      {"isolation.by", "what tells owners apart: uid, userns or cgroup",
+      {"isolation.by", "what separates owners: uid, userns or cgroup",
        set_choice<&Config::isolation, kIsolations>, get_choice<&Config::isolation, kIsolations>},
 
       {"isolation.device_nodes",
-       "directory of nvidia0, nvidia1, ...: a device is served to who may open its node; empty: to "
-       "everybody",
+       "directory of nvidia0, nvidia1, ...: amemd serves a device to processes that may open its "
+       "node; empty: to all",
        set_device_nodes, get_text<&Config::device_nodes>},
 
-      {"quotas.sessions", "processes that an owner may have at a time; none: no limit",
+      {"quotas.sessions", "processes that an owner may have at the same time; none: no limit",
        set_quota<Resource::kSessions>, get_quota<Resource::kSessions>},
       {"quotas.allocations", "allocations that an owner may have",
        set_quota<Resource::kAllocations>, get_quota<Resource::kAllocations>},
-      {"quotas.device", "GPU memory that an owner may have there, a size or a share of all devices",
+      {"quotas.device", "GPU memory that an owner may have, a size or a share of all devices",
        set_quota<Resource::kDeviceBytes>, get_quota<Resource::kDeviceBytes>},
       {"quotas.pool", "space in the pool that an owner may have, a size or a share",
        set_quota<Resource::kPoolBytes>, get_quota<Resource::kPoolBytes>},
@@ -377,28 +378,27 @@ const std::vector<Setting>& settings() {
        set_quota<Resource::kDescriptors>, get_quota<Resource::kDescriptors>},
       {"quotas.queue", "memory for messages that wait for an owner's processes",
        set_quota<Resource::kQueuedBytes>, get_quota<Resource::kQueuedBytes>},
-      {"quotas.calls", "calls of the control API that an owner may have under way",
+      {"quotas.calls", "calls of the control API that an owner may have at the same time",
        set_quota<Resource::kCalls>, get_quota<Resource::kCalls>},
       {"quotas.policies", "tags with a policy that an owner's groups may have",
        set_quota<Resource::kPolicies>, get_quota<Resource::kPolicies>},
-      {"quotas.log_lines", "lines a minute in the log that an owner's processes may cause",
+      {"quotas.log_lines", "log lines per minute that an owner's processes may cause",
        set_log_lines, get_log_lines},
 
       {"access.operators",
-       "group that may steer everybody's groups, besides root and amemd's own user; empty: none",
+       "group of operators, who control all groups, besides root and amemd's own user; empty: none",
        set_text<&Config::operators>, get_text<&Config::operators>},
-      {"access.see_all", "whether everybody sees everybody's groups: true or false",
+      {"access.see_all", "whether every user sees all groups: true or false",
        set_flag<&Config::see_all>, get_flag<&Config::see_all>},
 
       {"control.listen",
-       "host:port of the control API for operators elsewhere, with mutual TLS; empty: none",
+       "host:port of the control API for operators on other machines, with mutual TLS; empty: none",
        set_text<&Config::listen>, get_text<&Config::listen>},
       {"control.tls", "directory with ca.crt, tls.crt and tls.key, for control.listen",
        set_text<&Config::tls_dir>, get_text<&Config::tls_dir>},
 
       {"metrics.listen",
-       "port, or address:port, of metrics for Prometheus by HTTP, which say the names of all "
-       "groups; "
+       "port, or address:port, of metrics for Prometheus over HTTP, with the names of all groups; "
        "empty: none",
        set_address<&Config::metrics_listen>, get_text<&Config::metrics_listen>},
 
@@ -456,7 +456,7 @@ void apply_flags(Config& config, const std::vector<std::pair<std::string, std::s
   for (const auto& [key, value] : flags) {
     const Setting* setting = find_setting(key);
     if (setting == nullptr) {
-      errors.push_back(key + ": no such setting");
+      errors.push_back(key + ": this setting does not exist");
     } else if (Status status = setting->set(config, value); !status.ok()) {
       errors.push_back(setting->flag() + ": " + status.text());
     }
@@ -489,8 +489,8 @@ void check(const Config& config, ConfigErrors& errors) {
   };
   if (!config.listen.empty() && config.tls_dir.empty())
     errors.push_back("control.listen: " + config.listen +
-                     " needs control.tls, the directory of certificates: TCP is served with mutual "
-                     "TLS only");
+                     " requires control.tls, the directory of certificates, because amemd serves "
+                     "TCP only with mutual TLS");
   if (config.pool_segment != 0) check_size("pool.segment", config.pool_segment, kPage);
   check_size("pool.size", config.pool_size, 0);
   const std::uint64_t segment = std::min(config.segment(), config.pool_size);
@@ -498,7 +498,7 @@ void check(const Config& config, ConfigErrors& errors) {
       config.quotas.resolve(config.pool_size, segment, 0).most[Resource::kPoolBytes];
   if (most > 0 && most < segment)
     errors.push_back("quotas.pool: " + exact_size(most) +
-                     " gives nobody anything: the pool is handed out in segments of " +
+                     " is less than one segment, so nobody could use the pool. A segment has " +
                      exact_size(segment) +
                      ". Set at least that, or a share such as 50%, or a smaller pool.segment");
 }

@@ -42,7 +42,7 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
       lost_ = 0;
     } else if (lost_++ == 0) {
       const std::string text =
-          "amemd: cannot write " + path_ + ": " + std::strerror(errno) + "; log lines are lost\n";
+          "amemd: cannot write " + path_ + ": " + std::strerror(errno) + ". Log lines are lost\n";
       [[maybe_unused]] const auto n = ::write(STDERR_FILENO, text.data(), text.size());
     }
   }
@@ -80,7 +80,7 @@ void set_up_logging(const Config& config) {
       sink = file_sink();
     } else {
       trouble = "cannot open the log file " + config.log_file + ": " + std::strerror(errno) +
-                "; logging to stderr";
+                ". amemd logs to stderr";
       file_sink().reset();
     }
   }

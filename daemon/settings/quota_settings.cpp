@@ -30,7 +30,7 @@ QuotaSettings QuotaSettings::shared_node() {
 Status QuotaSettings::set(Resource resource, std::string_view text) {
   const auto wrong = [&] {
     return Status(Code::kInvalidArgument,
-                  "\"" + std::string(text) + "\" is no quota; write " +
+                  "\"" + std::string(text) + "\" is not a valid quota. Write " +
                       (is_bytes(resource) ? "a size" : "a number") +
                       (may_be_share(resource) ? ", a share such as 50%" : "") + ", or none");
   };

@@ -163,9 +163,9 @@ bool Transaction::last(std::size_t member) const {
 }
 
 Status Transaction::why_given_up() const {
-  if (failed_.empty()) return {Code::kAborted, "given up: " + given_up_.text()};
+  if (failed_.empty()) return {Code::kAborted, "called off: " + given_up_.text()};
   const std::size_t cause = failed_.front();
-  return {Code::kAborted, std::string("given up, because the ") +
+  return {Code::kAborted, std::string("called off, because the ") +
                               (goes_out(cause) ? "pause" : "resume") + " of group '" +
                               members_[cause].name + "' failed"};
 }
@@ -174,7 +174,7 @@ Status Transaction::result() const {
   if (failed_.empty() && !given_up_.ok() &&
       std::any_of(members_.begin(), members_.end(),
                   [](const Member& m) { return m.state == MemberState::kBefore; }))
-    return {given_up_.code(), "the resume was given up: " + given_up_.text() + "; " +
+    return {given_up_.code(), "the resume was called off: " + given_up_.text() + "; " +
                                   names(Stage::kOut) + " paused, " + names(Stage::kIn) +
                                   " still paused"};
   if (failed_.empty()) return {};

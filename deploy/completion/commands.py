@@ -47,5 +47,5 @@ def read(path):
         top = json.load(file)["amemctl"]
     return options_of(top), [
         Command(each["name"], each["description"], [option for option in options_of(each) if option.name != "--help"],
-                [value_of(option) for option in each["options"] if option["positional"]], 'follows "--"' in each["footer"])
+                [value_of(option) for option in each["options"] if option["positional"]], 'after "--"' in each["footer"])
         for each in top["commands"]]

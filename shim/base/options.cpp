@@ -24,7 +24,7 @@ bool read_flag(Options::Getenv getenv, const char* name, bool otherwise,
   if (value.empty()) return otherwise;
   if (value == "1" || value == "true" || value == "yes" || value == "on") return true;
   if (value == "0" || value == "false" || value == "no" || value == "off") return false;
-  complaints.push_back(complain(name, value, "0 or 1; ignored"));
+  complaints.push_back(complain(name, value, "0 or 1. amem ignores it"));
   return otherwise;
 }
 
@@ -36,7 +36,8 @@ void read_seconds(Options::Getenv getenv, const char* name, std::chrono::seconds
   if (seconds && *seconds > 0 && *seconds <= 31'536'000)
     out = std::chrono::seconds(*seconds);
   else
-    complaints.push_back(complain(name, value, "a number of seconds from 1 to a year; ignored"));
+    complaints.push_back(
+        complain(name, value, "a number of seconds from 1 to a year. amem ignores it"));
 }
 
 /// Seconds, or a number with ms, s or m behind it; 0, too.
@@ -56,7 +57,7 @@ void read_duration(Options::Getenv getenv, const char* name, std::chrono::millis
     out = time;
   else
     complaints.push_back(
-        complain(name, value, "a duration up to a year, such as 30s or 500ms; ignored"));
+        complain(name, value, "a duration up to a year, such as 30s or 500ms. amem ignores it"));
 }
 
 void read_slab_size(Options::Getenv getenv, std::optional<std::uint64_t>& out,
@@ -67,8 +68,8 @@ void read_slab_size(Options::Getenv getenv, std::optional<std::uint64_t>& out,
   if (mib && *mib <= 1024)
     out = std::uint64_t{*mib} << 20U;
   else
-    complaints.push_back(
-        complain("AMEM_SLAB", value, "a number of MiB from 2 to 1024, or 0 for none; ignored"));
+    complaints.push_back(complain(
+        "AMEM_SLAB", value, "a number of MiB from 2 to 1024, or 0 for none. amem ignores it"));
 }
 
 template <class Value>
@@ -102,7 +103,7 @@ bool flag(Options::Getenv getenv, const char* name, std::vector<std::string>& co
   constexpr std::string_view kOff[] = {"", "0", "false", "FALSE", "no", "NO"};
   if (std::find(std::begin(kOn), std::end(kOn), value) != std::end(kOn)) return true;
   if (std::find(std::begin(kOff), std::end(kOff), value) == std::end(kOff))
-    complaints.push_back(complain(name, value, "0 or 1; taken for 0"));
+    complaints.push_back(complain(name, value, "0 or 1. amem uses 0"));
   return false;
 }
 
@@ -126,8 +127,8 @@ void read_saver_options(Options::Getenv getenv, std::string_view library, Option
   if (!hook) return;
   if (flag(getenv, "TMS_INIT_ENABLE_DISK_BACKUP", complaints)) {
     complaints.push_back(
-        "TMS_INIT_ENABLE_DISK_BACKUP is set, and amem saves nothing to disks: the bytes are kept "
-        "in the broker's pool");
+        "TMS_INIT_ENABLE_DISK_BACKUP is set, but amem does not save to disks. The broker's pool "
+        "keeps the bytes");
     options.heap_policy = amem_v1_RegionPolicy_REGION_POLICY_KEEP;
   }
   const std::string_view margin = value_of(getenv, "TMS_MEMORY_MARGIN_BYTES");
@@ -135,7 +136,7 @@ void read_saver_options(Options::Getenv getenv, std::string_view library, Option
   options.memory_margin = bytes.value_or(0);
   if (!bytes && !margin.empty())
     complaints.push_back(
-        complain("TMS_MEMORY_MARGIN_BYTES", margin, "a number of bytes; taken for 0"));
+        complain("TMS_MEMORY_MARGIN_BYTES", margin, "a number of bytes. amem uses 0"));
 }
 
 }  // namespace
@@ -172,7 +173,7 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
     if (valid_group_name(group))
       o.group = group;
     else
-      complaints.push_back(complain(source, group, "a group name; using \"default\""));
+      complaints.push_back(complain(source, group, "a valid group name. amem uses \"default\""));
   }
   o.runtime_dir = value_of(getenv, "AMEM_RUNTIME_DIR");
   if (o.runtime_dir.empty()) o.runtime_dir = default_runtime_dir();
@@ -181,38 +182,38 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
   // complaint.
   if (const std::string_view deep = value_of(getenv, "AMEM_DEEPBIND");
       !deep.empty() && deep != "keep" && deep != "clear")
-    complaints.push_back(complain("AMEM_DEEPBIND", deep, "keep or clear; using keep"));
+    complaints.push_back(complain("AMEM_DEEPBIND", deep, "keep or clear. amem uses keep"));
   o.bypass_allowed = split(value_of(getenv, "AMEM_BYPASS_ALLOWED"));
   read_choice(getenv, "AMEM_SCOPE", o.scope,
               {{"nccl", Scope::kNccl}, {"regions", Scope::kRegions}, {"heap", Scope::kHeap}},
-              "nccl, regions or heap; using nccl", complaints);
+              "nccl, regions or heap. amem uses nccl", complaints);
   o.trace = value_of(getenv, "AMEM_TRACE");
 
   read_slab_size(getenv, o.slab_size, complaints);
 
   read_choice(getenv, "AMEM_GATE", o.gate_waits, {{"wait", true}, {"error", false}},
-              "wait or error; using wait", complaints);
+              "wait or error. amem uses wait", complaints);
   read_seconds(getenv, "AMEM_GATE_TIMEOUT", o.gate_timeout, complaints);
   read_seconds(getenv, "AMEM_TIMEOUT", o.timeout, complaints);
   read_duration(getenv, "AMEM_RECONNECT", o.reconnect, complaints);
   read_choice(
       getenv, "AMEM_ORPHAN", o.orphan,
       {{"wait", OrphanRule::kWait}, {"exit", OrphanRule::kExit}, {"restore", OrphanRule::kRestore}},
-      "wait, exit or restore; using wait", complaints);
+      "wait, exit or restore. amem uses wait", complaints);
 
   read_choice(getenv, "AMEM_LOG", o.log_level,
               {{"error", LogLevel::kError},
                {"warn", LogLevel::kWarn},
                {"info", LogLevel::kInfo},
                {"debug", LogLevel::kDebug}},
-              "error, warn, info or debug; using warn", complaints);
+              "error, warn, info or debug. amem uses warn", complaints);
   if (value_of(getenv, "AMEM_NCCL_SCRATCH").empty() &&
       getenv("AMEM_NCCL_OFFLOAD_FREE_TAG") != nullptr)
     o.nccl_scratch = NcclScratch::kDrop;
   read_choice(
       getenv, "AMEM_NCCL_SCRATCH", o.nccl_scratch,
       {{"keep", NcclScratch::kKeep}, {"drop", NcclScratch::kDrop}, {"prove", NcclScratch::kProve}},
-      "keep, drop or prove; using keep", complaints);
+      "keep, drop or prove. amem uses keep", complaints);
   read_saver_options(getenv, library, o, complaints);
   return o;
 }

@@ -18,7 +18,7 @@ thread_local State state __attribute__((tls_model("initial-exec")));
 /// What has begun last ends first.
 Status unbrokered_now() {
   return {Code::kFailedPrecondition,
-          "what this thread allocates is unbrokered now: end that before a region begins or ends"};
+          "this thread allocates unbrokered memory now. End that before a region begins or ends"};
 }
 
 bool allowed(char c) {
@@ -37,16 +37,17 @@ Status Region::begin(std::string_view tag, int policy) {
   if (!valid_region_tag(tag))
     return {Code::kInvalidArgument,
             "\"" + std::string(tag.substr(0, 2 * kMaxTag)) +
-                "\" is no tag for a region; use 1 to 31 of the characters A-Z a-z 0-9 . _ -, and "
-                "not \"nccl\", which is NCCL's"};
+                "\" is not a valid tag for a region. Use 1 to 31 of the characters A-Z a-z 0-9 . _ "
+                "-, but not \"nccl\", which is for NCCL"};
   if (policy < _amem_v1_RegionPolicy_MIN || policy > _amem_v1_RegionPolicy_MAX)
-    return {Code::kInvalidArgument, std::to_string(policy) +
-                                        " is no policy of a region; use 0 (the "
-                                        "tag's), 1 (keep) or 2 (discard)"};
+    return {Code::kInvalidArgument,
+            std::to_string(policy) +
+                " is not a valid policy of a region. Use 0 (the tag's), 1 (keep) or 2 (discard)"};
   if (state.unbrokered) return unbrokered_now();
   if (state.tag[0] != '\0')
-    return {Code::kFailedPrecondition, "this thread is in region \"" + std::string(state.tag) +
-                                           "\" already: regions do not nest; end it first"};
+    return {Code::kFailedPrecondition, "this thread is already in region \"" +
+                                           std::string(state.tag) +
+                                           "\", and regions cannot nest. End it first"};
   state.tag[tag.copy(state.tag, kMaxTag)] = '\0';
   state.policy = static_cast<amem_v1_RegionPolicy>(policy);
   return {};
@@ -56,7 +57,7 @@ Status Region::end() {
   if (state.unbrokered) return unbrokered_now();
   if (state.tag[0] == '\0')
     return {Code::kFailedPrecondition,
-            "this thread is in no region: a region ends in the thread that began it"};
+            "this thread is not in a region. The thread that began a region must end it"};
   state = {};
   return {};
 }
@@ -68,15 +69,16 @@ std::optional<Label> Region::current() {
 
 Status Region::begin_unbrokered() {
   if (state.unbrokered)
-    return {Code::kFailedPrecondition, "what this thread allocates is unbrokered already"};
+    return {Code::kFailedPrecondition, "this thread already allocates unbrokered memory"};
   state.unbrokered = true;
   return {};
 }
 
 Status Region::end_unbrokered() {
   if (!state.unbrokered)
-    return {Code::kFailedPrecondition,
-            "what this thread allocates is not unbrokered: that ends in the thread that began it"};
+    return {
+        Code::kFailedPrecondition,
+        "this thread does not allocate unbrokered memory. The thread that began this must end it"};
   state.unbrokered = false;
   return {};
 }

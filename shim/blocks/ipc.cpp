@@ -94,7 +94,7 @@ CUresult Ipc::map(const IpcHandle& handle, Mapped& mapped) {
   CUresult r = memory_.handles.import_ticket(&allocation, handle.ticket);
   if (r != CUDA_SUCCESS) {
     log_error("opening the IPC handle that process " + std::to_string(handle.owner_pid) +
-              " gave out: the broker did not redeem it; its reason is above");
+              " provided: the broker did not redeem it. Its reason is above");
     return r;
   }
   if (const auto known = memory_.handles.known(handle.ticket.id); known) mapped.size = known->size;

@@ -107,8 +107,8 @@ std::optional<std::size_t> Slabs::granularity(const CUmemAllocationProp* prop,
 void Slabs::stop_packing(const std::string& why) {
   if (packing_.exchange(false))
     log_warn(why +
-             ": this NCCL makes its buffers in an order that amem does not know, so they are no "
-             "longer packed (as with AMEM_SLAB=0)");
+             ": this NCCL makes its buffers in an order that amem does not support, so amem no "
+             "longer packs them (as with AMEM_SLAB=0)");
 }
 
 std::optional<CUresult> Slabs::create(CUmemGenericAllocationHandle* handle, std::size_t size,
@@ -383,10 +383,10 @@ CUresult Slabs::own_handle(CUmemGenericAllocationHandle* own, CUmemGenericAlloca
   if (buffer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (buffer->own == 0) {
     if (buffer->imported || buffer->exported || buffer->reservations > 0) {
-      stop_packing("a buffer whose address is known is to be used elsewhere");
+      stop_packing("NCCL uses a buffer elsewhere whose address is known");
       return CUDA_ERROR_NOT_SUPPORTED;
     }
-    stop_packing("a buffer is used before it has an address");
+    stop_packing("NCCL uses a buffer before it has an address");
     if (CUresult r = move(lock, handle); r != CUDA_SUCCESS) return r;
   }
   *own = find(handle)->own;
@@ -437,7 +437,7 @@ CUresult Slabs::map(CUdeviceptr address, std::size_t size, std::size_t offset,
         return CUDA_ERROR_INVALID_VALUE;
       if (memory_.mappings.absent(address)) {
         log_error("mapping " + std::to_string(size) +
-                  " bytes of a slab that is paused with its tag; resume that first");
+                  " bytes of a slab that is paused with its tag. Resume this tag first");
         return CUDA_ERROR_SYSTEM_NOT_READY;
       }
       ++buffer->mappings;

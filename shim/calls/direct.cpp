@@ -68,7 +68,7 @@ void warn_of_bypassed(const char* symbol, const void* driver_function) {
   static std::atomic<bool> warned{false};
   if (next == nullptr || next == driver_function || warned.exchange(true)) return;
   log_warn(module_of(next) + " wraps driver calls (" + symbol +
-           "), too, and is not called: put it before libamem_shim.so in LD_PRELOAD");
+           ") too, but nothing calls it. Put it before libamem_shim.so in LD_PRELOAD");
 }
 
 bool is_direct(const void* code) {

@@ -50,8 +50,9 @@ void compare_with_driver(int version, const Lookup& lookup) {
     return;
   const bool newer = version > driver;
   if (!compared.compare_exchange_strong(before, newer ? INT_MAX : driver) || !newer) return;
-  log_info("the program asks for driver calls of CUDA " + cuda_version(version) +
-           ", and the driver is of CUDA " + cuda_version(driver) + ": it has no newer ones");
+  log_info("the program requests driver calls of CUDA " + cuda_version(version) +
+           ", but the driver supports CUDA up to " + cuda_version(driver) +
+           ", and has no newer calls");
 }
 
 /// A newer toolkit's programs may ask for a version that the table does not have. Where the driver

@@ -17,8 +17,8 @@ CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
   if (runtime.forked()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!runtime.connected()) {
     log_error(
-        "a peer passed an IPC handle of brokered memory, and this process has no broker to redeem "
-        "it at");
+        "a peer passed an IPC handle of brokered memory, but this process has no broker that can "
+        "redeem it");
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   close_deferred(0);

@@ -198,8 +198,8 @@ CUresult answer_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* han
   Runtime& runtime = Runtime::get();
   if (!runtime.connected()) {
     log_error(
-        "a peer passed a ticket for brokered memory, and this process has no broker to redeem it "
-        "at");
+        "a peer passed a ticket for brokered memory, but this process has no broker that can "
+        "redeem it");
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   const Pass pass(*the_gate);

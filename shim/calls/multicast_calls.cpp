@@ -12,8 +12,8 @@ namespace {
 
 CUresult refuse_binding() {
   log_error(
-      "brokered memory is bound to multicast objects (NVLS) only with AMEM_NVLS=1; that has never "
-      "run on hardware");
+      "amem binds brokered memory to multicast objects (NVLS) only with AMEM_NVLS=1. That has "
+      "never run on hardware");
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -24,9 +24,9 @@ CUresult finish_bind(CUresult r, CUmemGenericAllocationHandle object,
   Runtime& runtime = Runtime::get();
   if (r != CUDA_SUCCESS && !own)
     log_error(runtime.memory().holdings.name(bindings.front().id) +
-              " is not bound to a multicast object (CUDA error " + std::to_string(r) +
-              "): the driver binds what a process has made itself, and this is of amemd's making; "
-              "bind memory of NCCL's own (ncclMemAlloc), or keep this out of amem "
+              " cannot be bound to a multicast object (CUDA error " + std::to_string(r) +
+              "): the driver binds only memory that the process has made itself, and amemd has "
+              "made this. Bind NCCL's own memory (ncclMemAlloc), or exclude this from amem "
               "(amem.unbrokered, or AMEM_SCOPE=nccl)");
   if (r == CUDA_SUCCESS) runtime.memory().multicast.track(object);
   for (const Multicast::Binding& b : bindings) {

@@ -126,7 +126,8 @@ template <class Function>
 Function* real(const void* caller, const Replaced& call, Function* ours) {
   void* found = theirs_for(caller, call, reinterpret_cast<const void*>(ours));
   if (found == nullptr)
-    log_error(std::string(call.name) + ": this NCCL has none; " + call.since + " and newer have");
+    log_error(std::string(call.name) + ": this NCCL lacks this call. NCCL " + call.since +
+              " and newer have it");
   return reinterpret_cast<Function*>(found);
 }
 
@@ -149,9 +150,9 @@ AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
   if (theirs == nullptr) return ncclInvalidUsage;
   if (!has_buffers(reinterpret_cast<const void*>(theirs))) return theirs(comm, flags);
   log_error(
-      "ncclCommSuspend is refused under amem: NCCL's memory leaves with a pause of its group "
-      "(amemctl pause, amem.pause, ncclPause), of all communicators at once. With AMEM_SLAB=0 in "
-      "the environment NCCL's own suspend and resume work, too");
+      "amem refuses ncclCommSuspend: a pause of the group (amemctl pause, amem.pause, ncclPause) "
+      "frees the memory of all communicators at once. With AMEM_SLAB=0 in the environment, NCCL's "
+      "own suspend and resume work too");
   return ncclInvalidUsage;
 }
 
@@ -199,8 +200,7 @@ AMEM_PUBLIC int amem_shim_request_2(int op, const char* const* tags, std::size_t
                                     int guests, std::uint32_t timeout_ms, char* error,
                                     std::size_t size) {
   if (guests < _amem_v1_GuestRule_MIN || guests > _amem_v1_GuestRule_MAX)
-    return report({Code::kInvalidArgument, "what a pause does with guests is pin or refuse"}, error,
-                  size);
+    return report({Code::kInvalidArgument, "guests must be pin or refuse"}, error, size);
   return report(request({static_cast<amem_v1_GroupOp>(op), names(tags, tag_count),
                          names(except, except_count), names(discard, discard_count),
                          static_cast<amem_v1_GuestRule>(guests)},
@@ -212,10 +212,11 @@ AMEM_PUBLIC int amem_shim_set_group(const char* group, char* error, std::size_t 
   const std::string name = group != nullptr ? group : "";
   if (Runtime::disabled()) return report(turned_off(), error, size);
   if (!amem::valid_group_name(name))
-    return report({Code::kInvalidArgument, "\"" + name +
-                                               "\" is no group name: 1 to 63 characters of "
-                                               "[A-Za-z0-9._-], not starting with '.' or '-'"},
-                  error, size);
+    return report(
+        {Code::kInvalidArgument, "\"" + name +
+                                     "\" is not a valid group name. Use 1 to 63 characters of "
+                                     "[A-Za-z0-9._-], and do not begin with '.' or '-'"},
+        error, size);
   return report(Runtime::get().set_group(name), error, size);
 }
 

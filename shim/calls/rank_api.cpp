@@ -25,8 +25,8 @@ void warn_once_of_scope() {
   static std::atomic<bool> warned{false};
   if (Runtime::get().options().scope != amem::shim::Scope::kNccl || warned.exchange(true)) return;
   amem::shim::log_warn(
-      "a region has begun, but only NCCL's memory is brokered: what is allocated inside goes to "
-      "the driver and stays through a pause; set AMEM_SCOPE=regions or AMEM_SCOPE=heap");
+      "a region has begun, but amem brokers only NCCL's memory. Memory of this region stays on the "
+      "GPU during a pause. Set AMEM_SCOPE=regions or AMEM_SCOPE=heap");
 }
 
 }  // namespace

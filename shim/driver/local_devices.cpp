@@ -110,8 +110,9 @@ CUresult LocalDevices::wait_until_idle(const Wait& wait) {
     const CUresult r = wait(true);
     if (r == CUDA_SUCCESS || ends_context(r)) return first;
     if (std::chrono::steady_clock::now() >= deadline) {
-      log_error("work of the shim may still run: the driver has refused to wait for it for " +
-                std::to_string(kWaitDeadline.count()) + " s: " + driver_.name(r));
+      log_error(
+          "work of the shim may still run, because the driver has refused to wait for it for " +
+          std::to_string(kWaitDeadline.count()) + " s: " + driver_.name(r));
       return first;
     }
     std::this_thread::sleep_for(kWaitAgain);

@@ -155,7 +155,7 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submissi
     log_error(
         "a CUDA call fails after waiting " +
         std::to_string(std::chrono::duration_cast<std::chrono::seconds>(policy_.timeout).count()) +
-        " s for its group to be resumed: resume it (amemctl resume GROUP), or raise "
+        " s for the resume of its group. Resume it (amemctl resume GROUP), or raise "
         "AMEM_GATE_TIMEOUT");
   return result;
 }

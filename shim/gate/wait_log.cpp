@@ -97,9 +97,9 @@ void WaitLog::waits_for_itself(const char* call, bool everything) const {
   paused_by_this_thread = {};
   log_warn(std::string(call != nullptr ? call : "a call that allocates, frees or maps memory") +
            " waits for the resume of group " + group_ +
-           ", and the thread that makes it has paused that group itself: let it resume the group "
-           "before this call (amem.resume(), ncclResume), or let another thread do so, or an "
-           "operator (amemctl resume " +
+           ", but its own thread has paused that group. Let this thread resume the group before "
+           "this call (amem.resume(), ncclResume), or let another thread or an operator do so "
+           "(amemctl resume " +
            group_ + ")");
 }
 

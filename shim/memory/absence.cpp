@@ -85,7 +85,7 @@ Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> opera
     if (patience.count() > 0 && now >= began + patience) return Waited::kTooLong;
     if (waits.due(began, now)) {
       lock.unlock();
-      waits.still_waits(what + "; the call waits", began, now);
+      waits.still_waits(what + ". The call waits", began, now);
       lock.lock();
       continue;
     }

@@ -157,8 +157,8 @@ CUresult Handles::create_own(CUmemGenericAllocationHandle* handle, std::size_t s
   request.body.create.made = true;
   const Result<Packet> answer =
       session_.call(request, kBrokerDeadline + session_.reconnect(), kUsualAnswer, &made.fd);
-  const std::string what = "giving " + std::to_string(size) + " bytes of device " +
-                           std::to_string(device) + " to the broker to keep";
+  const std::string what = "passing " + std::to_string(size) + " bytes of device " +
+                           std::to_string(device) + " to the broker";
   if (!answer.ok()) {
     driver_.cuMemRelease_(made.handle);
     if (answer.status().code() == Code::kPermissionDenied) shown_ = 0;  // shown again next time

@@ -44,7 +44,7 @@ CUresult Holdings::ensure_real(HeldAllocation& a) const {
 void Holdings::release_handle(const HeldAllocation& a, std::uint64_t& handle) {
   if (handle == 0) return;
   if (CUresult r = driver_.cuMemRelease_(handle); r != CUDA_SUCCESS) {
-    log_error("releasing " + describe(a) + ": " + driver_.name(r) + "; tried again with a pause");
+    log_error("releasing " + describe(a) + ": " + driver_.name(r) + ". The next pause tries again");
     refused_.push_back(handle);
   }
   handle = 0;
@@ -82,7 +82,7 @@ bool Holdings::wait_arrival(std::unique_lock<std::mutex>& lock,
   while (arriving()) {
     if (end.is_here(ending_.load(std::memory_order_relaxed))) return false;
     if (std::chrono::steady_clock::now() >= deadline) {
-      log_error("memory that a resume is bringing back did not arrive; is amemd alive?");
+      log_error("memory of a resume did not arrive. amemd may not be running");
       return false;
     }
     arrivals_.wait_for(lock, kEndCheck);
@@ -125,7 +125,7 @@ void Holdings::settle_frees() {
   // Where the broker is late the program sees less memory free than there will be, as when another
   // process is about to free some.
   if (const Status s = session_.settle(kSettleDeadline, kUsualAnswer); !s.ok())
-    log_debug("waiting for memory to be freed: " + s.text());
+    log_debug("waiting for freed memory: " + s.text());
   // Whoever has sent a Free meanwhile asks for itself.
   std::uint64_t settled = frees_settled_.load();
   while (settled < sent && !frees_settled_.compare_exchange_weak(settled, sent)) {

@@ -29,7 +29,7 @@ CUresult Mappings::map(CUdeviceptr address, std::size_t size, std::size_t offset
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!a->resident) {
     log_error("mapping " + describe(*a) + ": it is paused with its tag '" + a->tag +
-              "'; resume that first");
+              "'. Resume this tag first");
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   if (CUresult r = holdings_.ensure_real(*a); r != CUDA_SUCCESS) return r;
@@ -135,7 +135,7 @@ Result<std::vector<Mappings::AbsentRange>> Mappings::paused(CUdeviceptr address,
     if (m == nullptr)
       return Status(Code::kInvalidArgument, "this memory is not brokered, so no pause saves it");
     if (holdings_.table.find(m->id)->resident)
-      return Status(Code::kNotFound, "this memory is on its device, not saved");
+      return Status(Code::kNotFound, "this memory is on its device, so no bytes of it are saved");
     const std::uint64_t offset = address - m->address;
     const std::uint64_t here = std::min<std::uint64_t>(end - address, m->size - offset);
     ranges.push_back({m->id, offset, here});

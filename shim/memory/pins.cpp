@@ -27,13 +27,13 @@ Result<Pins::Pinned> Pins::pin(CUdeviceptr address, std::size_t size, amem_v1_Pi
       holdings_.settled(lock, address, length(address, size));
   if (!touched)
     return Status(Code::kFailedPrecondition,
-                  "memory there is on its way back, and has not arrived in time");
+                  "a resume restores memory there, but it has not arrived in time");
   Pinned pinned{{reason, next_.fetch_add(1)}, {}};
   for (const Mapping* m : *touched) {
     const HeldAllocation& a = *holdings_.table.find(m->id);
     if (!a.resident)
       return Status(Code::kFailedPrecondition,
-                    describe(a) + " is paused with its tag '" + a.tag + "'; resume that first");
+                    describe(a) + " is paused with its tag '" + a.tag + "'. Resume this tag first");
     pinned.ids.push_back(a.id);
   }
   for (const std::uint64_t id : pinned.ids) {

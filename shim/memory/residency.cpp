@@ -25,7 +25,8 @@ std::vector<CUmemAccessDesc> descs_of(const std::vector<Access>& access) {
 }
 
 constexpr const char* kNotOwn =
-    ", as memory that amemd has made; the driver binds only what this process has made itself";
+    ". amemd has made this memory, but the driver binds only memory that this process has made "
+    "itself";
 
 bool at_lower_address(const Mapping* a, const Mapping* b) { return a->address < b->address; }
 
@@ -35,7 +36,7 @@ Result<Residency::Site> Residency::site(std::uint64_t id) {
   std::lock_guard lock(holdings_.mutex);
   HeldAllocation* a = holdings_.table.find(id);
   if (a == nullptr)
-    return Status(Code::kNotFound, "this rank holds no allocation " + std::to_string(id));
+    return Status(Code::kNotFound, "this rank does not hold allocation " + std::to_string(id));
   if (!a->resident) return Status(Code::kFailedPrecondition, describe(*a) + " is not mapped");
   const auto reachable_from = [&](auto device_fits) -> std::optional<Site> {
     for (Address address : a->mapped_at)
@@ -210,13 +211,14 @@ Result<Fd> Residency::make(std::uint64_t id) {
   HeldAllocation* a = holdings_.table.find(id);
   if (a == nullptr) return Fd();
   if (a->resident)
-    return Status(Code::kFailedPrecondition, describe(*a) + " is here, and is not to be made anew");
+    return Status(Code::kFailedPrecondition,
+                  describe(*a) + " is on its device, so it must not be made again");
   holdings_.drop_made(*a);
   const Timed timed(timings_.import);
   OwnMemory made;
   if (CUresult r = make_own_memory(driver_, a->device, a->gpu_direct_rdma, a->size, made);
       r != CUDA_SUCCESS)
-    return driver_.error(r, "making " + describe(*a) + " anew");
+    return driver_.error(r, "making " + describe(*a) + " again");
   a->made = made.handle;
   return std::move(made.fd);
 }
@@ -247,9 +249,10 @@ Status Residency::arrive(std::uint64_t id, const char* getting, const GetMemory&
   // Of a group that runs while some of its memory comes back, the program may have freed it.
   if (a == nullptr || a->resident) return {};  // resident: pinned, it never left
   if (const Status s = drop_leftovers_of(*a); !s.ok())
-    return {s.code(), s.text() +
-                          ", where its old memory has been since the pause; resume again, "
-                          "or end this process"};
+    return {
+        s.code(),
+        s.text() +
+            ", where its old memory has been since the pause. Resume again, or end this process"};
   CUmemGenericAllocationHandle real = 0;
   {
     const Timed timed(timings_.import);
@@ -322,7 +325,7 @@ void Residency::restore_sync_memops(const Mapping& mapping) {
     if (CUresult r = driver_.cuPointerSetAttribute_(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address);
         r != CUDA_SUCCESS)
       log_warn("SYNC_MEMOPS of " + describe(*holdings_.table.find(mapping.id)) +
-               " was lost over the pause: " + driver_.name(r));
+               " was lost during the pause: " + driver_.name(r));
 }
 
 void Residency::arrived() {

@@ -322,8 +322,8 @@ void* nic_wrapper(NicRow row, void* real) {
       slot = take_slot(row, real, there);
   if (slot < kSlots) return kWrapperOf[row](slot);
   log_error(std::string(kNicCalls[row].symbol) + ": more than " + std::to_string(kSlots) +
-            " libraries have it; what the last of them registers is not noticed, and a pause would "
-            "give it away");
+            " libraries have it. amem does not see what the last of them registers, and a pause "
+            "would free it");
   return real;
 }
 

@@ -31,7 +31,7 @@ void tell_once(const char* call, std::size_t size) {
   static std::atomic<bool> told{false};
   if (told.exchange(true)) return;
   log_info(std::string(call) + ": the program registers brokered memory (" + std::to_string(size) +
-           " bytes): it stays on its device through a pause for as long as it is registered");
+           " bytes). It stays on its device during a pause while it is registered");
 }
 
 }  // namespace
@@ -86,7 +86,7 @@ Runtime* broker_of(std::uint64_t address, std::size_t& size) {
 int refusal(const Pass& pass, const char* call, std::size_t size) {
   if (pass.result() == CUDA_SUCCESS) return 0;
   log_error(std::string(call) + " of " + std::to_string(size) +
-            " bytes of brokered memory is refused: its group is not running");
+            " bytes of brokered memory fails, because its group is not running");
   return errno_of(pass.result());
 }
 

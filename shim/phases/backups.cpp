@@ -36,8 +36,8 @@ Result<std::vector<BackupReader::SavedRange>> BackupReader::saved_ranges(CUdevic
     if (pieces.empty())
       return Status(Code::kFailedPrecondition,
                     "the bytes of " + memory_.holdings.name(range.id) +
-                        " are not there: a pause has dropped them (its region or tag says "
-                        "discard), or another rank of the group has saved them");
+                        " are not saved here: a pause has dropped them (its region or tag has the "
+                        "policy discard), or another rank of the group has saved them");
     for (const Piece& piece : pieces) {
       if (Status s = pool_.let_cpu_read(piece.in_segment); !s.ok()) return s;
       const std::uint64_t begin = std::max(range.offset, piece.offset);

@@ -34,15 +34,15 @@ std::string why_refused(const Bypass::Finding& finding) {
     const bool signable =
         knowledge_of(finding.symbol) == Knowledge::kUnknown && !says_memory(finding.symbol);
     return library + " is linked to the driver call " + finding.symbol +
-           ", which this amem does not support: use a newer amem" +
-           (signable ? std::string(", or add the call to ") + kCallListName +
-                           " if it gives neither work nor memory"
+           ", which amem does not know. Use a newer amem" +
+           (signable ? std::string(", add the call to ") + kCallListName +
+                           " if it neither submits work nor allocates"
                      : "") +
-           "; if the library does not touch brokered memory, set AMEM_BYPASS_ALLOWED=" + library;
+           ", or set AMEM_BYPASS_ALLOWED=" + library + " if it does not touch brokered memory";
   }
   return library + " reaches CUDA past amem (its " + finding.symbol +
-         " is not the shim's, as after dlopen with RTLD_DEEPBIND): load it without that, or set "
-         "AMEM_DEEPBIND=clear; AMEM_BYPASS_ALLOWED=NAME, if it leaves brokered memory alone";
+         " is not the shim's, as after dlopen with RTLD_DEEPBIND). Load it without that, or set "
+         "AMEM_DEEPBIND=clear. If it does not touch brokered memory, set AMEM_BYPASS_ALLOWED=NAME";
 }
 
 /// Without one nobody says that the rank is quiet: the pause is called off at its deadline, and the
@@ -61,7 +61,7 @@ bool start_thread(std::function<void()> run) {
     }).detach();
     return true;
   } catch (const std::system_error& error) {
-    log_error(std::string("no thread to watch the devices: ") + error.what());
+    log_error(std::string("cannot start a thread to watch the devices: ") + error.what());
     return false;
   }
 }
@@ -139,10 +139,10 @@ bool CutMonitor::refuse_bypass(std::uint64_t epoch) {
   if (findings.empty()) return false;
   for (const Bypass::Finding& finding : findings) {
     if (finding.unknown) {
-      log_error("no pause: " + finding.library + " is linked to " + finding.symbol +
+      log_error("the pause fails: " + finding.library + " is linked to " + finding.symbol +
                 ", a driver call that amem does not know");
     } else {
-      log_error("no pause: " + finding.library + " reaches the CUDA driver past amem: its " +
+      log_error("the pause fails: " + finding.library + " reaches the CUDA driver past amem: its " +
                 finding.symbol + " is not the shim's");
     }
   }
@@ -218,8 +218,8 @@ CUresult CutMonitor::wait_until_idle(int device, CUresult refused_before) {
   const bool gone = ends_context(r) || !devices_.may_be_active(device);
   if (gone || r != refused_before)
     log_warn("waiting for device " + std::to_string(device) + " to be idle: " + driver_.name(r) +
-             (gone ? "; its context has ended, so nothing runs there"
-                   : "; it counts as busy, and the wait is tried again"));
+             (gone ? ". Its context has ended, so nothing runs there"
+                   : ". amem considers it busy, and waits again"));
   return gone ? CUDA_SUCCESS : r;
 }
 

@@ -11,8 +11,9 @@ namespace amem::shim {
 namespace {
 
 Status unknown_form(const amem_v1_Copy& copy) {
-  return {Code::kInternal, "allocation " + std::to_string(copy.id) + " is to be copied in form " +
-                               std::to_string(copy.form) + ", which this shim does not know"};
+  return {Code::kInternal, "allocation " + std::to_string(copy.id) +
+                               " cannot be copied: this shim does not support form " +
+                               std::to_string(copy.form)};
 }
 
 }  // namespace
@@ -105,10 +106,10 @@ Status Mover::save(const amem_v1_Copies& copies) {
     for (const auto& [each, copier] : copiers_.all())
       if (taken = allows(*form, each) && copier->offer(piece); taken) break;
     if (!taken)
-      return {Code::kInternal, memory_.holdings.name(piece.id) + " is to be saved in " +
+      return {Code::kInternal, memory_.holdings.name(piece.id) + " cannot be saved in " +
                                    std::to_string(piece.space) + " bytes of the pool instead of " +
                                    std::to_string(piece.length) +
-                                   ", and its zeros can no longer be looked for"};
+                                   ", because this rank can no longer look for zeros"};
   }
   Status result;
   for (const auto& [form, copier] : copiers_.all())
@@ -277,7 +278,7 @@ Status Mover::verify() {
     return {Code::kDataLoss, "AMEM_VERIFY: " + memory_.holdings.name(loaded[i].id) + ", bytes " +
                                  std::to_string(loaded[i].offset) + " to " +
                                  std::to_string(loaded[i].offset + loaded[i].length) +
-                                 ", did not come back as they were saved" + " (" +
+                                 ", differ from the saved bytes" + " (" +
                                  std::string(to_string(loaded[i].form)) + ")"};
   }
   return {};

@@ -33,28 +33,28 @@ bool Orphan::holds_out(bool gate_shut, const Status& why, bool hope) {
   const std::string lost =
       who() + " has lost its broker (" + why.text() + ") while " +
       (paused > 0 ? std::to_string(paused) + " bytes of its memory are paused"
-                  : std::string("its gate is shut and others have some of its memory"));
+                  : std::string("its gate is shut and other processes share its memory"));
   if (options_.orphan == OrphanRule::kExit) {
-    log_error(lost + ": the process ends with status " + std::to_string(kExitStatus) +
+    log_error(lost + ". The process ends with status " + std::to_string(kExitStatus) +
               " (AMEM_ORPHAN=exit)");
     ::_exit(kExitStatus);
   }
   if (options_.orphan == OrphanRule::kRestore) {
-    const Status restored = paused > 0 ? restore()
-                                       : Status(Code::kFailedPrecondition,
-                                                "the memory that is to come back is not here");
+    const Status restored =
+        paused > 0 ? restore()
+                   : Status(Code::kFailedPrecondition, "the paused memory is not in this process");
     if (restored.ok()) {
-      log_warn(lost + ": " + std::to_string(paused) +
-               " bytes are back from the host pool, in memory of this process's own, which runs on "
-               "without amem (AMEM_ORPHAN=restore)");
+      log_warn(lost + ". It has restored " + std::to_string(paused) +
+               " bytes from the host pool to its own memory, and runs without amem "
+               "(AMEM_ORPHAN=restore)");
       return false;
     }
     log_error(who() +
-              " cannot bring its memory back by itself (AMEM_ORPHAN=restore): " + restored.text());
+              " cannot restore its memory itself (AMEM_ORPHAN=restore): " + restored.text());
   }
   if (!hope) return false;
-  log_error(lost + ": it waits for a broker; start amemd again" +
-            (options_.orphan == OrphanRule::kWait ? ", or begin the job with AMEM_ORPHAN=restore"
+  log_error(lost + ". It waits for a broker. Start amemd again" +
+            (options_.orphan == OrphanRule::kWait ? ", or start the job with AMEM_ORPHAN=restore"
                                                   : ", or end this process"));
   remind(++waits_);
   return true;
@@ -66,8 +66,8 @@ void Orphan::remind(std::uint64_t wait) {
     if (wait != waits_) return;
     log_error(who() + " still waits for a broker, with " +
               std::to_string(memory_.holdings.bytes_paused()) +
-              " bytes paused: start amemd again, or end this process; AMEM_ORPHAN=restore brings "
-              "back what no other process has");
+              " bytes paused. Start amemd again, or end this process. AMEM_ORPHAN=restore restores "
+              "memory that no other process shares");
     remind(wait);
   });
 }
@@ -79,11 +79,11 @@ Result<std::vector<Orphan::Paused>> Orphan::restorable() {
     if (a.resident && !a.arriving) continue;
     const char* obstacle = nullptr;
     if (is_shared(a))
-      obstacle = "other processes may have it, too";
+      obstacle = "other processes may share it";
     else if (a.bindings > 0)
       obstacle = "it is bound to a multicast object";
     else if (a.arriving)
-      obstacle = "a resume was bringing it back, and may not have loaded its bytes";
+      obstacle = "a resume was restoring it, and may not have loaded its bytes";
     else if (mover_.backups().any(id) && mover_.backups().find(id, 0, a.size).empty())
       obstacle = "not all of its bytes were saved here";
     if (obstacle != nullptr)

@@ -86,7 +86,7 @@ void Phases::command(Packet& packet) {
       ask(m.body.ask);
       break;
     default:
-      log_warn("the broker sent a message of an unknown kind, " + std::to_string(m.which_body));
+      log_warn("the broker sent a message of the unknown kind " + std::to_string(m.which_body));
   }
 }
 
@@ -226,7 +226,7 @@ void Phases::drop_leftovers() {
   if (retrying_)
     session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
   else
-    log_info("the memory that the driver had not let go of in a pause is free now");
+    log_info("the driver has now freed the memory that it did not free in a pause");
 }
 
 // A resume may fail between packets, with copies under way to what is to be unmapped.
@@ -305,8 +305,8 @@ void Phases::ask(const amem_v1_Ask& ask) {
     return done(ask.epoch, row.phase, {}, 0, ask.wave);
   }
   done(ask.epoch, static_cast<RankPhase>(ask.phase),
-       {Code::kUnimplemented, "this shim knows no phase " + std::to_string(ask.phase) +
-                                  ": start the job with amemd's own shim"},
+       {Code::kUnimplemented, "this shim does not support phase " + std::to_string(ask.phase) +
+                                  ". Start the job with the shim of amemd's version"},
        0, ask.wave);
 }
 
@@ -404,9 +404,8 @@ void Phases::lost() {
   if (paused_ && memory_.holdings.bytes_paused() > 0) {
     memory_.residency.arrived();
     log_error(
-        "the broker is gone while this group was paused: its memory cannot come back, and every "
-        "call that "
-        "needs it fails from now on; restart the job");
+        "the broker ended while this group was paused. Its memory is lost, and every call that "
+        "needs it fails from now on. Restart the job");
     rest(true);  // what only frees goes on
     gate_.fail();
     return;
@@ -415,10 +414,10 @@ void Phases::lost() {
   // What a resume was bringing back may not have its bytes.
   std::uint64_t unloaded = 0;
   if (const Status s = undo(unloaded); !s.ok()) log_error(s.text());
-  log_warn("the broker is gone: memory that is mapped stays, pause and resume no longer work");
+  log_warn("the broker has ended. Mapped memory stays, but pause and resume no longer work");
   if (const std::uint64_t bytes = memory_.holdings.bytes_paused(); bytes > 0)
     log_error(std::to_string(bytes) +
-              " bytes of paused tags cannot come back: the program must not touch them");
+              " bytes of paused tags are lost. The program must not touch them");
   gate_.open();
 }
 

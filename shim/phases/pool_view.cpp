@@ -20,10 +20,10 @@ Status PoolView::add(const amem_v1_PoolSegment& message, Fd fd) {
   if (const auto known = segments_.find(message.index); known != segments_.end()) {
     const std::uint64_t size = known->second.view->size();
     if (size == message.size) return {};
-    return {Code::kInternal, "pool segment " + std::to_string(message.index) + " is said to have " +
-                                 std::to_string(message.size) + " bytes, and had " +
+    return {Code::kInternal, "the broker says that pool segment " + std::to_string(message.index) +
+                                 " has " + std::to_string(message.size) + " bytes, but it had " +
                                  std::to_string(size) +
-                                 " before: this rank goes on with what it had"};
+                                 " before. This rank continues with what it had"};
   }
   Result<Segment> mapped = map(message, fd);
   if (!mapped.ok()) {
@@ -44,9 +44,10 @@ Result<PoolView::Segment> PoolView::map(const amem_v1_PoolSegment& message, cons
                   what + " came without its descriptor" + kNoSpaceForDescriptors);
   const std::optional<Place> place = place_of(message.place);
   if (!place)
-    return Status(Code::kFailedPrecondition,
-                  what + " is in place " + std::to_string(message.place) +
-                      ", which this shim does not know: start the job with amemd's own shim");
+    return Status(
+        Code::kFailedPrecondition,
+        what + " has the place " + std::to_string(message.place) +
+            ", which this shim does not support. Start the job with the shim of amemd's version");
   Segment segment{make_view(*place, driver_, message.size), {}};
   if (Status s = segment.view->map(fd, what); !s.ok()) return s;
   return segment;
@@ -76,7 +77,7 @@ Status PoolView::grant(Segment& segment, int device) {
   if (use.result() != CUDA_SUCCESS)
     return driver_.error(use.result(), "the context of device " + std::to_string(device));
   if (const CUresult r = segment.view->grant(device); r != CUDA_SUCCESS)
-    return driver_.error(r, "letting device " + std::to_string(device) + " reach the host pool");
+    return driver_.error(r, "access of device " + std::to_string(device) + " to the host pool");
   segment.reachable_from.push_back(device);
   return {};
 }
@@ -93,8 +94,9 @@ Result<PoolView::Spot> PoolView::stage(const amem_v1_Copy& copy, int device, Seg
     const auto why = missing_.find(copy.segment);
     return why != missing_.end()
                ? Status(why->second.code(),
-                        why->second.text() + "; the next attempt is given it again")
-               : Status(Code::kInternal, "no pool segment " + std::to_string(copy.segment));
+                        why->second.text() + ". amemd sends it again for the next attempt")
+               : Status(Code::kInternal,
+                        "there is no pool segment " + std::to_string(copy.segment));
   }
   Segment& segment = it->second;
   const std::uint64_t size = segment.view->size();
@@ -124,7 +126,7 @@ Result<PoolView::Segment*> PoolView::segment_at(CUdeviceptr address) {
     return address >= view.address() && address - view.address() < view.size();
   });
   if (it == segments_.end())
-    return Status(Code::kInternal, "saved bytes in no segment of the pool");
+    return Status(Code::kInternal, "the saved bytes are in no segment of the pool");
   return &it->second;
 }
 
@@ -132,7 +134,7 @@ Status PoolView::let_cpu_read(CUdeviceptr address) {
   const Result<Segment*> found = segment_at(address);
   if (!found.ok()) return found.status();
   if (const CUresult r = found.value()->view->let_cpu_read(); r != CUDA_SUCCESS)
-    return driver_.error(r, "reading saved bytes: letting this process read the host pool");
+    return driver_.error(r, "reading saved bytes: access of this process to the host pool");
   return {};
 }
 

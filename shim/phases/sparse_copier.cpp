@@ -48,7 +48,7 @@ void SparseCopier::prepare(int ordinal) {
   if (no_memory) no_memory_.insert(ordinal);
   if (!std::exchange(warned_, true))
     log_warn(driver_.error(r, "the kernels of sparse copies" + on(ordinal)).text() +
-             "; memory is copied whole, its zeros too, and AMEM_VERIFY has no effect" +
+             ". amem copies all bytes, with the zeros, and AMEM_VERIFY has no effect" +
              (no_memory ? ", until there is space for them" : ""));
 }
 
@@ -196,9 +196,9 @@ Status SparseCopier::decide(const Device& device, std::vector<Listed>& listed) {
     if (piece.stored > piece.space)
       return {Code::kAborted,
               "allocation " + std::to_string(piece.id) + " has changed while it was paused: " +
-                  std::to_string(piece.stored) + " bytes are to be saved from byte " +
-                  std::to_string(piece.offset) + " on, and there were " +
-                  std::to_string(piece.space) + " at most. A NIC or another process writes to it"};
+                  std::to_string(piece.stored) + " bytes must be saved from byte " +
+                  std::to_string(piece.offset) + " on, but there were at most " +
+                  std::to_string(piece.space) + " before. A NIC or another process writes to it"};
   }
   return {};
 }
@@ -209,7 +209,8 @@ Status SparseCopier::load(std::span<const Piece> pieces) {
     if (!serves(piece))
       return {Code::kFailedPrecondition,
               "allocation " + std::to_string(piece.id) +
-                  " was saved sparsely, and there are no kernels to load it" + on(piece.device)};
+                  " was saved sparsely, but amem's kernels to load it are not loaded" +
+                  on(piece.device)};
     by_device[piece.device].push_back({piece, 0});
   }
   for (const auto& [ordinal, listed] : by_device)
@@ -244,10 +245,12 @@ Status SparseCopier::read(int ordinal, std::span<const Address> at,
                           std::vector<std::uint64_t>& words) {
   const auto found = ready_.find(ordinal);
   if (found == ready_.end())
-    return {Code::kFailedPrecondition, "there are no kernels to look at memory" + on(ordinal)};
+    return {Code::kFailedPrecondition,
+            "amem's kernels to look at memory are not loaded" + on(ordinal)};
   const Device& device = found->second;
   const std::uint32_t most = (device.space - device.in_use) / 2;
-  if (most == 0) return {Code::kResourceExhausted, "no space left to look at memory" + on(ordinal)};
+  if (most == 0)
+    return {Code::kResourceExhausted, "there is no space left to look at memory" + on(ordinal)};
   words.clear();
   while (!at.empty()) {
     const std::span<const Address> now = at.first(std::min<std::size_t>(at.size(), most));

@@ -25,7 +25,7 @@ std::vector<ListedCall> read_list(const std::string& path, const std::string& ow
   Result<std::vector<ListedCall>> list = read_call_list(path, owner);
   if (list.ok()) return std::move(list).value();
   if (list.status().code() != Code::kNotFound)
-    log_error(path + " lets no driver call through: " + list.status().text());
+    log_error(path + " allows no driver calls: " + list.status().text());
   return {};
 }
 
@@ -78,16 +78,16 @@ bool UnknownCalls::answer(const std::string& name, const char* what, const IsOf&
   const std::vector<int> versions = signable ? listed_versions(name) : std::vector<int>();
   if (std::any_of(versions.begin(), versions.end(), is_of)) {
     if (note({name, Fate::kListed, {}}))
-      log_info("amem does not know the " + std::string(what) + " " + name + "; " + list_path_ +
-               " lets it through");
+      log_info("amem does not know the " + std::string(what) + " " + name + ", but " + list_path_ +
+               " allows it");
     return true;
   }
   if (note({name, Fate::kHidden, {}}))
     log_warn("amem hides the " + std::string(what) + " " + name +
-             ", which it does not know, as an older driver would; a newer amem may know it" +
+             ", which it does not know, as an older driver would. A newer amem may know it" +
              (!signable || says_memory(name)
                   ? ""
-                  : "; if it gives neither work nor memory, add it to " + list_path_));
+                  : ". If it neither submits work nor allocates, add it to " + list_path_));
   return false;
 }
 

@@ -67,8 +67,8 @@ Status on_service_thread(Runtime& runtime, std::function<Status(Mover&)> work) {
             "reading saved bytes: the process is ending, and this rank is busy with a pause or a "
             "resume"};
   return {Code::kDeadlineExceeded,
-          "reading saved bytes: this rank has not come to it within 60 s; is a pause or a resume "
-          "under way? Try again"};
+          "reading saved bytes: this rank has not begun it within 60 s. A pause or a resume may be "
+          "in progress. Try again"};
 }
 
 }  // namespace
@@ -78,7 +78,7 @@ Status read_backup(Runtime& runtime, CUdeviceptr address, std::uint64_t size, st
   for (std::uint64_t at = 0; at < size; at += kAtOnce) {
     const Status s = on_service_thread(runtime, [&](Mover& mover) -> Status {
       if (pauses.value_or(mover.backups().pauses()) != mover.backups().pauses())
-        return {Code::kAborted, "another pause has begun while saved bytes were read; try again"};
+        return {Code::kAborted, "another pause began while saved bytes were read. Try again"};
       pauses = mover.backups().pauses();
       return mover.reader().read(address + at, std::min(kAtOnce, size - at), out + at);
     });

@@ -29,8 +29,8 @@ void explain_fault(const char* call) noexcept {
   if (paused.empty()) return;
   log_error(std::string(call) +
             ": CUDA_ERROR_ILLEGAL_ADDRESS (700) while memory of this process is paused: " + paused +
-            ". A kernel that touches such memory ends its context: resume these tags before work "
-            "that uses them is launched");
+            ". A kernel that touches such memory ends its context. Resume these tags before you "
+            "launch work that uses them");
 }
 
 void note_stays(const char* call, std::size_t bytes) {
@@ -38,10 +38,10 @@ void note_stays(const char* call, std::size_t bytes) {
   if (runtime.forked() || !would_be_brokered(runtime) || stays_noted.exchange(true)) return;
   if (!runtime.connected()) return;  // on its own, and the log says why
   log_warn(std::string(call) + " of " + std::to_string(bytes) +
-           " bytes: amem does not own memory of this kind, so it stays on its device through every "
-           "pause, which says how much of it there is. To have it leave, let the program allocate "
-           "by cudaMalloc (PyTorch: without backend:cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF; "
-           "JAX: XLA_PYTHON_CLIENT_ALLOCATOR other than cuda_async)");
+           " bytes: amem cannot broker memory of this kind, so it stays on its device during every "
+           "pause. A pause reports how much there is. To free it in a pause, let the program "
+           "allocate with cudaMalloc (PyTorch: without backend:cudaMallocAsync in "
+           "PYTORCH_CUDA_ALLOC_CONF; JAX: XLA_PYTHON_CLIENT_ALLOCATOR other than cuda_async)");
 }
 
 }  // namespace amem::shim

@@ -62,12 +62,12 @@ void compare_with_table(const Driver& driver) {
   if (driver.cuDriverGetVersion_ == nullptr || driver.cuDriverGetVersion_(&version) != CUDA_SUCCESS)
     return;
   if (version > kTableVersion)
-    log_warn("the driver is of CUDA " + cuda_version(version) +
-             ", and this amem knows driver calls up to CUDA " + cuda_version(kTableVersion) +
-             ": newer ones are hidden from the program");
+    log_warn("the driver supports CUDA " + cuda_version(version) +
+             ", but this amem knows driver calls only up to CUDA " + cuda_version(kTableVersion) +
+             ". It hides newer calls from the program");
   else if (version < kOldestVersion)
-    log_warn("the driver is of CUDA " + cuda_version(version) +
-             ", and this amem has been compared with CUDA " + cuda_version(kOldestVersion) +
+    log_warn("the driver supports CUDA " + cuda_version(version) +
+             ", but this amem has been tested only with CUDA " + cuda_version(kOldestVersion) +
              " and newer");
 }
 
@@ -85,12 +85,12 @@ std::string group_of_one() {
 template <std::size_t N, std::size_t Size>
 Status put_tags(const std::vector<std::string>& tags, char (&field)[N][Size], pb_size_t& count) {
   if (tags.size() > N)
-    return {Code::kInvalidArgument, std::to_string(tags.size()) + " tags: at most " +
-                                        std::to_string(N) + " can be paused or resumed at once"};
+    return {Code::kInvalidArgument, "a request can name at most " + std::to_string(N) +
+                                        " tags, not " + std::to_string(tags.size())};
   for (const std::string& tag : tags) {
     if (tag.empty() || tag.size() >= Size)
-      return {Code::kInvalidArgument,
-              "\"" + tag + "\" is no tag: 1 to " + std::to_string(Size - 1) + " bytes"};
+      return {Code::kInvalidArgument, "\"" + tag + "\" is not a valid tag. Use 1 to " +
+                                          std::to_string(Size - 1) + " bytes"};
     tag.copy(field[count++], tag.size());
   }
   return {};
@@ -164,9 +164,9 @@ bool Runtime::connected() {
     if (s.ok())
       opened_.store(true, std::memory_order_release);
     else if (options_.required)
-      log_error(s.text() + "; AMEM_REQUIRED=1, so brokered calls fail");
+      log_error(s.text() + ". Brokered calls fail, because AMEM_REQUIRED=1 is set");
     else
-      log_warn(s.text() + "; this process runs without amem");
+      log_warn(s.text() + ". This process runs without amem");
   }
   return opened_.load(std::memory_order_acquire) && session_.alive();
 }
@@ -219,7 +219,7 @@ Status Runtime::open() {
   if (Status s = session_.connect(path, identity, options_.reconnect); !s.ok()) return s;
   if (session_.welcome().gate_shut) {
     phases_.join_shut(session_.welcome().paused_by);
-    log_info("group " + options_.group + " is not running: this rank waits for its resume");
+    log_info("group " + options_.group + " is not running. This rank waits for its resume");
   }
   // Before the service thread, which moves it, exists. The first runs before the driver's own end,
   // which was registered when the program initialised it.
@@ -308,7 +308,7 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
   auto& body = request.body.group_request;
   body.except = !what.except.empty();
   if (body.except && !what.tags.empty())
-    return {Code::kInvalidArgument, "either tags, or the tags that are excepted; not both"};
+    return {Code::kInvalidArgument, "tags and excepted tags exclude each other. Pass one of them"};
   if (const Status s = put_tags(body.except ? what.except : what.tags, body.tags, body.tags_count);
       !s.ok())
     return s;
@@ -331,21 +331,20 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
 Status Runtime::ask(Message& request, std::chrono::milliseconds deadline) {
   if (connected()) return session_.call(request, deadline).status();
   if (forked())
-    return {
-        Code::kFailedPrecondition,
-        "this process is a child of fork(), which has no part in its parent's group: ask in the "
-        "parent, or start it as a program of its own"};
+    return {Code::kFailedPrecondition,
+            "this process is a child of fork(), which is not in its parent's group. Ask in the "
+            "parent, or start it as a separate program"};
   if (opened_.load(std::memory_order_acquire) && session_.ended())
     return {Code::kUnavailable,
-            "this process has lost its broker and runs without amem: restart the job"};
+            "this process has lost its broker and runs without amem. Restart the job"};
   if (opened_.load(std::memory_order_acquire))
     return {Code::kUnavailable,
-            "the broker is gone, and this process waits for another: start amemd again"};
+            "the broker has ended, and this process waits for another. Start amemd again"};
   if (!driver_loaded_.load(std::memory_order_acquire))
     return {Code::kFailedPrecondition,
-            "this process has not initialised CUDA yet, so nothing of it is brokered"};
-  return {Code::kUnavailable, "no broker at " + options_.runtime_dir +
-                                  "/session.sock: start amemd, or set AMEM_RUNTIME_DIR"};
+            "this process has not initialised CUDA yet, so amem brokers none of its memory"};
+  return {Code::kUnavailable, "there is no broker at " + options_.runtime_dir +
+                                  "/session.sock. Start amemd, or set AMEM_RUNTIME_DIR"};
 }
 
 Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy policy) {
@@ -353,8 +352,8 @@ Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy
   request.which_body = amem_v1_SessionMessage_set_policy_tag;
   auto& body = request.body.set_policy;
   if (tag.empty() || tag.size() >= sizeof body.tag)
-    return {Code::kInvalidArgument,
-            "\"" + tag + "\" is no tag: 1 to " + std::to_string(sizeof body.tag - 1) + " bytes"};
+    return {Code::kInvalidArgument, "\"" + tag + "\" is not a valid tag. Use 1 to " +
+                                        std::to_string(sizeof body.tag - 1) + " bytes"};
   set_text(body.tag, tag);
   body.policy = policy;
   return runtime.ask(request, kAnswerDeadline);
@@ -365,7 +364,7 @@ Status Runtime::set_group(const std::string& name) {
   if (name == options_.group) return {};
   if (tried_)
     return {Code::kFailedPrecondition, "this process already belongs to group " + options_.group +
-                                           ": set the group before the first brokered allocation"};
+                                           ". Set the group before the first brokered allocation"};
   options_.group = name;
   alone_ = false;
   return {};

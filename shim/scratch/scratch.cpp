@@ -47,20 +47,22 @@ ScratchRule scratch_rule(NcclScratch asked, int version) {
   if (asked == NcclScratch::kProve) return {true, true, {}};
   if (std::find(kProven.begin(), kProven.end(), version) != kProven.end()) return {true, false, {}};
   return {false, false,
-          "AMEM_NCCL_SCRATCH=drop: that " + nccl_name(version) +
-              " reads nothing of what would be dropped is not proven, so all of its buffers are "
-              "saved; docs/versions.md has the versions, and how to prove one"};
+          "AMEM_NCCL_SCRATCH=drop: nobody has proven that " + nccl_name(version) +
+              " does not read the bytes that a pause would drop, so pauses save all of its "
+              "buffers. docs/versions.md lists the proven versions, and how to prove one"};
 }
 
 void Scratch::of_nccl(const void* code) {
   if (options_.nccl_scratch == NcclScratch::kKeep || seen_.exchange(true)) return;
   if (options_.verify)
-    return log_warn("AMEM_NCCL_SCRATCH: AMEM_VERIFY=1 compares all bytes, so all are saved");
+    return log_warn(
+        "AMEM_NCCL_SCRATCH: AMEM_VERIFY=1 compares all bytes, so pauses save all of them");
   const ScratchRule rule = scratch_rule(options_.nccl_scratch, nccl_version_of(code));
   if (!rule.refusal.empty()) log_warn(rule.refusal);
   if (rule.prove)
     log_warn(
-        "AMEM_NCCL_SCRATCH=prove: bytes of NCCL's buffers come back spoilt; for proof runs only");
+        "AMEM_NCCL_SCRATCH=prove: a resume fills the scratch of NCCL's buffers with a pattern. Use "
+        "it for proof runs only");
   prove_ = rule.prove;
   drop_ = rule.drop;
 }
@@ -192,8 +194,8 @@ Status Scratch::find(std::vector<OwnBuffer> buffers, const ReadWords& read) {
     (empty.value()[i] ? dropped : in_use) += gap.size;
   }
   log_info("AMEM_NCCL_SCRATCH: " + std::to_string(dropped >> 20) +
-           " MiB of NCCL's receive buffers need not travel; " + std::to_string(in_use >> 20) +
-           " MiB are kept, where senders are ahead");
+           " MiB of NCCL's receive buffers are not copied, and " + std::to_string(in_use >> 20) +
+           " MiB are copied, because senders are ahead there");
   return {};
 }
 
@@ -202,7 +204,7 @@ void Scratch::look(const ReadWords& read) {
   // What cannot be looked at is saved.
   if (drop_)
     if (Status s = find(std::move(slabs.buffers), read); !s.ok()) {
-      log_warn(s.text() + "; all of NCCL's buffers are saved");
+      log_warn(s.text() + ". The pause saves all of NCCL's buffers");
       of_nccl_.clear();
     }
   found_ = of_nccl_;

@@ -97,14 +97,14 @@ Result<amem_v1_Welcome> say_hello(int socket, const std::string& path, const Ran
   if (received.code() == Code::kUnavailable) received = receive(socket, 0, answer);
   if (!received.ok() && !sent.ok() && sent.code() != Code::kUnavailable) return sent;
   if (received.code() == Code::kUnavailable)
-    return Status(Code::kAborted, where + " has ended before it answered");
+    return Status(Code::kAborted, where + " ended before it answered");
   if (received.code() == Code::kResourceExhausted)
     return Status(Code::kDeadlineExceeded, where + " did not answer in 10 s");
   if (!received.ok()) return received;
   if (::fcntl(socket, F_SETFL, O_NONBLOCK) != 0)
     return errno_status(Code::kUnavailable, "fcntl on a session", errno);
   if (answer.message.which_body != amem_v1_SessionMessage_reply_tag)
-    return Status(Code::kInternal, where + " answered Hello with something else");
+    return Status(Code::kInternal, where + " answered Hello with another message");
   const amem_v1_Reply& reply = answer.message.body.reply;
   if (reply.code != 0) return Status(static_cast<Code>(reply.code), reply.text);
   if (reply.which_result != amem_v1_Reply_welcome_tag)

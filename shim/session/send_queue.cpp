@@ -76,7 +76,7 @@ bool SendQueue::flush() {
   send_now();
   if (!full_since_ || Clock::now() - *full_since_ < deadline_) return true;
   log_error("the broker has read nothing for " + std::to_string(deadline_.count()) +
-            " ms: it is stopped, or stuck; this rank gives it up");
+            " ms. It is stopped or stuck, so this rank ends its session");
   return false;
 }
 

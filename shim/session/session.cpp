@@ -74,7 +74,7 @@ Status Session::connect(const std::string& socket_path, const Identity& identity
   const Status first = join();
   if (first.code() != Code::kAborted || reconnect.count() <= 0) return first;
   // That broker may have put this rank on record, and then the next one waits for it.
-  log_warn(first.text() + ": this rank of group " + identity.group + " tries to join for " +
+  log_warn(first.text() + ". This rank of group " + identity.group + " tries to join for " +
            seconds(reconnect) + " (AMEM_RECONNECT)");
   Retries retries(Clock::now(), reconnect, static_cast<unsigned>(::getpid()));
   for (;;) {
@@ -129,7 +129,8 @@ Status Session::start(Handler& handler) {
     online_.store(false);
     outgoing_.disconnect();
     socket_.reset();  // the broker counts on no rank that nobody speaks for
-    started = {Code::kUnavailable, std::string("no thread for the session: ") + error.what()};
+    started = {Code::kUnavailable,
+               std::string("cannot start a thread for the session: ") + error.what()};
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return started;
@@ -160,7 +161,7 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
   waiting_[message.seq] = &waiting;
   lock.unlock();
   const auto given_up = [&] { return !alive() || (waiting.of_this_broker && !online()); };
-  Status sent = given_up() ? Status(Code::kUnavailable, "the broker is gone")
+  Status sent = given_up() ? Status(Code::kUnavailable, "the broker has ended")
                            : send(message, copy_of(waiting.fd), &waiting);
   if (sent.ok() && soon.count() > 0) look_for_answer(waiting, begin + soon);
   lock.lock();
@@ -172,11 +173,11 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
   waiting_.erase(message.seq);
   if (!sent.ok()) return sent;
   if (!waiting.done) {
-    if (given_up()) return Status(Code::kUnavailable, "the broker is gone");
+    if (given_up()) return Status(Code::kUnavailable, "the broker has ended");
     if (ending_)
-      return Status(Code::kUnavailable, "the process is ending and waits for the broker no longer");
+      return Status(Code::kUnavailable, "the process is ending and no longer waits for the broker");
     const char* const what = online_.load() ? "the broker did not answer in "
-                                            : "the broker is gone, and no other has come in ";
+                                            : "the broker has ended, and no other has started in ";
     return Status(Code::kDeadlineExceeded, what + std::to_string(deadline.count()) + " ms");
   }
   if (Status s = status_of(waiting.packet.message.body.reply); !s.ok()) return s;
@@ -412,8 +413,8 @@ bool Session::come_back(const Status& end) {
   Status why = leave(end);
   bool hope = why.code() == Code::kUnavailable && key_ != Token() && reconnect_.count() > 0;
   if (hope) {
-    log_warn("the broker is gone: rank " + std::to_string(rank_id()) + " of group " +
-             identity_.group + " tries to come back for " + seconds(reconnect_) +
+    log_warn("the broker has ended. Rank " + std::to_string(rank_id()) + " of group " +
+             identity_.group + " tries to reconnect for " + seconds(reconnect_) +
              " (AMEM_RECONNECT)");
     work([&] { handler_->disconnected(); });
   }
@@ -459,7 +460,7 @@ Status Session::try_to_come_back() {
   set_alive(true);
   if (outgoing_.connect(socket_.get())) wake();
   log_warn("rank " + std::to_string(rank_id()) + " of group " + identity_.group +
-           " has come back to the broker at " + path_);
+           " has reconnected to the broker at " + path_);
   work([&] { handler_->returned(); });
   return {};
 }

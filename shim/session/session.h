@@ -41,7 +41,7 @@ namespace amem::shim {
 /// Why a packet may lack descriptors, for the end of an error: the kernel leaves out those that
 /// have no space in the process's table.
 inline constexpr const char* kNoSpaceForDescriptors =
-    "; has this process too many files open (ulimit -n)?";
+    ". This process may have too many files open: raise the limit (ulimit -n)";
 
 class Session {
  public:

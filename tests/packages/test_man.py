@@ -49,10 +49,10 @@ def test_the_example_of_every_command_is_in_the_page(build, run):
 
 
 @pytest.mark.parametrize("page, values", [
-    ("amem-holder.8", ["--socket PATH where amemd finds it; its folder is made where it is missing. Required", "--log-format TEXT:{text,json}=text"]),
-    ("amemctl.1", ["--tag TAG ... Only memory with one of these tags; the group runs on. Not with --except",
+    ("amem-holder.8", ["--socket PATH the socket for amemd; amem-holder makes its directory if it is missing. Required", "--log-format TEXT:{text,json}=text"]),
+    ("amemctl.1", ["--tag TAG ... Only memory with one of these tags; the group continues to run. Not with --except",
                    "POLICY:{keep,discard} keep: copy to the pool", "instead of a socket. Environment variable: AMEM_ADDRESS",
-                   "amemctl swap [OPTIONS] GROUP... Pause one group", "The command, with its own options, follows --.", "126, 127 run: the command"]),
+                   "amemctl swap [OPTIONS] GROUP... Pause one group", "Write the command, with its own options, after --.", "126, 127 run: cannot execute the command"]),
 ])
 def test_a_page_says_what_an_option_takes(build, page, values):
     text = plain(build / "deploy" / "man" / f"{page}.gz")

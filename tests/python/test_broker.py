@@ -93,7 +93,7 @@ def test_upgrade(node: Node, broker: amem.Broker) -> None:
     version = broker.status().version
     assert broker.upgrade() == (version, version)
     for rank in job.ranks:
-        rank.wait_for("has come back to the broker")
+        rank.wait_for("has reconnected to the broker")
     node.ctl("pause", "train")
     assert broker.groups()[0].state is GroupState.PAUSED
     broker.resume("train")

@@ -137,7 +137,7 @@ def test_a_daemon_thread_that_waits_for_memory_of_a_tag_stays_there(node: Node) 
     node.ctl("pause", "train", "--tag", "kv")
     program.send("")
     thread = int(program.line())
-    program.wait_for("the call waits for its resume")
+    program.wait_for("The call waits for its resume")
     program.send("")
     eventually(lambda: program.system_call() == PAUSE, what="exit() is held up")
 

@@ -67,7 +67,8 @@ class Bench {
     const int there = status.value().devices_size();
     gpus = options_.gpus > 0 ? options_.gpus : there;
     if (gpus > there || gpus == 0)
-      return {Code::kInvalidArgument, "amemd has " + std::to_string(there) + " GPUs"};
+      return {Code::kInvalidArgument, "bench requires " + std::to_string(std::max(gpus, 1)) +
+                                          " GPUs, but amemd has " + std::to_string(there)};
     CommandLine launch = options_;
     launch.group = group_;
     launch.scope = "heap";
@@ -106,7 +107,8 @@ class Bench {
       std::uint64_t one_out = 0;
       std::uint64_t one_in = 0;
       words >> word >> one_out >> one_in;
-      if (word != "copied" || !words) return {Code::kInternal, "a rank says \"" + line + "\""};
+      if (word != "copied" || !words)
+        return {Code::kInternal, "a rank printed an unexpected line: \"" + line + "\""};
       out = std::max(out, one_out);
       in = std::max(in, one_in);
     }
@@ -119,8 +121,8 @@ class Bench {
     if (!looked.ok()) return looked.status();
     for (const std::string& line : looked.value())
       if (line != "same")
-        return {Code::kDataLoss, "bytes have not come back as they were: " + line +
-                                     "; keep amemd's log, and use no group on this node"};
+        return {Code::kDataLoss, "the resume did not restore the same bytes: " + line +
+                                     ". Keep amemd's log, and run no group on this node"};
     return {};
   }
 

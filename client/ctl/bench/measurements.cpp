@@ -53,7 +53,7 @@ std::string measurements_view(const Measurements& m) {
   add("resume", m.resume_us, &m.copy_in_us);
   return std::to_string(m.gpus) + (m.gpus == 1 ? " GPU, " : " GPUs, ") + format_bytes(m.bytes) +
          (m.gpus == 1 ? "" : " each") + ", " + std::to_string(m.pause_us.size()) +
-         (m.pause_us.size() == 1 ? " round" : " rounds") + "; every byte came back\n" +
+         (m.pause_us.size() == 1 ? " round" : " rounds") + "; all bytes were restored\n" +
          table.render({});
 }
 

@@ -120,7 +120,7 @@ int bench_rank(int gpu, std::uint64_t bytes) {
       const std::uint64_t wrong = memory.wrong();
       answer(wrong == 0 ? "same" : "wrong " + std::to_string(wrong));
     } else {
-      answer("error there is no such command");
+      answer("error this command is unknown");
     }
   }
   return memory.status().ok() ? kExitOk : kExitFailed;

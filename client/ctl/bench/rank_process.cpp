@@ -72,7 +72,7 @@ RankProcess::~RankProcess() {
 Status RankProcess::say(const std::string& line) {
   const std::string text = line + "\n";  // shorter than what a pipe takes at once
   if (::write(to_.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return {};
-  return errno_status(Code::kAborted, name_ + " does not listen any more", errno);
+  return errno_status(Code::kAborted, name_ + " no longer reads its input", errno);
 }
 
 Result<std::string> RankProcess::hear(Deadline deadline, int interrupt) {
@@ -86,7 +86,7 @@ Result<std::string> RankProcess::hear(Deadline deadline, int interrupt) {
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     if (left.count() <= 0)
-      return Status(Code::kDeadlineExceeded, name_ + " does not answer; the driver may hang");
+      return Status(Code::kDeadlineExceeded, name_ + " does not answer. The driver may hang");
     pollfd fds[] = {{from_.get(), POLLIN, 0}, {interrupt, POLLIN, 0}};
     if (::poll(fds, 2, static_cast<int>(std::min<std::int64_t>(left.count(), 3'600'000))) <= 0)
       continue;
@@ -94,7 +94,7 @@ Result<std::string> RankProcess::hear(Deadline deadline, int interrupt) {
     char bytes[256];
     const ssize_t count = ::read(from_.get(), bytes, sizeof bytes);
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return Status(Code::kAborted, name_ + " has ended; its last words are above");
+    if (count <= 0) return Status(Code::kAborted, name_ + " has ended. Its last output is above");
     heard_.append(bytes, static_cast<std::size_t>(count));
   }
 }

@@ -50,23 +50,23 @@ using List = std::vector<Advice>;
 void scope(const v1::GroupInfo& group, const v1::ListRanksResponse& ranks, List& list) {
   const std::uint64_t bytes = unbrokered(ranks, {"device", "vmm"});
   if (bytes < kWorthIt || tag_of(group, "heap") != nullptr) return;
-  list.push_back({"scope", bytes,
-                  format_bytes(bytes) +
-                      " stays on the GPU through a pause, because the scope leaves it out: start "
-                      "the job with `amemctl run --scope heap`"});
+  list.push_back(
+      {"scope", bytes,
+       format_bytes(bytes) + " stays on the GPU during a pause, because the scope does not include "
+                             "it. Start the job with `amemctl run --scope heap`"});
 }
 
 void pools(const v1::GroupInfo&, const v1::ListRanksResponse& ranks, List& list) {
   if (const std::uint64_t bytes = unbrokered(ranks, {"pool"}); bytes >= kWorthIt)
     list.push_back({"stream-ordered", bytes,
                     format_bytes(bytes) +
-                        " of the driver's stream-ordered pools stays on the GPU: use PyTorch "
+                        " of the driver's stream-ordered pools stays on the GPU. Use PyTorch "
                         "without backend:cudaMallocAsync, and cudaMalloc elsewhere"});
   if (const std::uint64_t bytes = unbrokered(ranks, {"managed"}); bytes >= kWorthIt)
-    list.push_back({"managed", bytes,
-                    format_bytes(bytes) +
-                        " of managed memory stays on the GPU: cudaMalloc in place of "
-                        "cudaMallocManaged lets it leave"});
+    list.push_back(
+        {"managed", bytes,
+         format_bytes(bytes) +
+             " of managed memory stays on the GPU. Use cudaMalloc instead of cudaMallocManaged"});
 }
 
 void cache(const v1::GroupInfo& group, List& list) {
@@ -76,9 +76,9 @@ void cache(const v1::GroupInfo& group, List& list) {
     if (bytes < kWorthIt) continue;
     list.push_back({"discard", bytes,
                     format_bytes(bytes) + " of tag " + printable(tag.tag()) +
-                        " is copied out and back: `amemctl policy " + group.name() + " " +
-                        printable(tag.tag()) +
-                        " discard` drops it, if the job fills its cache anew"});
+                        " is copied to the pool and back. If the job can rebuild this cache, drop "
+                        "it: `amemctl policy " +
+                        group.name() + " " + printable(tag.tag()) + " discard`"});
   }
 }
 
@@ -91,8 +91,8 @@ void regions(const v1::GroupInfo& group, List& list) {
   if (bytes < kGiB) return;
   list.push_back({"tags", bytes,
                   format_bytes(bytes) +
-                      " has the tag heap alone, and all of it is copied: allocate what the job "
-                      "makes anew, such as a KV cache, in `amem.region(TAG, keep=False)`"});
+                      " has only the tag heap, and a pause copies all of it. Allocate what the job "
+                      "can rebuild, such as a KV cache, in `amem.region(TAG, keep=False)`"});
 }
 
 void pieces(const v1::GroupInfo& group, List& list) {
@@ -100,11 +100,12 @@ void pieces(const v1::GroupInfo& group, List& list) {
   if (heap == nullptr || heap->allocation_count() < kManyPieces ||
       heap->allocated_bytes() / heap->allocation_count() > kSmallPiece)
     return;
-  list.push_back({"pieces", heap->allocated_bytes(),
-                  format_bytes(heap->allocated_bytes()) + " of tag heap is in " +
-                      std::to_string(heap->allocation_count()) +
-                      " pieces, and each is mapped by itself: leave expandable_segments out of "
-                      "PYTORCH_CUDA_ALLOC_CONF, so that amem puts them together"});
+  list.push_back(
+      {"pieces", heap->allocated_bytes(),
+       format_bytes(heap->allocated_bytes()) + " of tag heap is in " +
+           std::to_string(heap->allocation_count()) +
+           " pieces, and a resume maps each of them separately. Remove expandable_segments from "
+           "PYTORCH_CUDA_ALLOC_CONF, so that amem combines them"});
 }
 
 void scratch(const v1::GroupInfo& group, List& list) {
@@ -113,19 +114,20 @@ void scratch(const v1::GroupInfo& group, List& list) {
   const bool paused = group.state() == v1::GROUP_STATE_PAUSED;
   const std::uint64_t bytes = copied_of(group, *nccl);
   if (bytes < (paused ? kWorthIt : kMuchOfNccl)) return;
-  list.push_back({"nccl-scratch", bytes,
-                  (paused ? format_bytes(bytes) : "up to " + format_bytes(bytes)) +
-                      " of NCCL's buffers is copied: AMEM_NCCL_SCRATCH=drop in the job's "
-                      "environment leaves out what holds nothing between collectives"});
+  list.push_back(
+      {"nccl-scratch", bytes,
+       (paused ? format_bytes(bytes) : "up to " + format_bytes(bytes)) +
+           " of NCCL's buffers is copied. Set AMEM_NCCL_SCRATCH=drop in the job's environment: a "
+           "pause then drops the bytes that nobody reads after a collective"});
 }
 
 void nics(const v1::GroupInfo& group, List& list) {
   if (group.pinned_bytes() < kWorthIt) return;
   list.push_back({"pinned", group.pinned_bytes(),
                   format_bytes(group.pinned_bytes()) +
-                      " is registered with a NIC and stays on the GPU: let the job deregister it "
-                      "before a pause, or register smaller buffers; `amemctl allocations " +
-                      group.name() + " --json` names the pinners"});
+                      " is registered with a NIC and stays on the GPU. Let the job deregister it "
+                      "before a pause, or register smaller buffers. `amemctl allocations " +
+                      group.name() + " --json` names the ranks that pin it"});
 }
 
 void guests(const v1::GroupInfo& group, List& list) {
@@ -140,7 +142,7 @@ void guests(const v1::GroupInfo& group, List& list) {
   for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
   list.push_back({"guests", bytes,
                   format_bytes(bytes) + " is open in " + text +
-                      " and stays on the GPU: let these jobs close it before the pause"});
+                      " and stays on the GPU. Let these jobs close it before the pause"});
 }
 
 const v1::PastOperation* last_pause(const v1::ListHistoryResponse& history) {
@@ -177,10 +179,10 @@ void quiesce(const v1::ListHistoryResponse& history, List& list) {
     if (time.phase() != "quiesce" || time.us() < kLongQuiesceUs || time.us() * 2 < last->us())
       continue;
     list.push_back({"quiesce", 0,
-                    "the last pause took " + format_micros(last->us()) + ", of which " +
+                    "the last pause took " + format_micros(last->us()) + " and waited " +
                         format_micros(time.us()) +
-                        " until the ranks were quiet: pause between steps, when no long kernel "
-                        "and no capture runs"});
+                        " of it until the ranks were quiet. Pause between steps, when no long "
+                        "kernel and no capture runs"});
     return;
   }
 }

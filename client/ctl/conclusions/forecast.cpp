@@ -30,10 +30,10 @@ Result<const v1::GroupInfo*> running_group(const v1::NodeStatus& node, const std
   const v1::GroupInfo* group = group_called(node.groups(), name);
   if (group == nullptr) return no_such_group(name);
   if (group->state() == v1::GROUP_STATE_RUNNING) return group;
-  return Status(Code::kFailedPrecondition, "group " + name + " is " + state_text(*group) +
-                                               ", and only a running one can be "
-                                               "paused; `amemctl groups " +
-                                               name + "` shows more");
+  return Status(Code::kFailedPrecondition,
+                "group " + name + " is " + state_text(*group) +
+                    ". Only a running group can be paused; `amemctl groups " + name +
+                    "` shows more");
 }
 
 /// As the broker refuses them.
@@ -47,15 +47,15 @@ Status check_chosen_tags(const CommandLine& o, const v1::GroupInfo& group) {
       const bool has = std::any_of(group.tags().begin(), group.tags().end(),
                                    [&](const v1::TagUsage& usage) { return usage.tag() == tag; });
       if (!has && !any)
-        return {Code::kNotFound,
-                "group " + group.name() + " has no memory of tag " + tag + "; it has " + there};
+        return {Code::kNotFound, "group " + group.name() + " has no memory of tag " + tag +
+                                     "; its tags are " + there};
     }
   for (const std::string& tag : o.discard)
     if (tag == "nccl" || !is_chosen(o, tag))
-      return {Code::kInvalidArgument,
-              "tag " + tag + " cannot be dropped: " +
-                  (tag == "nccl" ? "NCCL's bytes are always kept" : "the pause is not about it") +
-                  "; leave it out of --discard"};
+      return {Code::kInvalidArgument, "tag " + tag + " cannot be dropped: " +
+                                          (tag == "nccl" ? "NCCL's bytes are always kept"
+                                                         : "the pause does not include it") +
+                                          ". Remove it from --discard"};
   return {};
 }
 
@@ -68,8 +68,8 @@ Status check_calls(const v1::GroupInfo& group, const v1::ListRanksResponse& rank
         return {Code::kFailedPrecondition,
                 "group " + group.name() + " cannot be paused: rank " + std::to_string(rank.rank()) +
                     " (pid " + std::to_string(rank.pid()) + ") has loaded " + call.library() +
-                    ", which is linked to " + call.name() +
-                    ", a driver call that amem does not know; `amemctl ranks " + group.name() +
+                    ". This library is linked to " + call.name() +
+                    ", a driver call that amem does not know. `amemctl ranks " + group.name() +
                     "` lists such calls"};
   }
   return {};
@@ -183,7 +183,7 @@ std::string stays(const GroupForecast& f) {
   };
   add(f.unbrokered_bytes, " that is not brokered");
   add(f.pinned_bytes, " registered with a NIC");
-  add(f.guest_bytes, " that other groups have open, unless the pause is refused for it");
+  add(f.guest_bytes, " that other groups have open, unless the pause fails because of it");
   return text;
 }
 
@@ -203,8 +203,8 @@ Result<Forecast> forecast_pause(const CommandLine& o, const Known& known) {
     if (of.guest_bytes > 0 && o.guests == v1::GUEST_POLICY_REFUSE)
       return Status(Code::kFailedPrecondition,
                     "group " + name + " would not be paused: other groups have " +
-                        format_bytes(of.guest_bytes) + " of it open; `amemctl groups " + name +
-                        "` names them, and --guests pin leaves that on the GPU");
+                        format_bytes(of.guest_bytes) + " of it open. `amemctl groups " + name +
+                        "` names them. --guests pin leaves this memory on the GPU");
     estimate(o, known.history, of);
     forecast.copied_bytes += of.copied_bytes;
     by_owner[group.owner()] += of.copied_bytes;
@@ -227,31 +227,31 @@ std::string forecast_view(const Forecast& forecast) {
   std::string text;
   for (const GroupForecast& f : forecast.groups) {
     const std::string name = printable(f.group) + ": ";
-    text += name + format_bytes(f.copied_bytes + f.dropped_bytes) +
-            " would leave the GPU: at most " + format_bytes(f.copied_bytes) + " is copied, and " +
-            format_bytes(f.dropped_bytes) + " dropped\n";
+    text += name + "a pause would free " + format_bytes(f.copied_bytes + f.dropped_bytes) +
+            " of GPU memory: it would copy at most " + format_bytes(f.copied_bytes) + " and drop " +
+            format_bytes(f.dropped_bytes) + "\n";
     text += name +
-            (f.us == 0 ? std::string("nobody knows how long it takes: no pause has been "
-                                     "measured here yet; `amemctl bench` measures some")
+            (f.us == 0 ? std::string("the duration is unknown, because nobody has paused a group "
+                                     "here yet. `amemctl bench` measures some pauses")
                        : "takes about " + format_micros(f.us) + ": " + f.rests_on) +
             "\n";
     if (const std::string what = stays(f); !what.empty())
       text += name + "stays on the GPU: " + what + "\n";
   }
   const std::string has = forecast.limit + " has " + format_bytes(forecast.free_bytes) + " free";
-  const std::string needs = "at most " + format_bytes(forecast.copied_bytes);
+  const std::string needs = "the pause needs at most " + format_bytes(forecast.copied_bytes);
   switch (forecast.fit) {
     case Fit::kCertain:
-      return text + "fits: " + has + ", and " + needs + " is needed\n";
+      return text + "fits: " + has + ", and " + needs + "\n";
     case Fit::kLikely:
-      return text + "fits if as much of it is zeros as at the last pause: " + has + ", " + needs +
-             " is needed, and " + format_bytes(forecast.last_bytes) + " was then\n";
+      return text + "fits if the memory has as many zeros as at the last pause: " + has + ", " +
+             needs + ", and the last pause needed " + format_bytes(forecast.last_bytes) + "\n";
     case Fit::kUnsure:
       break;
   }
   return text + "may not fit: " + has + ", and " + needs +
-         " is needed; blocks of zeros need none. Resume or end a group that is paused, drop tags "
-         "with --discard, or make the pool larger\n";
+         " (blocks of zeros need no space). Resume or end a paused group, drop tags with "
+         "--discard, or make the pool larger\n";
 }
 
 std::string to_json(const Forecast& forecast) {

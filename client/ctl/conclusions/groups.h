@@ -22,7 +22,7 @@ const v1::GroupInfo* group_called(const Groups& groups, const std::string& name)
 }
 
 inline Status no_such_group(const std::string& name) {
-  return {Code::kNotFound, "there is no group " + name + "; `amemctl groups` lists what there is"};
+  return {Code::kNotFound, "there is no group " + name + "; `amemctl groups` lists the groups"};
 }
 
 }  // namespace amem::ctl

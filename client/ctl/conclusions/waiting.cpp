@@ -33,11 +33,11 @@ bool meets(const v1::GroupInfo& group, const WaitTarget& awaited) {
 /// What whoever waits can do about a group that is not as they want it.
 std::string remedy(const v1::GroupInfo& group, const WaitTarget& awaited) {
   const std::string& name = awaited.group;
-  if (operates(group)) return "`amemctl ranks " + name + "` shows whom the broker waits for";
+  if (operates(group)) return "`amemctl ranks " + name + "` shows which ranks the broker waits for";
   if (awaited.goal == Goal::kGone)
-    return "`amemctl ranks " + name + "` lists the processes that have to end";
+    return "`amemctl ranks " + name + "` lists the processes that must end";
   if (awaited.goal == Goal::kPaused) return "`amemctl pause " + name + "` pauses it";
-  if (group.state() == v1::GROUP_STATE_PAUSED) return "`amemctl resume " + name + "` lets it run";
+  if (group.state() == v1::GROUP_STATE_PAUSED) return "`amemctl resume " + name + "` resumes it";
   return "`amemctl ranks " + name + "` lists them";
 }
 
@@ -90,7 +90,7 @@ Sight see_idle(const v1::ListGroupsResponse& groups) {
       under_way +=
           (under_way.empty() ? "" : ", ") + ("group " + group.name()) + " is " + state_text(group);
   if (under_way.empty()) return {true, {}, "no operation is under way", "{\"idle\":true}"};
-  return {false, {}, under_way + "; `amemctl ranks` shows whom the broker waits for", {}};
+  return {false, {}, under_way + "; `amemctl ranks` shows which ranks the broker waits for", {}};
 }
 
 Sight see_pool(const v1::PoolStatus& pool) {
@@ -102,10 +102,10 @@ Sight see_pool(const v1::PoolStatus& pool) {
             client::text_of({{"ready_bytes", pool.ready_bytes()},
                              {"configured_bytes", pool.configured_bytes()}})};
   std::string found = "it has " + format_bytes(pool.ready_bytes()) + " of " + size;
-  if (pool.error().empty()) return {false, {}, found + " so far; wait longer, with --timeout", {}};
+  if (pool.error().empty()) return {false, {}, found + " so far. Wait longer with --timeout", {}};
   // amemd does not go on by itself after that.
-  found += " and gets no more, because of this: " + pool.error() +
-           "; free host memory, or set a smaller pool.size, then restart amemd";
+  found += " and cannot get more: " + pool.error() +
+           ". Free host memory, or set a smaller pool.size, then restart amemd";
   return {false, {Code::kResourceExhausted, found}, found, {}};
 }
 

@@ -26,19 +26,20 @@ Findings check_pool(const v1::PoolStatus& pool) {
                         "the pool has " + format_bytes(pool.ready_bytes()) + " of the " +
                             format_bytes(pool.configured_bytes()) +
                             " it should have: " + pool.error(),
-                        "a pause that needs more is called off",
+                        "amemd refuses a pause that needs more",
                         "free host memory, or set a smaller pool.size, then restart amemd"});
   if (pool.ready_bytes() > pool.configured_bytes())
     findings.push_back(
         {false, "pool-larger",
-         "the pool has " + format_bytes(pool.ready_bytes()) + " and pool.size is " +
+         "the pool has " + format_bytes(pool.ready_bytes()) + ", but pool.size is " +
              format_bytes(pool.configured_bytes()),
-         "the host lacks the rest, and a container's memory request does not cover it",
-         "it goes back to the host when the jobs that may have it mapped end"});
+         "the host lacks the difference, and a container's memory request does not cover it",
+         "amemd returns it to the host when the jobs that may have it mapped end"});
   if (pool.place() == "memfd" && pool.ready_bytes() > 0)
-    findings.push_back({false, "pool-place", "the pool is of memfds",
-                        "each rank has to register it by itself, which counts as its locked memory",
-                        "it works as it is; a newer driver may share host memory itself"});
+    findings.push_back(
+        {false, "pool-place", "the pool consists of memfds",
+         "each rank must register the pool itself, and this counts as its locked memory",
+         "this works; a newer driver may share host memory itself"});
   return findings;
 }
 
@@ -48,8 +49,8 @@ Findings check_broker_in(const std::string& runtime_dir, std::chrono::millisecon
   const std::string session = runtime_dir + "/" + std::string(kSessionSocket);
   if (const Status status = client::probe(session, SOCK_SEQPACKET); !status.ok()) {
     // The text has what is the matter and, behind it, what to do.
-    return {{true, "broker", "no broker takes the ranks",
-             "they run as if amem were not there, or fail with AMEM_REQUIRED=1", status.text()}};
+    return {{true, "broker", "no broker serves the ranks",
+             "they run without amem, or fail with AMEM_REQUIRED=1", status.text()}};
   }
   const auto control = client::control_socket(runtime_dir, "");
   if (!control.ok()) return {};  // too long by a few characters; ranks do not need it
@@ -57,7 +58,7 @@ Findings check_broker_in(const std::string& runtime_dir, std::chrono::millisecon
   const auto answer = broker.status();
   if (answer.status().code() == Code::kDeadlineExceeded)
     return {{true, "broker-hangs", "the broker in " + runtime_dir + " does not answer",
-             "ranks wait for it, and run as if amem were not there", answer.status().text()}};
+             "ranks wait for it, then run without amem", answer.status().text()}};
   // Ranks may be allowed where steering is not: then the version stays unknown.
   if (!answer.ok() || answer.value().session_protocol() == kProtocolVersion) return {};
   return {
@@ -86,13 +87,12 @@ Findings check_node(const v1::NodeStatus& status, const DriverFacts& driver,
   if (status.version() != kVersion)
     findings.push_back(
         {false, "version",
-         "amemd is " + status.version() + ", and what is installed is " + std::string(kVersion),
-         "the node does not run what it would after a restart",
-         "`amemctl upgrade` replaces it without loss"});
+         "amemd " + status.version() + " runs, but " + std::string(kVersion) + " is installed",
+         "a restart changes the version", "`amemctl upgrade` replaces it without loss"});
   if (status.devices().empty())
     findings.push_back(
-        {true, "no-devices", "amemd has no GPU", "no rank's memory is brokered",
-         "start it where `nvidia-smi` lists them; CUDA_VISIBLE_DEVICES is not for it"});
+        {true, "no-devices", "amemd has no GPU", "amemd brokers no rank's memory",
+         "start it where `nvidia-smi` lists GPUs. amemd ignores CUDA_VISIBLE_DEVICES"});
   for (const v1::DeviceStatus& device : status.devices())
     if (!device.trouble().empty())
       findings.push_back(
@@ -108,15 +108,16 @@ Findings check_node(const v1::NodeStatus& status, const DriverFacts& driver,
                     [&](const v1::DeviceStatus& device) { return device.uuid() == gpu.uuid; });
     if (!known)
       findings.push_back(
-          {true, "device-unknown", "amemd does not have " + gpu.name + " " + gpu.uuid,
-           "memory on it is not brokered",
-           "restart amemd with all GPUs of the node: it looks for them when it starts"});
+          {true, "device-unknown", "amemd does not serve " + gpu.name + " " + gpu.uuid,
+           "amemd does not broker memory on it",
+           "restart amemd with all GPUs of the node. It looks for GPUs only when it starts"});
   }
   if (open_files && *open_files < kFilesOfABroker)
     findings.push_back({false, "broker-files",
-                        "amemd may have " + std::to_string(*open_files) + " open files",
-                        "it has one for each allocation, and refuses more than it may have",
-                        "LimitNOFILE=1048576 in its unit, or `ulimit -n` where it is started"});
+                        "the limit of amemd's open files is " + std::to_string(*open_files),
+                        "amemd opens one file for each allocation, and refuses allocations above "
+                        "the limit",
+                        "set LimitNOFILE=1048576 in its unit, or `ulimit -n` before you start it"});
   return findings;
 }
 
@@ -136,8 +137,8 @@ Findings check_ranks(const v1::ListRanksResponse& ranks) {
          "pid " + std::to_string(rank.pid()) + " of group '" + rank.group() +
              "' asks for driver calls that its shim does not know: " + names,
          linked ? "it is linked to one of them, so pauses of the group fail"
-                : "it is told that there are none, as on an older driver",
-         "use a newer amem, or sign them off (docs/decisions/unknown-driver-calls.md)"});
+                : "the shim hides them from it, as an older driver would",
+         "use a newer amem, or allow them (docs/decisions/unknown-driver-calls.md)"});
   }
   return findings;
 }

@@ -21,8 +21,8 @@ namespace {
 constexpr const char* kUseRun = "start it with `amemctl run --group NAME -- COMMAND`";
 constexpr NcclVersion kFirstWithCuMem = {2, 18};  // which can use cuMemCreate
 constexpr const char* kNoSlabs =
-    "it takes its memory with cudaMalloc, so its buffers share no slabs, and it starts and pauses "
-    "slower";
+    "NCCL allocates with cudaMalloc, so its buffers share no slabs, and it starts and pauses more "
+    "slowly";
 constexpr int kOldestPython = 10;            // of the package amem: 3.10
 constexpr rlim_t kOpenFiles = 1024;          // a program's own and those of a resume's packet
 constexpr rlim_t kLockedMemory = 8U << 20U;  // the kernel's default
@@ -54,25 +54,25 @@ bool is_plain_path(const std::string& entry) {
 
 Findings check_shim_file(const std::string& shim) {
   if (!is_plain_path(shim)) return {};
-  const char* why = "the loader leaves it out, and the command runs without amem";
+  const char* why = "the loader skips it, and the command runs without amem";
   const Result<ElfFacts> elf = read_elf(shim);
   if (!elf.ok())
     return {{true, "shim-unreadable",
              "LD_PRELOAD names a shim that cannot be loaded: " + elf.status().text(), why,
-             "install amem again, or name the right file with AMEM_SHIM"}};
+             "install amem again, or set AMEM_SHIM to the right file"}};
   if (!elf.value().native)
     return {{true, "shim-architecture", shim + " is not for x86-64", why,
-             "name the file of this machine's build with AMEM_SHIM"}};
+             "set AMEM_SHIM to the shim of this machine's architecture"}};
   if (wrapped_call(elf.value()).empty())
-    return {{true, "shim-unreadable", shim + " exports no driver call", "it is no shim of amem",
-             "install amem again, or name the right file with AMEM_SHIM"}};
+    return {{true, "shim-unreadable", shim + " exports no driver call", "it is not a shim of amem",
+             "install amem again, or set AMEM_SHIM to the right file"}};
   struct stat st {};
   const std::string list = shim.substr(0, shim.rfind('/') + 1) + kCallListName;
   const Result<std::vector<ListedCall>> calls =
       read_call_list(list, ::stat(shim.c_str(), &st) == 0 ? st.st_uid : 0);
   if (!calls.ok() && calls.status().code() != Code::kNotFound)
     return {{false, "driver-calls", list + ": " + calls.status().text(),
-             "it lets no driver call through", "write it again, or remove it"}};
+             "the shim allows none of its driver calls", "write it again, or remove it"}};
   return {};
 }
 
@@ -81,12 +81,14 @@ Findings check_before_shim(const std::string& entry) {
       is_plain_path(entry) ? read_elf(entry) : Status(Code::kNotFound, "not looked for");
   const std::string wrapped = elf.ok() ? wrapped_call(elf.value()) : "";
   if (!wrapped.empty())
-    return {
-        {false, "interposer", entry + " is before the shim in LD_PRELOAD and exports " + wrapped,
-         "calls come to amem only if it passes them on, and NCCL's memory is known by its caller",
-         "put it behind the shim, or name it in AMEM_MODULES if all goes through it"}};
+    return {{false, "interposer",
+             entry + " is before the shim in LD_PRELOAD and exports " + wrapped,
+             "amem sees only the calls that it passes on, and amem recognizes NCCL's memory by the "
+             "caller",
+             "put it after the shim, or name it in AMEM_MODULES if all calls go through it"}};
   return {{false, "shim-order", entry + " is before the shim in LD_PRELOAD",
-           "what it wraps is found there first", std::string("put the shim first, or ") + kUseRun}};
+           "programs find the functions that it wraps there first",
+           std::string("put the shim first, or ") + kUseRun}};
 }
 
 /// 11 for a file "python3.11", also behind links; 0: it is no Python that says its version.
@@ -108,12 +110,13 @@ Findings check_program(const CommandProgram& program, uid_t user, gid_t group) {
   const std::string name =
       program.through.empty() ? path : path + ", which runs " + program.through.back() + ",";
   if (!program.elf.native)
-    return {{true, "architecture", name + " is not for x86-64", "the shim is",
+    return {{true, "architecture", name + " is not for x86-64", "the shim is for x86-64 only",
              "use the program's x86-64 build"}};
   Findings findings;
   if (program.elf.interpreter.empty())
     findings.push_back({true, "static", name + " is statically linked",
-                        "nothing is preloaded into it; what it starts may be brokered all the same",
+                        "the loader preloads nothing into it, but amem may still broker the "
+                        "programs that it starts",
                         "use a build that is linked to the C library dynamically"});
   const auto& needed = program.elf.needed;
   const bool musl = program.elf.interpreter.find("ld-musl") != std::string::npos ||
@@ -122,13 +125,13 @@ Findings check_program(const CommandProgram& program, uid_t user, gid_t group) {
                     });
   if (musl)
     findings.push_back({true, "musl", name + " is linked to musl",
-                        "the shim needs glibc, and musl's loader cannot load it",
+                        "the shim requires glibc, and musl's loader cannot load it",
                         "use a build for glibc"});
 
   if (const int minor = minor_of_python(path); minor != 0 && minor < kOldestPython)
     findings.push_back({false, "python", name + " is older than 3.10",
-                        "it is brokered all the same, but the package amem cannot be imported",
-                        "use Python 3.10 or newer where the program is to use `import amem`"});
+                        "amem still brokers it, but it cannot import the package amem",
+                        "use Python 3.10 or newer if the program uses `import amem`"});
 
   // What gains rights is started without LD_PRELOAD. Root gains none by capabilities.
   struct stat st {};
@@ -137,12 +140,12 @@ Findings check_program(const CommandProgram& program, uid_t user, gid_t group) {
                 ((st.st_mode & S_ISGID) != 0 && st.st_gid != group)))
     findings.push_back(
         {true, "setuid", name + " is setuid or setgid",
-         "the loader ignores LD_PRELOAD in it, and it may drop the variables",
-         "run as that user already, and start amemctl behind it: `sudo amemctl run …`"});
+         "the loader ignores LD_PRELOAD in it, and the program may drop the variables",
+         "change the user first, and start amemctl after it: `sudo amemctl run …`"});
   if (there && user != 0 && ::getxattr(path.c_str(), "security.capability", nullptr, 0) > 0)
     findings.push_back({true, "capabilities", name + " has file capabilities",
                         "the loader ignores LD_PRELOAD in it",
-                        "take them away (`setcap -r " + path + "`), or use a copy without them"});
+                        "remove them (`setcap -r " + path + "`), or use a copy without them"});
   return findings;
 }
 
@@ -153,7 +156,7 @@ Findings check_preload(const Environment& environment) {
                                  [&named](const auto& entry) { return is_shim(entry, named); });
   if (shim == entries.end())
     return {{true, "shim-missing", "LD_PRELOAD does not name " + std::string(kShimName),
-             "nothing of amem is in the process", kUseRun}};
+             "the process does not load amem", kUseRun}};
   Findings findings = check_shim_file(*shim);
   for (auto before = entries.begin(); before != shim; ++before) {
     const Findings more = check_before_shim(*before);
@@ -190,33 +193,33 @@ Findings check_variables(const Environment& environment) {
                         "the shim does nothing", "unset both"});
   const std::string scope = value("AMEM_SCOPE");
   if (!is_one_of(scope, {"", "nccl", "regions", "heap"}))
-    findings.push_back({true, "scope", "AMEM_SCOPE=" + scope + " is no scope",
-                        "the shim takes nccl, and only NCCL's memory is brokered",
+    findings.push_back({true, "scope", "AMEM_SCOPE=" + scope + " is not a valid scope",
+                        "the shim uses nccl, so amem brokers only NCCL's memory",
                         "set nccl, regions or heap"});
   const std::string group = value("AMEM_GROUP");
   if (!group.empty() && !valid_group_name(group))
-    findings.push_back({false, "group", "AMEM_GROUP=" + group + " is no group name",
-                        "the shim takes the group \"default\"",
-                        "use 1 to 63 characters of [A-Za-z0-9._-], not starting with . or -"});
+    findings.push_back({false, "group", "AMEM_GROUP=" + group + " is not a valid group name",
+                        "the shim uses the group \"default\"",
+                        "use 1 to 63 characters of [A-Za-z0-9._-], and do not begin with . or -"});
   if (const std::string libraries = value("AMEM_BYPASS_ALLOWED"); !libraries.empty())
     findings.push_back({false, "bypass", "AMEM_BYPASS_ALLOWED=" + libraries,
-                        "what these libraries give the device past the shim runs on while the "
-                        "group is paused, and must leave brokered memory alone",
+                        "work that these libraries submit past the shim continues while the group "
+                        "is paused, and must not touch brokered memory",
                         "unset it, or keep it for libraries that you know"});
   if (const std::string deep = value("AMEM_DEEPBIND"); !is_one_of(deep, {"", "keep", "clear"}))
     findings.push_back({false, "deepbind", "AMEM_DEEPBIND=" + deep + " is neither keep nor clear",
-                        "the shim takes keep", "set keep or clear"});
+                        "the shim uses keep", "set keep or clear"});
   if (value("NCCL_CUMEM_ENABLE") == "0")
     findings.push_back(
-        {false, "nccl-cumem", "NCCL has NCCL_CUMEM_ENABLE=0", kNoSlabs, "unset it, or set 1"});
+        {false, "nccl-cumem", "NCCL_CUMEM_ENABLE is 0", kNoSlabs, "unset it, or set 1"});
   for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
     if (scope_of(environment) == "nccl" ||
         value(name).find("backend:cudaMallocAsync") == std::string::npos)
       continue;
     findings.push_back({true, "allocator",
                         std::string(name) + " chooses the backend cudaMallocAsync",
-                        "PyTorch's memory is in stream-ordered pools then, also with "
-                        "expandable_segments, and these are never brokered",
+                        "PyTorch then allocates from stream-ordered pools, also with "
+                        "expandable_segments, and amem cannot broker these",
                         "use the backend native"});
   }
   return findings;
@@ -227,7 +230,7 @@ Findings check_limits(rlim_t open_files, rlim_t locked_memory) {
   if (open_files < kOpenFiles)
     findings.push_back({false, "open-files",
                         "the limit of open files is " + std::to_string(open_files),
-                        "a rank gets a descriptor for each allocation that a resume brings back",
+                        "a resume sends the rank one descriptor for each allocation",
                         "raise it: `ulimit -n " + std::to_string(kOpenFiles) + "` or more"});
   if (locked_memory < kLockedMemory)
     findings.push_back({false, "locked-memory",

@@ -112,30 +112,30 @@ inline Result<ElfFacts> read_elf(const std::string& path) {
   struct stat st {};
   if (!fd || ::fstat(fd.get(), &st) != 0)
     return errno_status(errno == EACCES ? Code::kPermissionDenied : Code::kNotFound, path, errno);
-  if (!S_ISREG(st.st_mode)) return Status(Code::kInvalidArgument, path + " is no file");
+  if (!S_ISREG(st.st_mode)) return Status(Code::kInvalidArgument, path + " is not a file");
   const ElfBytes file(fd.get(), static_cast<std::uint64_t>(st.st_size));
   std::vector<unsigned char> ident;
   if (!file.read(0, EI_NIDENT, ident) || std::memcmp(ident.data(), ELFMAG, SELFMAG) != 0)
-    return Status(Code::kInvalidArgument, path + " is no ELF file");
+    return Status(Code::kInvalidArgument, path + " is not an ELF file");
 
   ElfFacts facts;
   if (ident[EI_CLASS] != ELFCLASS64 || ident[EI_DATA] != ELFDATA2LSB) return facts;
   std::vector<Elf64_Ehdr> header;
-  if (!file.read(0, 1, header)) return damaged("its header is cut off");
+  if (!file.read(0, 1, header)) return damaged("its header is incomplete");
   if (header[0].e_machine != EM_X86_64) return facts;
   facts.native = true;
   std::vector<Elf64_Phdr> segments;
   if (header[0].e_phnum != 0 && (header[0].e_phentsize != sizeof(Elf64_Phdr) ||
                                  !file.read(header[0].e_phoff, header[0].e_phnum, segments)))
-    return damaged("its program headers do not lie in it");
+    return damaged("its program headers are beyond its end");
   for (const Elf64_Phdr& segment : segments) {
     if (segment.p_type != PT_INTERP) continue;
     std::vector<char> name;
     if (segment.p_filesz > PATH_MAX || !file.read(segment.p_offset, segment.p_filesz, name))
-      return damaged("its loader's name does not lie in it");
+      return damaged("the name of its loader is beyond its end");
     facts.interpreter = elf_string(name, 0);
   }
-  if (!read_elf_sections(file, header[0], facts)) return damaged("a table does not lie in it");
+  if (!read_elf_sections(file, header[0], facts)) return damaged("a table is beyond its end");
   return facts;
 }
 

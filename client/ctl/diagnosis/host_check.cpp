@@ -99,16 +99,14 @@ DriverFacts look() {
 std::string remedy_of_init(int result) {
   switch (result) {
     case CUDA_ERROR_NO_DEVICE:
-      return "look whether CUDA_VISIBLE_DEVICES leaves any, whether `nvidia-smi` lists some, and "
-             "whether "
-             "the container was given them (`--gpus all`)";
+      return "check that CUDA_VISIBLE_DEVICES does not exclude all GPUs, that `nvidia-smi` lists "
+             "some, and that the container has them (`--gpus all`)";
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
     case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
-      return "the kernel's driver and libcuda.so.1 are of different versions: restart the node "
-             "after an "
-             "upgrade, and take libcuda's compatibility package out of a container";
+      return "the kernel's driver and libcuda.so.1 have different versions. Restart the node after "
+             "an upgrade, and remove libcuda's compatibility package from a container";
     case CUDA_ERROR_SYSTEM_NOT_READY:
-      return "start nvidia-fabricmanager, which GPUs behind NVSwitch need";
+      return "start nvidia-fabricmanager, which GPUs behind NVSwitch require";
     case CUDA_ERROR_OPERATING_SYSTEM:
       return "this user must be able to open /dev/nvidiactl, /dev/nvidia-uvm and /dev/nvidiaN";
     default:
@@ -130,8 +128,8 @@ std::string dotted(int version) {
 void check_requirements(const DriverFacts& facts, Findings* findings) {
   if (facts.version != 0 && facts.version < kOldestTested)
     findings->push_back({facts.version < kOldest, "driver-version",
-                         "the driver is of CUDA " + dotted(facts.version),
-                         facts.version < kOldest ? "amem needs driver 525 or newer"
+                         "the driver supports CUDA up to " + dotted(facts.version),
+                         facts.version < kOldest ? "amem requires driver 525 or newer"
                                                  : "amem has been tested with CUDA 12.4 and newer",
                          "install a newer driver"});
   for (const DriverFacts::Gpu& gpu : facts.gpus) {
@@ -167,14 +165,13 @@ HostFacts look_at_host(const Environment& environment) {
 Findings check_host(const HostFacts& facts) {
   Findings findings;
   if (version_of(facts.kernel) < kKernel)
-    findings.push_back(
-        {false, "kernel", "the kernel is " + facts.kernel,
-         "without pidfd_open a process counts as ended when its session ends, also one that runs "
-         "on with memory of its group",
-         "use Linux 5.3 or newer; docs/security.md says what follows"});
+    findings.push_back({false, "kernel", "the kernel is " + facts.kernel,
+                        "without pidfd_open, amemd considers a process as ended when its session "
+                        "ends, even if it continues to run with memory of its group",
+                        "use Linux 5.3 or newer; docs/security.md describes the consequences"});
   if (version_of(facts.glibc) < kGlibc)
     findings.push_back({false, "glibc", "the C library is glibc " + facts.glibc,
-                        "the shim of amem's packages and wheel needs 2.35 or newer",
+                        "the shim of amem's packages and wheel requires 2.35 or newer",
                         "build amem from its source here, or use a newer distribution"});
   if (!facts.mps_pipe.empty())
     findings.push_back(
@@ -197,7 +194,7 @@ DriverFacts look_at_driver(std::chrono::milliseconds timeout) {
 
 Findings check_driver(const DriverFacts& facts, const Environment& environment) {
   using Trouble = DriverFacts::Trouble;
-  constexpr const char* kNeedsIt = "every rank needs it, and so does amemd";
+  constexpr const char* kNeedsIt = "amemd and every rank require it";
   switch (facts.trouble) {
     case Trouble::kMissing:
       return {
@@ -220,24 +217,24 @@ Findings check_driver(const DriverFacts& facts, const Environment& environment) 
   for (const DriverFacts::Gpu& gpu : facts.gpus) {
     without_host_memory += gpu.host_memory ? 0 : 1;
     if (!gpu.cumem)
-      findings.push_back({true, "cumem",
-                          gpu.name + " " + gpu.uuid + " has no cuMemCreate with file descriptors",
-                          "this is how amem holds memory that other processes have mapped",
-                          "without it nothing on this GPU can be brokered: look whether it is a "
-                          "virtual one (vGPU, WSL), "
-                          "and ask its vendor"});
+      findings.push_back(
+          {true, "cumem",
+           gpu.name + " " + gpu.uuid + " does not support cuMemCreate with file descriptors",
+           "amem uses it to hold memory that other processes have mapped",
+           "amem cannot broker memory on this GPU. Check whether it is a virtual GPU (vGPU, WSL), "
+           "and ask its vendor"});
   }
   if (without_host_memory > 0)
     findings.push_back({false, "host-memory",
                         std::to_string(without_host_memory) + " of " +
                             std::to_string(facts.gpus.size()) +
-                            " GPUs have no cuMemCreate on the host",
-                        "the pool is of memfds then, which each rank has to register by itself",
-                        "it works as it is; a newer driver may have it"});
+                            " GPUs do not support cuMemCreate on the host",
+                        "the pool then consists of memfds, and each rank must register them itself",
+                        "this works; a newer driver may support it"});
   for (const auto& [one, other] : facts.strangers)
     findings.push_back(
         {false, "peers", one + " and " + other + " have no peer access",
-         "NCCL goes through the host between them, which is slow, with amem and without",
+         "NCCL copies through the host between them, which is slow with and without amem",
          "`nvidia-smi topo -p2p r` says why; IOMMU and ACS settings are the usual "
          "reasons"});
   bool multicast = facts.gpus.size() > 1;

@@ -36,11 +36,11 @@ Result<std::string> search(const std::string& name, const Environment& environme
     if (forbidden.empty()) forbidden = candidate;
   }
   if (!forbidden.empty())
-    return Status(Code::kPermissionDenied, forbidden + " may not be executed");
-  return Status(Code::kNotFound, name + " is not there" +
-                                     (candidates.size() == 1 && candidates[0] == name
-                                          ? ""
-                                          : " in PATH (" + value_in(environment, "PATH") + ")"));
+    return Status(Code::kPermissionDenied, "this user may not execute " + forbidden);
+  return Status(Code::kNotFound,
+                name + (candidates.size() == 1 && candidates[0] == name
+                            ? " does not exist"
+                            : " is not in PATH (" + value_in(environment, "PATH") + ")"));
 }
 
 std::vector<std::string> words(const std::string& text) {
@@ -121,7 +121,8 @@ Result<CommandProgram> find_program(std::vector<std::string> command, Environmen
       continue;
     }
     if (::faccessat(AT_FDCWD, path.c_str(), R_OK, AT_EACCESS) != 0)
-      return Status(Code::kPermissionDenied, path + " may not be read, so it cannot be looked at");
+      return Status(Code::kPermissionDenied,
+                    "this user may not read " + path + ", so doctor cannot check it");
     const std::string line = first_line(path);
     if (line.starts_with(ELFMAG)) {
       Result<ElfFacts> elf = read_elf(path);
@@ -140,7 +141,7 @@ Result<CommandProgram> find_program(std::vector<std::string> command, Environmen
     through.push_back(path);
   }
   return Status(Code::kInvalidArgument,
-                command.front() + " is a script of scripts, too many for the kernel");
+                command.front() + " starts a chain of scripts that is too long for the kernel");
 }
 
 }  // namespace amem::ctl

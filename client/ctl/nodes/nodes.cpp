@@ -58,8 +58,7 @@ Result<std::vector<std::string>> nodes_of(const CommandLine& options) {
     std::erase_if(line, [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
     if (!line.empty()) nodes.push_back(line);
   }
-  if (nodes.empty())
-    return Status(Code::kInvalidArgument, "--nodes: there is no address in " + path);
+  if (nodes.empty()) return Status(Code::kInvalidArgument, "--nodes: no address is in " + path);
   return nodes;
 }
 

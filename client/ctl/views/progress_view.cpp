@@ -124,7 +124,7 @@ std::string result_line(const v1::Progress& progress, const std::string& verb, c
   line += '\n';
   std::string stays;
   if (progress.pinned_bytes() > 0)
-    add(stays, format_bytes(progress.pinned_bytes()) + " pinned, known to a NIC");
+    add(stays, format_bytes(progress.pinned_bytes()) + " pinned, registered with a NIC");
   if (progress.unbrokered_bytes() > 0)
     add(stays, format_bytes(progress.unbrokered_bytes()) + " not brokered (amemctl ranks " +
                    printable(progress.group()) + ")");
@@ -134,7 +134,7 @@ std::string result_line(const v1::Progress& progress, const std::string& verb, c
     line += "  driver calls that amem does not know: " + std::to_string(progress.unknown_calls()) +
             " (amemctl ranks " + printable(progress.group()) + ")\n";
   if (progress.dropped_bytes() > 0)
-    line += "  dropped: " + format_bytes(progress.dropped_bytes()) + ", comes back zeroed\n";
+    line += "  dropped: " + format_bytes(progress.dropped_bytes()) + "; a resume provides zeros\n";
   std::uint64_t kept = 0;
   std::uint64_t unchanged = 0;
   for (const v1::TagSave& save : progress.saves()) {

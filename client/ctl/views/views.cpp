@@ -547,7 +547,7 @@ std::string operation_text(const v1::PastOperation& operation) {
 }
 
 std::string history_view(const v1::ListHistoryResponse& history, const Style& style) {
-  if (history.operations().empty()) return "no operations since amemd began\n";
+  if (history.operations().empty()) return "no operations since amemd started\n";
   TextTable table({{"BEGAN"},
                    {"TRANSACTION"},
                    {"GROUP"},

@@ -8,19 +8,19 @@ from cases import times
 from harness import Failure, MIB, Skip
 from registry import case
 
-REFUSED = "ncclCommSuspend is refused under amem"
+REFUSED = "amem refuses ncclCommSuspend"
 
 # NCCL_ALGO; a tree is for all-reduces alone.
 ALGORITHMS = {"Ring": "ring", "Tree": "ring;allreduce:tree"}
 # Between hosts alone, with one GPU each. What goes by the network NCCL receives in memory of the host.
 PAT = "ring;allgather:pat;reducescatter:pat"
 PROTOCOLS = ("LL", "LL128", "Simple")
-KEPT_ALL = "all of NCCL's buffers are saved"
+KEPT_ALL = "saves all of NCCL's buffers"
 LEAST_MIB = 20  # per pause and rank: two connections' LL128 and Simple
 # PyTorch's programs, and what each must drop. Windows and symmetric kernels take no receive buffers: there it is shown that
 # nothing of theirs is taken for one.
 KINDS = {"registered": LEAST_MIB, "captured": LEAST_MIB, "window": 0, "symmetric_kernels": 0}
-SAID = re.compile(r"AMEM_NCCL_SCRATCH: (\d+) MiB of NCCL's receive buffers need not travel")
+SAID = re.compile(r"AMEM_NCCL_SCRATCH: (\d+) MiB of NCCL's receive buffers are not copied")
 
 
 def dropped(finished):

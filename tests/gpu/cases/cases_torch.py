@@ -156,7 +156,7 @@ def driver_pools(bench):
     """A process with nothing but cudaMallocAsync's memory is in its group, and the log says that this memory stays."""
     done = bench.python_script("one_process.py", "driver_pools", scope="heap",
                                env={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}).wait(90)
-    said = [line for line in done.err.read_text(errors="replace").splitlines() if "amem does not own memory of this kind" in line]
+    said = [line for line in done.err.read_text(errors="replace").splitlines() if "amem cannot broker memory of this kind" in line]
     if len(said) != 1:
         raise Failure(f"{len(said)} lines of amem say that this memory stays")
     return f"{done.report()['pool_mib']} MiB in pools; {said[0][:100]}"

@@ -130,7 +130,7 @@ def test_a_write_waits_for_its_tag(node, tmp_path):
 
 
 @pytest.mark.parametrize("settings, error, line", [
-    ({"AMEM_GATE": "error"}, "Resource temporarily unavailable", "resume that first (AMEM_GATE=error)"),
+    ({"AMEM_GATE": "error"}, "Resource temporarily unavailable", "Resume this tag first (AMEM_GATE=error)"),
     ({"AMEM_GATE_TIMEOUT": "1"}, "Connection timed out", "was not resumed within AMEM_GATE_TIMEOUT")])
 def test_a_read_that_may_not_wait_for_its_tag(node, tmp_path, settings, error, line):
     puppet, five, mine, address = paused(node, tmp_path, **settings)

@@ -299,7 +299,7 @@ def test_a_wrong_token(node_with):
     handle = owner.ask(f"share {block(owner, 1)}")["handle"]
     guest.send(f"open {handle[:80] + '00' * 16 + handle[112:]} {LAZY}")
     assert "CUDA_ERROR_SYSTEM_NOT_READY" in guest.failure()
-    guest.wait_for("is not the one that its owner was given")
+    guest.wait_for("is not the ticket that its owner got")
     assert node.ctl.group("train")["guests"] == []
 
 

@@ -335,7 +335,7 @@ def test_without_a_broker_the_driver_serves(bare_node):
     program.ask("alloc 0 3000000")
     program.ask("alloc 0 100")
     program.ask(f"expand 0 {2 * MIB} 2")
-    program.wait_for("this process runs without amem")
+    program.wait_for("This process runs without amem")
     program.ask("peer on")
     program.ask("churn 0 50")
     program.verify()
@@ -356,7 +356,7 @@ def test_memory_outlives_the_broker(node_that_loses_its_broker):
     fill(program)
     before = program.brokered()
     node.broker.kill()
-    program.wait_for("the broker is gone")
+    program.wait_for("the broker has ended")
     program.verify()
     later = program.ask("alloc 0 3000000")["id"]
     assert program.brokered() == before

@@ -254,7 +254,7 @@ def test_the_broker_dies_while_it_is_made(bare_node):
     node.start_broker(name="amemd2")
     puppets[1].faults()
     for each in puppets:
-        each.wait_for("has come back to the broker")
+        each.wait_for("has reconnected to the broker")
     eventually(lambda: node.ctl.state("train") == "paused" and used(node) == [node.CONTEXT_BYTES] * 2)
     resume(node)
     both(puppets, "verify 1 2")
@@ -277,7 +277,7 @@ def test_it_is_made_after_a_restart_too(bare_node):
         node.broker.kill()
         node.start_broker(name=f"next{turn}")
         for each in puppets:
-            each.wait_for("has come back to the broker")
+            each.wait_for("has reconnected to the broker")
     resume(node)
     both(puppets, "verify 1 2")
     broadcast(puppets, 5)
@@ -310,7 +310,7 @@ def test_memory_of_amemds_making_is_refused_with_a_sentence(node, way):
     both(puppets, "team add")
     both(puppets, f"alloc {SIZE} whole")
     refused(puppets[0], f"team {way} 1 0", "CUDA_ERROR_INVALID_VALUE")
-    puppets[0].wait_for("the driver binds what a process has made itself")
+    puppets[0].wait_for("the driver binds only memory that the process has made itself")
     pause(node)
 
 

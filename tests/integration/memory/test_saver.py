@@ -111,7 +111,7 @@ def test_a_margin_of_memory(node, hook):
 
 def test_a_disk_is_not_used_and_nothing_is_lost(node, hook):
     process = program(node, hook, TMS_INIT_ENABLE="1", TMS_INIT_ENABLE_DISK_BACKUP="1")
-    assert "the bytes are kept" in process.wait_for("TMS_INIT_ENABLE_DISK_BACKUP")
+    assert "keeps the bytes" in process.wait_for("TMS_INIT_ENABLE_DISK_BACKUP")
     process.ask("alloc 0 5000")
     process.ask("saver pause")
     process.ask("saver resume")

@@ -313,12 +313,12 @@ def test_a_program_with_nothing_but_the_drivers_memory_is_in_its_group(node, sco
         assert node.ctl("status").json["groups"] == []
     for _ in range(2):
         program.ask(f"unbrokered {kind} {MIB}")
-    program.wait_for(f"warning: {call} of {MIB} bytes: amem does not own memory of this kind")
+    program.wait_for(f"warning: {call} of {MIB} bytes: amem cannot broker memory of this kind")
     paused = node.ctl("pause", "train").json
     assert paused["unbrokered_bytes"] == 3 * MIB
     node.ctl("resume", "train")
     program.leave()
-    assert program.output("err").count("amem does not own memory") == 1
+    assert program.output("err").count("amem cannot broker memory") == 1
 
 
 def test_in_scope_nccl_the_drivers_memory_is_no_news(node):
@@ -327,7 +327,7 @@ def test_in_scope_nccl_the_drivers_memory_is_no_news(node):
     program.ask(f"unbrokered managed {MIB}")
     assert node.ctl("status").json["groups"] == []
     program.leave()
-    assert "amem does not own memory" not in program.output("err")
+    assert "amem cannot broker memory" not in program.output("err")
 
 
 def test_stats(node):

@@ -76,13 +76,13 @@ def test_a_node_without_certificates_reaches_none(node):
     puppet = node.puppet("train")
     puppet.ask("alloc 2097152")
     answer = node.ctl.try_("pause", "train", "--nodes", "localhost:1")
-    assert answer.code != 0 and "control.tls is not set" in answer.error
+    assert answer.code != 0 and "Set control.tls" in answer.error
     answer = node.ctl.try_("pause", "train", "--nodes", "localhost")
-    assert answer.code != 0 and "is no node's address" in answer.error
+    assert answer.code != 0 and "is not a valid address of a node" in answer.error
     assert node.ctl.state("train") == "running"
 
 
 def test_a_list_that_cannot_be_read(node, tmp_path):
     assert "No such file" in node.ctl.try_("pause", "train", "--nodes", "@/nowhere").err
     (tmp_path / "empty").write_text("# none\n")
-    assert "there is no address" in node.ctl.try_("status", "--nodes", f"@{tmp_path}/empty").err
+    assert "no address is in" in node.ctl.try_("status", "--nodes", f"@{tmp_path}/empty").err

@@ -104,8 +104,8 @@ def test_a_thread_that_waits_for_its_own_resume_says_so(node):
     program.ask("alloc 0 1000")
     program.ask("pause")
     program.send("verify")
-    program.wait_for("cuMemcpyDtoH_v2 waits for the resume of group train, and the thread that makes it has paused that group "
-                     "itself")
+    program.wait_for("cuMemcpyDtoH_v2 waits for the resume of group train, but its own thread has paused that "
+                     "group")
     program.stands()
     node.ctl("resume", "train")
     program.answer()
@@ -120,7 +120,7 @@ def test_a_thread_that_waits_for_its_own_resume_says_so(node):
     node.ctl("resume", "train")
     program.answer()
     program.leave()
-    assert program.output().count("has paused that group itself") == 2, "not of an operator's pause"
+    assert program.output().count("its own thread has paused that group") == 2, "not of an operator's pause"
 
 
 def test_a_thread_that_copies_from_a_tag_that_it_has_paused_says_so(node):
@@ -130,6 +130,6 @@ def test_a_thread_that_copies_from_a_tag_that_it_has_paused_says_so(node):
     program.ask("region end")
     program.ask("pause kv")
     program.send("verify")
-    program.wait_for("the thread that makes it has paused that group itself")
+    program.wait_for("its own thread has paused that group")
     node.ctl("resume", "train", "--tag", "kv")
     program.answer()

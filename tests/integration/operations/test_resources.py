@@ -36,7 +36,7 @@ def test_a_segment_of_the_pool_that_did_not_arrive_is_sent_again(bare_node):
     train.ranks[0].faults("cuMemImportFromShareableHandle:1+:2")
     answer = node.ctl.try_("pause", "train")
     assert answer.code == 1 and "CUDA_ERROR_OUT_OF_MEMORY" in answer.error, answer
-    assert "pool segment" in answer.error and "given it again" in answer.error, answer
+    assert "pool segment" in answer.error and "sends it again" in answer.error, answer
     train.check()
     train.ranks[0].faults()
     node.ctl("pause", "train")

@@ -112,7 +112,7 @@ def test_a_rank_that_dies_in_save_calls_all_off(node, engines):
     victim.faults("cuMemcpyDtoHAsync:1:kill")
     answer = node.ctl.try_("pause", *ENGINES)
     assert answer.code == 1, answer
-    assert f"pid {victim.pid}" in answer.error and "given up, because the pause of group 'b' failed" in answer.error
+    assert f"pid {victim.pid}" in answer.error and "called off, because the pause of group 'b' failed" in answer.error
     assert victim.wait() == -signal.SIGKILL
     assert states(node) == ["running"] * 2
     assert node.ctl.group("a")["saved_bytes"] == 0
@@ -153,7 +153,7 @@ def test_a_load_that_fails_leaves_all_paused(node, engines):
     engines[1].ranks[0].faults("cuMemcpyHtoDAsync:1:700")
     answer = node.ctl.try_("resume", *ENGINES)
     assert answer.code == 1 and "CUDA_ERROR" in answer.error, answer
-    assert "given up, because the resume of group 'b' failed" in answer.error
+    assert "called off, because the resume of group 'b' failed" in answer.error
     assert states(node) == ["paused"] * 2
     assert [node.ctl.group(name)["saved_bytes"] for name in ENGINES] == saved
     assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())

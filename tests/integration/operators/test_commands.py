@@ -9,7 +9,7 @@ KEEP, DROP = 1, 2  # the policy of a region
 
 def test_run_without_a_scope_says_what_stays_on_the_gpu(node):
     said = node.ctl("run", "--group", "train", "--", "true", json_output=False).err
-    assert said.count("\n") == 1 and "stays on the GPU; --scope heap frees that, too" in said
+    assert said.count("\n") == 1 and "stay on the GPU. Use --scope heap to free them, too" in said
     assert node.ctl("run", "--group", "train", "--scope", "nccl", "--", "true", json_output=False).err == ""
 
 
@@ -37,7 +37,7 @@ def test_a_dry_run_of_a_pause(node):
     first = node.ctl("pause", "train", "--dry-run").json
     assert first["fits"] == "yes" and first["groups"][0]["us"] == 0
     assert node.ctl.state("train") == "running" and not node.ctl("history").json["operations"]
-    assert "train: nobody knows how long it takes" in node.ctl("pause", "train", "--dry-run", json_output=False).out
+    assert "train: the duration is unknown" in node.ctl("pause", "train", "--dry-run", json_output=False).out
     node.ctl("pause", "train")
     done = node.ctl("history").json["operations"][0]
     assert 0 < done["bytes"] <= first["copied_bytes"]
@@ -74,7 +74,7 @@ def test_all_groups_but_those_that_fail(node):
     paused = node.ctl.try_("pause", "--all", json_output=False)
     jobs[1].ranks[0].faults()
     assert paused.code == FAILED and "1 of 2 groups could not be paused: b" in paused.err
-    assert [line.split(" in ")[0] for line in paused.out.splitlines()] == ["a: paused", "c: is paused already"]
+    assert [line.split(" in ")[0] for line in paused.out.splitlines()] == ["a: paused", "c is already paused"]
     assert [node.ctl.state(name) for name in "abc"] == ["paused", "running", "paused"]
     resumed = node.ctl("resume", "--all")
     assert [each["group"] for each in resumed.lines if each["done"]] == ["a", "c"]

@@ -85,7 +85,7 @@ def test_a_stranger_sees_no_other_groups(bare_node):
     nobody = node.ctl.by(as_user(NOBODY))
     assert history(node) and nobody("history").json["operations"] == []
     said = nobody.try_("history", "secret")
-    assert said.code == 4 and "groups of other users are not shown" in said.error
+    assert said.code == 4 and "Groups of other users are not shown" in said.error
 
 
 def test_a_trace_of_a_swap(node, tmp_path):

@@ -222,13 +222,13 @@ def test_a_stranger_sees_no_other_groups(node_with):
 
 
 def test_nothing_is_served_unless_it_is_asked_for(node):
-    assert not [line for line in node.broker.rest() if "metrics are served" in line]
+    assert not [line for line in node.broker.rest() if "amemd serves metrics" in line]
     assert not listening(node.broker.pid)
 
 
 @pytest.mark.parametrize("address, says", [
-    ("nonsense", '"nonsense" is no address'), ("localhost:80", "is no address"), ("70000", "is no address"),
-    ("0", "is no address"), ("1.2.3:80", "is no address"), ("[::1:80", "is no address")])
+    ("nonsense", '"nonsense" is not a valid address'), ("localhost:80", "is not a valid address"), ("70000", "is not a valid address"),
+    ("0", "is not a valid address"), ("1.2.3:80", "is not a valid address"), ("[::1:80", "is not a valid address")])
 def test_an_address_that_is_none_is_refused(build, address, says):
     said = subprocess.run([build.program("amemd"), "--config", "/dev/null", "--metrics-listen", address, "--check-config"],
                           capture_output=True, text=True, timeout=20)
@@ -244,7 +244,7 @@ def test_a_port_in_use_is_told_of_and_taken_when_it_is_free(bare_node):
         bare_node.ctl("pause", "train")
         bare_node.ctl("resume", "train")
         job.verify()
-    broker.wait_for("metrics are served", deadline=30)
+    broker.wait_for("amemd serves metrics", deadline=30)
     assert metric(scrape(port), "amem_up") == 1
     assert broker.terminate() == 0
 

@@ -16,13 +16,13 @@ def next_broker(node, *ranks, name="amemd2"):
     """Another broker, to which these ranks have come back."""
     node.start_broker(name=name)
     for rank in ranks:
-        rank.wait_for("has come back to the broker")
+        rank.wait_for("has reconnected to the broker")
 
 
 def dies(node, *ranks):
     node.broker.kill()
     for rank in ranks:
-        rank.wait_for("tries to come back")
+        rank.wait_for("tries to reconnect")
 
 
 def cycle(node, job):
@@ -287,7 +287,7 @@ def test_running_ranks_go_on_without_amem(bare_node):
     job.send("alloc 100000")
     job.answers()  # the driver's
     for rank in job.ranks:
-        rank.wait_for("memory that is mapped stays")
+        rank.wait_for("Mapped memory stays")
     job.check()
     job.leave()
 
@@ -312,9 +312,9 @@ def test_a_paused_rank_waits_for_a_broker_however_long(bare_node):
     job.send("step 1")
     node.broker.kill()
     for rank in job.ranks:
-        line = rank.wait_for("it waits for a broker")
+        line = rank.wait_for("It waits for a broker")
         assert "of group train" in line and "bytes of its memory are paused" in line
-        assert "start amemd again" in line and "AMEM_ORPHAN=restore" in line
+        assert "Start amemd again" in line and "AMEM_ORPHAN=restore" in line
         rank.stands()
     next_broker(node, *job.ranks)
     node.ctl("resume", "train")
@@ -333,7 +333,7 @@ def test_a_gate_stays_shut_where_others_have_some_of_the_memory(bare_node):
     pause.wait_phase("quiesce")
     node.broker.kill()
     assert pause.finish().code == 3
-    job.ranks[0].wait_for("its gate is shut and others have some of its memory")
+    job.ranks[0].wait_for("its gate is shut and other processes share its memory")
     job.ranks[0].send("alloc 100000")
     job.ranks[0].stands()
     next_broker(node, job.ranks[0])
@@ -356,7 +356,7 @@ def test_a_gate_opens_where_nothing_is_paused_and_nothing_shared(bare_node):
     puppet.stands()
     puppet.faults()
     puppet.answer()
-    puppet.wait_for("memory that is mapped stays")
+    puppet.wait_for("Mapped memory stays")
 
 
 def test_a_paused_rank_ends_if_told_to(bare_node):
@@ -369,8 +369,8 @@ def test_a_paused_rank_ends_if_told_to(bare_node):
     node.broker.kill()
     for rank in job.ranks:
         assert rank.wait() == 75
-        assert "the process ends with status 75 (AMEM_ORPHAN=exit)" in rank.output()
-    other.ranks[0].wait_for("memory that is mapped stays")
+        assert "The process ends with status 75 (AMEM_ORPHAN=exit)" in rank.output()
+    other.ranks[0].wait_for("Mapped memory stays")
     other.check()
 
 
@@ -394,7 +394,7 @@ def test_a_paused_rank_brings_its_memory_back_by_itself(restoring):
     puppet.stands()
     node.broker.kill()
     puppet.answer()
-    line = puppet.wait_for("are back from the host pool")
+    line = puppet.wait_for("bytes from the host pool to its own memory")
     assert f"{5 * MIB} bytes" in line
     assert puppet.ask(f"address {sparse}")["address"] == at
     puppet.loop_runs()
@@ -406,7 +406,7 @@ def test_a_paused_rank_brings_its_memory_back_by_itself(restoring):
     # It never comes back: the next broker would pause what it does not have.
     node.start_broker(name="amemd2")
     puppet.ask(f"verify {sparse} 9")
-    assert not [line for line in puppet.rest() if "has come back to the broker" in line]
+    assert not [line for line in puppet.rest() if "has reconnected to the broker" in line]
     puppet.leave()
 
 
@@ -427,7 +427,7 @@ def test_what_a_pause_dropped_comes_back_as_zeros_and_what_it_kept_with_its_byte
     node.broker.kill()
     answer = program.answer()
     assert answer["wrong"] == 0 and answer["bytes"] > 4 * MIB, answer
-    program.wait_for("are back from the host pool")
+    program.wait_for("bytes from the host pool to its own memory")
 
 
 def test_memory_of_a_tag_comes_back_to_a_program_that_runs(restoring):
@@ -456,9 +456,9 @@ def test_no_space_for_it_changes_nothing(bare_node):
     node.ctl("pause", "train")
     puppet.faults("cuMemCreate:3:2")
     node.broker.kill()
-    line = puppet.wait_for("cannot bring its memory back by itself")
+    line = puppet.wait_for("cannot restore its memory itself")
     assert "CUDA_ERROR_OUT_OF_MEMORY" in line and "allocation" in line
-    puppet.wait_for("it waits for a broker")
+    puppet.wait_for("It waits for a broker")
     puppet.faults()
     next_broker(node, puppet)
     assert brokered(node) == 0
@@ -477,9 +477,9 @@ def test_memory_that_others_have_is_left_to_a_broker(bare_node):
     job.send("step 1")
     node.broker.kill()
     for rank in job.ranks:
-        line = rank.wait_for("cannot bring its memory back by itself")
-        assert "other processes may have it" in line and "allocation" in line
-        rank.wait_for("it waits for a broker")
+        line = rank.wait_for("cannot restore its memory itself")
+        assert "other processes may share it" in line and "allocation" in line
+        rank.wait_for("It waits for a broker")
     next_broker(node, *job.ranks)
     node.ctl("resume", "train")
     job.answers()

@@ -152,7 +152,7 @@ def test_a_signal_while_a_pause_is_under_way(bare_node):
     pause.wait_phase("quiesce")
     waits = node.ctl.start("wait", "idle")
     node.broker.signal(signal.SIGTERM)
-    node.broker.wait_for("group 'train' is pausing: waits for it, at most 30s")
+    node.broker.wait_for("group 'train' is pausing. It waits for that, at most 30s")
     refused = node.ctl.try_("pause", "rollout")
     assert refused.code == UNREACHABLE and "amemd is ending and begins no new operation" in refused.error, refused
     other.send("ncclPause")
@@ -199,7 +199,7 @@ def test_a_second_signal_ends_it_at_once(bare_node):
     node.broker.wait_for("waits for it")
     assert node.ctl.try_("upgrade").code == UNREACHABLE, "nor does another amemd take over"
     assert node.broker.terminate() == 0
-    assert "told to end again: ends at once, although group 'train' is pausing" in node.broker.output()
+    assert "amemd was told to end again and ends at once, although group 'train' is pausing" in node.broker.output()
     assert pause.finish().code == UNREACHABLE
 
 

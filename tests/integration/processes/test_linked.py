@@ -232,7 +232,7 @@ def test_another_library_that_wraps_driver_calls(node, first, way):
     puppet.leave()
     said = puppet.output("err")
     assert said.count("interposer: ") == (2 if first else 0)
-    assert ("put it before libamem_shim.so" in said) == (not first)
+    assert ("Put it before libamem_shim.so" in said) == (not first)
 
 
 def test_the_shim_goes_before_what_is_preloaded_already(node):

@@ -58,7 +58,7 @@ def test_status_is_prompt_while_there_is_no_holder(bare_node, instead):
     listener = silent(node) if instead == "silence" else None
     assert percentile(node) < max(LIMIT_S, 2 * with_holder)
     refused = node.ctl.try_("--timeout", "1s", "upgrade")
-    assert refused.code == FAILED and "an upgrade needs a holder that has everything" in refused.error
+    assert refused.code == FAILED and "An upgrade requires a holder that has everything" in refused.error
     if listener is not None:
         listener.close()
         os.unlink(os.path.join(node.runtime_dir, "holder.sock"))
@@ -91,12 +91,12 @@ def test_a_holder_that_is_behind_is_given_the_rest(bare_node):
         began = time.monotonic()
         job = node.job(allocations=600, size="64KiB")
         assert time.monotonic() - began < patience(30), "each of them waited for the holder"
-        broker.wait_for("does not take what amemd gives it")
+        broker.wait_for("does not accept what amemd sends")
         refused = node.ctl.try_("--timeout", "1s", "upgrade")
         assert refused.code == FAILED and "has not taken" in refused.error
     finally:
         os.kill(stopped, signal.SIGCONT)
-    broker.wait_for("the holder has taken everything")
+    broker.wait_for("the holder has everything")
     node.ctl("pause", "train")
     broker.kill()
     node.start_broker("--pool-size", "128MiB", name="next")

@@ -115,7 +115,7 @@ def test_the_operators_group_steers_everybodys_groups(shared):
     operator = node.ctl.by(member(BOB, OPERATORS))
     operator("pause", "train")
     operator("resume", f"train@{ALICE}")
-    refused = [line for line in lines(node.broker, "pause refused to pid") if "pause refused to pid" in line]
+    refused = [line for line in lines(node.broker, "refuses pause to pid") if "refuses pause to pid" in line]
     assert len(refused) == 1 and f"uid {BOB}" in refused[0]
 
 
@@ -272,7 +272,7 @@ def test_operators_elsewhere_need_a_certificate_of_the_nodes_authority(shared, t
 def test_tcp_without_certificates_is_refused_at_start(bare_node, tmp_path):
     broker = bare_node.adopt(Broker(bare_node, ("--control-listen", "127.0.0.1:0")))
     assert broker.wait() == 2
-    assert "mutual TLS only" in broker.output("err")
+    assert "only with mutual TLS" in broker.output("err")
     broker = bare_node.adopt(Broker(bare_node, ("--control-listen", "127.0.0.1:0", "--control-tls", str(tmp_path)), name="again"))
     assert broker.wait() == 1
     assert "ca.crt cannot be read" in broker.output("err")

@@ -65,7 +65,7 @@ def test_a_smaller_pool_shrinks_when_nobody_has_its_segments(bare_node, holder):
     node.ctl("pause", "train")
     first.kill()
     second = node.start_broker("--holder", "external", "--pool-size", "16MiB", name="next")
-    second.wait_for("go back to the host when the processes that may have it mapped have ended")
+    second.wait_for("to the host when the processes that may have it mapped end")
     pool = node.ctl.status()["pool"]
     assert pool["configured_bytes"] == 16 << 20 and pool["ready_bytes"] == 32 << 20, "a segment of each rank's"
     assert "32.0 MiB ready, 16.0 MiB configured  shrinks as jobs end" in node.ctl("status", json_output=False).out
@@ -76,7 +76,7 @@ def test_a_smaller_pool_shrinks_when_nobody_has_its_segments(bare_node, holder):
     node.ctl("resume", "train")
     job.check()
     job.kill()
-    second.wait_for("it has shrunk")
+    second.wait_for("It has shrunk")
     assert node.ctl.status()["pool"]["ready_bytes"] == 16 << 20
     eventually(lambda: holder.descriptors()["/memfd"] == 1 + 1, what="the holder has the record and a segment")
     node.job("later").check()

@@ -79,7 +79,7 @@ def test_broker_dies_while_ranks_run(bare_node):
     job.ask("loop on")
     node.broker.kill()
     for rank in job.ranks:
-        rank.wait_for("the broker is gone")
+        rank.wait_for("the broker has ended")
     job.ask("loop off")
     job.check()
     assert node.ctl.try_("status").code == 3
@@ -96,7 +96,7 @@ def test_broker_dies_while_a_group_is_paused(bare_node):
     node.broker.kill()
     for rank in job.ranks:
         assert "CUDA_ERROR_SYSTEM_NOT_READY" in rank.failure()
-        rank.wait_for("cannot come back")
+        rank.wait_for("Its memory is lost")
 
 
 def test_broker_dies_in_the_middle_of_a_pause(bare_node):

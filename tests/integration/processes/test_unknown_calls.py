@@ -193,13 +193,13 @@ def test_the_list_is_about_the_function_that_was_read(node):
 @pytest.mark.parametrize("text, mode, why", [
     ("cuDeviceGetTeleportCount 14000 pass\nen", 0o644, "torn"), ("cuDeviceGetTeleportCount 14000 pass\n", 0o644, "torn"),
     ("cuDeviceGetTeleportCount 14000 gate\nend\n", 0o644, "line 1"),
-    ("cuDeviceGetTeleportCount 14000 pass\nend\n", 0o666, "others than its owner may write it")])
+    ("cuDeviceGetTeleportCount 14000 pass\nend\n", 0o666, "users other than its owner may write to it")])
 def test_a_bad_list_lets_nothing_through(node, text, mode, why):
     puppet = node.puppet(env={**MADE_UP, "AMEM_SHIM": own_shim(node, text, mode)})
     for way in LOOKUPS:
         assert puppet.ask(f"find cuDeviceGetTeleportCount {way} 14000")["found"] == 0
     puppet.leave()
-    said = [line for line in puppet.output("err").splitlines() if "lets no driver call through" in line]
+    said = [line for line in puppet.output("err").splitlines() if "allows no driver calls" in line]
     assert len(said) == 1 and why in said[0] and "amem_driver_calls.txt" in said[0]
 
 
@@ -230,7 +230,7 @@ def test_operators_are_shown_it(node):
     said = node.ctl.try_("doctor", json_output=False)
     assert "warning" in said.out and "cuTeleportAsync" in said.out
     puppet.leave()
-    assert "the driver is of CUDA 14.0, and this amem knows driver calls up to CUDA 13.5" in puppet.output("err")
+    assert "the driver supports CUDA 14.0, but this amem knows driver calls only up to CUDA 13.5" in puppet.output("err")
 
 
 def test_a_program_that_is_newer_than_the_driver(node):
@@ -238,7 +238,7 @@ def test_a_program_that_is_newer_than_the_driver(node):
     for version in (13000, 13050, 13050):
         puppet.ask(f"find cuInit v2 {version}")
     puppet.leave()
-    assert puppet.output("err").count("asks for driver calls of CUDA 13.5, and the driver is of CUDA 13.0") == 1
+    assert puppet.output("err").count("requests driver calls of CUDA 13.5, but the driver supports CUDA up to 13.0") == 1
 
 
 @pytest.mark.next_broker

@@ -81,7 +81,7 @@ def test_a_program_that_would_not_serve_the_jobs_is_refused_in_its_words(bare_no
     replace(installed, script)
     answer = node.ctl.try_("upgrade")
     assert answer.code == WRONG_STATE and said in answer.error and "serves on" in answer.error
-    node.broker.wait_for("no upgrade")
+    node.broker.wait_for("the upgrade failed")
     assert node.ctl.status()["pid"] == pid
     cycle(node, job)
 
@@ -123,4 +123,4 @@ def test_not_everybody_may(bare_node, installed):
     node = bare_node
     refused = node.ctl.by(as_user(NOBODY)).try_("upgrade")
     assert refused.code == PERMISSION and "access.operators" in refused.error
-    node.broker.wait_for("upgrade refused to")
+    node.broker.wait_for("refuses upgrade to")

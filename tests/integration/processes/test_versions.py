@@ -38,13 +38,13 @@ class OtherVersion:
 
 SENTENCES = [
     (OWN - 1, "start the program again with the libamem_shim.so of this amemd's version"),
-    (OWN + 1, "amemd is the older one; restart it when no job runs, or install the version of the shim first")]
+    (OWN + 1, "amemd is older. Restart it when no job runs, or install the version of the shim first")]
 
 
 def expected(node, protocol, what_to_do):
     version = node.ctl.status()["version"]
-    return (f"the shim in this process is of amem {VERSION} and speaks session protocol {protocol}, "
-            f"amemd is {version} and speaks {OWN}: {what_to_do}")
+    return (f"the shim in this process has version {VERSION} and session protocol {protocol}, "
+            f"but amemd has {version} and session protocol {OWN}: {what_to_do}")
 
 
 @pytest.mark.parametrize("protocol, what_to_do", SENTENCES)
@@ -55,7 +55,7 @@ def test_a_shim_of_another_version_is_refused_in_a_sentence(node, protocol, what
     program.ask("alloc 0 5000")
     program.verify()
     said = [program.line(stream="err"), *program.rest()]
-    assert said == [f"amem: [{program.pid}] warning: {expected(node, protocol, what_to_do)}; this process runs without amem"]
+    assert said == [f"amem: [{program.pid}] warning: {expected(node, protocol, what_to_do)}. This process runs without amem"]
     assert node.ctl.status()["groups"] == []
 
 
@@ -65,7 +65,7 @@ def test_where_amem_is_required_brokered_calls_fail_with_it(node):
     program = Program(node, env={"AMEM_RUNTIME_DIR": folder, "AMEM_REQUIRED": "1"})
     program.send("alloc 0 5000")
     assert "SYSTEM_NOT_READY" in program.failure()
-    program.wait_for(expected(node, *SENTENCES[0]) + "; AMEM_REQUIRED=1, so brokered calls fail")
+    program.wait_for(expected(node, *SENTENCES[0]) + ". Brokered calls fail, because AMEM_REQUIRED=1 is set")
 
 
 def test_it_comes_back_to_an_amemd_of_another_version(bare_node):
@@ -80,6 +80,6 @@ def test_it_comes_back_to_an_amemd_of_another_version(bare_node):
     node.start_broker()
     OtherVersion(first, node.runtime_dir, OWN - 1)
     program.wait_for(expected(node, *SENTENCES[0]))
-    program.wait_for("the broker is gone: memory that is mapped stays")
+    program.wait_for("the broker has ended. Mapped memory stays")
     program.ask("alloc 0 5000")
     program.verify()

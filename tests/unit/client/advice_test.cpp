@@ -134,7 +134,7 @@ TEST_F(AdviceTest, GuestsThatHaveMemoryOpen) {
 
 TEST_F(AdviceTest, APauseThatMostlyWaitedForTheProgram) {
   pause_with_quiesce(900'000);
-  EXPECT_THAT(text(), HasSubstr("took 1.00 s, of which 900 ms until the ranks were quiet"));
+  EXPECT_THAT(text(), HasSubstr("took 1.00 s and waited 900 ms of it until the ranks were quiet"));
   pause_with_quiesce(100'000);
   EXPECT_THAT(checks(), ElementsAre()) << "the last one counts";
   pause_with_quiesce(900'000).set_code(4);

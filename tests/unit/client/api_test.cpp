@@ -180,7 +180,7 @@ TEST_F(ClientApi, WhatIsExceptedAndDiscardedIsPassedOn) {
   what.tag_count = 1;
   EXPECT_EQ(amem_client_pause_selected(client, "train", &what, 0, nullptr, nullptr, &error),
             AMEM_ERROR_INVALID_ARGUMENT);
-  EXPECT_THAT(error.text, HasSubstr("not both"));
+  EXPECT_THAT(error.text, HasSubstr("exclude each other"));
   what.size = offsetof(amem_selection, except_tags);  // a program of before the rest was there
   EXPECT_EQ(amem_client_pause_selected(client, "train", &what, 0, nullptr, nullptr, &error),
             AMEM_OK);
@@ -280,7 +280,7 @@ TEST_F(ClientApi, ProgressCallbackStopsTheWaiting) {
   broker.hang = true;
   const auto stop = [](const amem_progress*, void*) { return 1; };
   EXPECT_EQ(amem_client_pause(client, "train", 0, stop, nullptr, &error), AMEM_ERROR_CANCELLED);
-  EXPECT_THAT(error.text, HasSubstr("goes on in the broker"));
+  EXPECT_THAT(error.text, HasSubstr("The broker continues the operation"));
 }
 
 TEST_F(ClientApi, CancelEndsCallsFromAnotherThread) {

@@ -143,21 +143,22 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         BadLine{{}, "subcommand is required"}, BadLine{{"paws"}, "no command \"paws\""},
         BadLine{{"pause"}, "GROUP is required"},
-        BadLine{{"resume", "a", "--all"}, "either groups or --all, not both"},
-        BadLine{{"pause", "--all", "--discard", "b"}, "--all is about all memory"},
+        BadLine{{"resume", "a", "--all"}, "--all cannot be used with groups"},
+        BadLine{{"pause", "--all", "--discard", "b"}, "--all cannot be used with --tag"},
         BadLine{{"pause", "--all", "--trace", "f"}, "history --trace"},
-        BadLine{{"resume", "--all", "--nodes", "x:1"}, "asks one broker for its groups"},
+        BadLine{{"resume", "--all", "--nodes", "x:1"}, "asks one broker only"},
         BadLine{{"swap", "--all"}, "GROUP is required"},
-        BadLine{{"pause", "../etc"}, "\"../etc\" is no group name"},
-        BadLine{{"pause", "a", "b/c"}, "\"b/c\" is no group name"},
-        BadLine{{"swap", "a"}, "either OUT and IN, or OUT... --for IN..."},
-        BadLine{{"swap", "a", "b", "c"}, "either OUT and IN, or OUT... --for IN..."},
+        BadLine{{"pause", "../etc"}, "\"../etc\" is not a valid group name"},
+        BadLine{{"pause", "a", "b/c"}, "\"b/c\" is not a valid group name"},
+        BadLine{{"swap", "a"}, "requires two groups, OUT and IN, or OUT... --for IN..."},
+        BadLine{{"swap", "a", "b", "c"}, "requires two groups, OUT and IN, or OUT... --for IN..."},
         BadLine{{"swap", "--for", "a"}, "GROUP is required"},
         BadLine{{"policy", "a", "nccl", "drop"}, "drop"},
         BadLine{{"pause", "a", "--tag", ""}, "tag is empty"},
         BadLine{{"pause", "a", "--tag"}, "--tag"},
         BadLine{{"pause", "a", "--tag", "b", "--except", "c"}, "excludes"},
-        BadLine{{"pause", "a", "--dry-run", "--explain"}, "--dry-run has nothing to explain"},
+        BadLine{{"pause", "a", "--dry-run", "--explain"},
+                "--dry-run cannot be used with --explain"},
         BadLine{{"pause", "a", "--dry-run", "--nodes", "x:1"}, "asks one broker"},
         BadLine{{"resume", "a", "--dry-run"}, "--dry-run"},
         BadLine{{"resume", "a", "--discard", "b"}, "--discard"},
@@ -167,21 +168,21 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{{"wait"}, "WHAT is required"}, BadLine{{"wait", "train"}, "train"},
         BadLine{{"wait", "group"}, "wait group NAME"},
         BadLine{{"wait", "idle", "train"}, "only `wait group` takes a name"},
-        BadLine{{"wait", "pool", "--ranks", "2"}, "of `wait group`"},
-        BadLine{{"wait", "group", "a", "--for", "gone", "--ranks", "2"}, "leave --for out"},
+        BadLine{{"wait", "pool", "--ranks", "2"}, "only `wait group` supports --for and --ranks"},
+        BadLine{{"wait", "group", "a", "--for", "gone", "--ranks", "2"}, "requires --for running"},
         BadLine{{"wait", "group", "a", "--for", "dead"}, "dead"},
-        BadLine{{"status", "--timeout", "soon"}, "\"soon\" is no time"},
+        BadLine{{"status", "--timeout", "soon"}, "\"soon\" is not a valid time"},
         BadLine{{"status", "--", "ls"}, "only run and doctor take a command"},
-        BadLine{{"doctor", "--group", "a"}, "doctor: no command"},
-        BadLine{{"doctor", "ls"}, "follows \"--\""},
-        BadLine{{"doctor", "--scope", "heap", "--", "ls"}, "need --group"},
-        BadLine{{"doctor", "--runtime-dir", "/x", "--", "ls"}, "need --group"},
+        BadLine{{"doctor", "--group", "a"}, "doctor: there is no command"},
+        BadLine{{"doctor", "ls"}, "after \"--\""},
+        BadLine{{"doctor", "--scope", "heap", "--", "ls"}, "require --group"},
+        BadLine{{"doctor", "--runtime-dir", "/x", "--", "ls"}, "require --group"},
         BadLine{{"doctor", "--group", "a", "--socket", "/x", "--", "ls"}, "--runtime-dir"},
         BadLine{{"run", "--", "ls"}, "--group is required"},
-        BadLine{{"run", "--group", "a b", "--", "ls"}, "is no group name"},
-        BadLine{{"run", "--group", "a"}, "no command"},
-        BadLine{{"run", "--group", "a", "--"}, "no command"},
-        BadLine{{"run", "--group", "a", "ls"}, "follows \"--\""},
+        BadLine{{"run", "--group", "a b", "--", "ls"}, "is not a valid group name"},
+        BadLine{{"run", "--group", "a"}, "there is no command"},
+        BadLine{{"run", "--group", "a", "--"}, "there is no command"},
+        BadLine{{"run", "--group", "a", "ls"}, "after \"--\""},
         BadLine{{"run", "--group", "a", "--socket", "/x", "--", "ls"}, "--runtime-dir"}));
 
 /// The commands that --help lists.
@@ -212,16 +213,16 @@ TEST(CommandLine, EachCommandHasAnExampleThatItTakes) {
 TEST(CommandLine, HelpHasTheCommandsInGroups) {
   const std::string help = parse({"--help"}).text;
   EXPECT_THAT(help, testing::Not(HasSubstr("Subcommands:")));
-  EXPECT_LT(help.find("\nJobs:\n  run "), help.find("\nWhat there is and was:\n  status "));
-  EXPECT_LT(help.find("\nWhat there is and was:"), help.find("\nThe node:\n  doctor "));
-  EXPECT_NE(help.find("\nThe node:"), std::string::npos);
+  EXPECT_LT(help.find("\nJobs:\n  run "), help.find("\nState and history:\n  status "));
+  EXPECT_LT(help.find("\nState and history:"), help.find("\nNode:\n  doctor "));
+  EXPECT_NE(help.find("\nNode:"), std::string::npos);
 }
 
 TEST(CommandLine, HelpAndVersionAreNoErrors) {
   const Parsed help = parse({"--help"});
   EXPECT_FALSE(help.options);
   EXPECT_EQ(help.exit_code, 0);
-  EXPECT_THAT(help.text, HasSubstr("3  the broker cannot be reached"));
+  EXPECT_THAT(help.text, HasSubstr("3  amemctl cannot reach the broker"));
   EXPECT_THAT(parse({"run", "--help"}).text, HasSubstr("--trace FILE"));
   const Parsed version = parse({"--version"});
   EXPECT_EQ(version.exit_code, 0);

@@ -151,7 +151,7 @@ TEST_F(Commands, WaitIdleNamesWhatIsUnderWayStill) {
   EXPECT_EQ(run({"wait", "idle", "--timeout", "100ms"}), kExitDeadline);
   EXPECT_EQ(err.str(),
             "amemctl: waited 100 ms for all operations to end: group train is pausing (quiesce); "
-            "`amemctl ranks` shows whom the broker waits for\n");
+            "`amemctl ranks` shows which ranks the broker waits for\n");
   EXPECT_EQ(out.str(), "");
   broker.node.mutable_groups(1)->set_state(v1::GROUP_STATE_RESUMING);
   EXPECT_EQ(run({"wait", "idle", "--timeout", "1ms"}), kExitDeadline);
@@ -280,7 +280,7 @@ TEST_F(Commands, OneGroupAndOneTag) {
 
 TEST_F(Commands, AllGroupsEachByItself) {
   EXPECT_EQ(run({"pause", "--all"}), kExitOk);
-  EXPECT_EQ(out.str(), "no group is to be paused\n");
+  EXPECT_EQ(out.str(), "there is no group to be paused\n");
   for (const char* name : {"a", "b", "c"})
     *broker.node.add_groups() = make_group(name, v1::GROUP_STATE_RUNNING);
   *broker.node.add_groups() = make_group("d", v1::GROUP_STATE_PAUSED);
@@ -288,7 +288,7 @@ TEST_F(Commands, AllGroupsEachByItself) {
   broker.ends["b"] = {grpc::StatusCode::RESOURCE_EXHAUSTED, "group b: the pool is too small"};
   EXPECT_EQ(run({"pause", "--all"}), kExitResources);
   EXPECT_THAT(broker.operated_on, testing::ElementsAre("a", "b", "c"));
-  EXPECT_EQ(out.str(), "a: paused in 1.00 ms\nc: paused in 1.00 ms\nd: is paused already\n");
+  EXPECT_EQ(out.str(), "a: paused in 1.00 ms\nc: paused in 1.00 ms\nd is already paused\n");
   EXPECT_EQ(err.str(),
             "amemctl: group b: the pool is too small\n"
             "amemctl: 1 of 3 groups could not be paused: b\n");
@@ -306,14 +306,14 @@ TEST_F(Commands, ResumeOfAllTakesWhatIsPausedOfARunningGroup) {
   broker.progress = {make_done("", 1000)};
   broker.ends["none"] = {};
   EXPECT_EQ(run({"resume", "--all"}), kExitOk) << err.str();
-  EXPECT_EQ(out.str(), "a: is running already\nb: resumed in 1.00 ms\nc: resumed in 1.00 ms\n");
+  EXPECT_EQ(out.str(), "a is already running\nb: resumed in 1.00 ms\nc: resumed in 1.00 ms\n");
 }
 
 TEST_F(Commands, ADryRunOfAllIsOfThoseThatRun) {
   *broker.node.add_groups() = make_group("a", v1::GROUP_STATE_RUNNING);
   *broker.node.add_groups() = make_group("b", v1::GROUP_STATE_PAUSED);
   EXPECT_EQ(run({"pause", "--all", "--dry-run"}), kExitOk) << err.str();
-  EXPECT_THAT(out.str(), testing::StartsWith("a: 0 B would leave the GPU"));
+  EXPECT_THAT(out.str(), testing::StartsWith("a: a pause would free 0 B"));
   EXPECT_THAT(out.str(), testing::Not(HasSubstr("b: ")));
 }
 
@@ -327,7 +327,7 @@ TEST_F(Commands, ADryRunOfAPauseBeginsNothing) {
   heap.set_resident_bytes(2ULL << 30);
   broker.node.mutable_pool()->set_ready_bytes(4ULL << 30);
   EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitOk) << err.str();
-  EXPECT_THAT(out.str(), HasSubstr("train: 2.00 GiB would leave the GPU"));
+  EXPECT_THAT(out.str(), HasSubstr("train: a pause would free 2.00 GiB"));
   EXPECT_THAT(out.str(), HasSubstr("fits: the pool has 4.00 GiB free"));
   v1::OwnerQuotas& owner = *broker.quota_list.add_owners();
   owner.set_owner("uid 1000");
@@ -381,14 +381,14 @@ TEST_F(Commands, SetsOfGroups) {
 }
 
 TEST_F(Commands, FailuresHaveTextAndExitCode) {
-  broker.end = {grpc::StatusCode::FAILED_PRECONDITION, "train is paused already"};
+  broker.end = {grpc::StatusCode::FAILED_PRECONDITION, "train is already paused"};
   EXPECT_EQ(run({"pause", "train"}), kExitWrongState);
-  EXPECT_EQ(err.str(), "amemctl: train is paused already\n");
+  EXPECT_EQ(err.str(), "amemctl: train is already paused\n");
   EXPECT_EQ(out.str(), "");
   EXPECT_EQ(run({"pause", "train", "--json"}), kExitWrongState);
   EXPECT_EQ(
       err.str(),
-      "{\"error\":{\"code\":\"FAILED_PRECONDITION\",\"text\":\"train is paused already\"}}\n");
+      "{\"error\":{\"code\":\"FAILED_PRECONDITION\",\"text\":\"train is already paused\"}}\n");
   broker.end = {grpc::StatusCode::NOT_FOUND, "no group x"};
   EXPECT_EQ(run({"allocations", "x"}), kExitNotFound);
   EXPECT_EQ(run({"policy", "x", "nccl", "keep"}), kExitNotFound);
@@ -483,8 +483,8 @@ TEST_F(Interrupted, PauseSaysThatTheBrokerGoesOn) {
   *broker.node.add_groups() = group;
   broker.progress = {make_progress("train", "quiesce", 0, 2)};
   EXPECT_EQ(run_interrupted({"pause", "train"}), kExitInterrupted);
-  EXPECT_THAT(err.str(), HasSubstr("the broker goes on with what it has begun; train is pausing "
-                                   "(quiesce)"));
+  EXPECT_THAT(err.str(),
+              HasSubstr("The broker continues the operation; train is pausing (quiesce)"));
 }
 
 /// What this process's signalfds are for, as the kernel writes it.

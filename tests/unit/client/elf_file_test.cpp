@@ -57,7 +57,7 @@ TEST(ElfFile, WhatIsNone) {
   EXPECT_EQ(read_elf(dir.path()).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(read_elf(write_file(dir / "empty", "")).status().code(), Code::kInvalidArgument);
   EXPECT_THAT(read_elf(write_file(dir / "text", "#!/bin/sh\nexit 0\n")).status().text(),
-              HasSubstr("no ELF file"));
+              HasSubstr("not an ELF file"));
   ASSERT_EQ(::mkfifo((dir / "fifo").c_str(), 0600), 0);
   EXPECT_EQ(read_elf(dir / "fifo").status().code(), Code::kInvalidArgument);
 }

@@ -78,7 +78,8 @@ TEST_F(ForecastTest, WhatLeavesAndWhatStays) {
   EXPECT_EQ(f.unbrokered_bytes, 3 * kGiga);
   EXPECT_THAT(
       forecast_view(forecast()),
-      AllOf(HasSubstr("train: 27.0 GiB would leave the GPU: at most 7.00 GiB is copied"),
+      AllOf(HasSubstr(
+                "train: a pause would free 27.0 GiB of GPU memory: it would copy at most 7.00 GiB"),
             HasSubstr("3.00 GiB that is not brokered, 1.00 GiB registered with a NIC, 4.00 GiB "
                       "that other groups have open")));
 }
@@ -116,7 +117,8 @@ TEST_F(ForecastTest, WhatThePauseWouldEndWith) {
   options.groups = {"train"};
   options.tags = {"weights"};
   EXPECT_EQ(refused().code(), Code::kNotFound);
-  EXPECT_THAT(refused().text(), HasSubstr("group train has no memory of tag weights; it has nccl"));
+  EXPECT_THAT(refused().text(),
+              HasSubstr("group train has no memory of tag weights; its tags are nccl"));
   options.tags = {};
   options.discard = {"nccl"};
   EXPECT_EQ(refused().code(), Code::kInvalidArgument);
@@ -148,14 +150,15 @@ TEST_F(ForecastTest, ALibraryThatKeepsItFromPausing) {
   call.set_fate("linked");
   call.set_library("libnew.so");
   EXPECT_EQ(refused().code(), Code::kFailedPrecondition);
-  EXPECT_THAT(refused().text(), HasSubstr("libnew.so, which is linked to cuNewCall"));
+  EXPECT_THAT(refused().text(), HasSubstr("libnew.so. This library is linked to cuNewCall"));
 }
 
 TEST_F(ForecastTest, FitsForCertain) {
   tag("heap", 40 * kGiga);
   EXPECT_EQ(forecast().fit, Fit::kCertain);
-  EXPECT_THAT(forecast_view(forecast()),
-              HasSubstr("fits: the pool has 40.0 GiB free, and at most 40.0 GiB is needed\n"));
+  EXPECT_THAT(
+      forecast_view(forecast()),
+      HasSubstr("fits: the pool has 40.0 GiB free, and the pause needs at most 40.0 GiB\n"));
   EXPECT_THAT(forecast_view(forecast()), Not(HasSubstr("stays")));
 }
 
@@ -165,7 +168,7 @@ TEST_F(ForecastTest, FitsAsTheLastPauseDid) {
   EXPECT_THAT(forecast_view(forecast()), HasSubstr("may not fit: the pool has 40.0 GiB free"));
   paused("train", 500'000, 400'000, 20 * kGiga);
   EXPECT_EQ(forecast().fit, Fit::kLikely);
-  EXPECT_THAT(forecast_view(forecast()), HasSubstr("is needed, and 20.0 GiB was then"));
+  EXPECT_THAT(forecast_view(forecast()), HasSubstr(", and the last pause needed 20.0 GiB"));
   paused("train", 500'000, 400'000, 41 * kGiga);
   EXPECT_EQ(forecast().fit, Fit::kUnsure) << "the last one counts";
 }
@@ -214,7 +217,7 @@ TEST_F(ForecastTest, TheTimeRestsOnTheGroupsLastPause) {
 TEST_F(ForecastTest, TheTimeRestsOnOthersWhereTheGroupWasNeverPaused) {
   tag("heap", 10'000'000'000);
   EXPECT_EQ(forecast().groups.at(0).us, 0U);
-  EXPECT_THAT(forecast_view(forecast()), HasSubstr("train: nobody knows how long it takes"));
+  EXPECT_THAT(forecast_view(forecast()), HasSubstr("train: the duration is unknown"));
   paused("rollout", 500'000, 400'000, 20'000'000'000);
   EXPECT_EQ(forecast().groups.at(0).us, 300'000U);
   EXPECT_THAT(forecast_view(forecast()), HasSubstr("1 pause on this node copied at 50 GB/s"));

@@ -51,7 +51,7 @@ TEST(HistoryView, ALineEachAndTheErrors) {
           "ABORTED\n"
           "\n" +
           when + "  resume of group 'rollout': map+load: rank 0 ended\n");
-  EXPECT_EQ(history_view({}, kUncoloured), "no operations since amemd began\n");
+  EXPECT_EQ(history_view({}, kUncoloured), "no operations since amemd started\n");
 }
 
 TEST(ChromeTrace, ALaneForTheBrokerAndEachRank) {

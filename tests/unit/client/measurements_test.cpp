@@ -23,12 +23,10 @@ Measurements some() {
 
 TEST(MeasurementsTest, RatesOfAllGpusAndSharesOfAPlainCopy) {
   EXPECT_EQ(measurements_view(some()),
-            "2 GPUs, 954 MiB each, 3 rounds; every byte came back\n"
-            "                 MEDIAN  SLOWEST        RATE  OF A PLAIN COPY\n"
-            "plain copy out  20.0 ms  40.0 ms  100.0 GB/s\n"
-            "pause           25.0 ms  30.0 ms   80.0 GB/s           80.0 %\n"
-            "plain copy in   10.0 ms  10.0 ms  200.0 GB/s\n"
-            "resume             0 us     0 us           -\n")
+            "2 GPUs, 954 MiB each, 3 rounds; all bytes were restored\n                 MEDIAN  "
+            "SLOWEST        RATE  OF A PLAIN COPY\nplain copy out  20.0 ms  40.0 ms  100.0 "
+            "GB/s\npause           25.0 ms  30.0 ms   80.0 GB/s           80.0 %\nplain copy in   "
+            "10.0 ms  10.0 ms  200.0 GB/s\nresume             0 us     0 us           -\n")
       << "a time that is too short to be told divides nothing";
 }
 

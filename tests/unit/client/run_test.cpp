@@ -83,7 +83,7 @@ TEST_F(Run, SaysOnceWhatTheDefaultScopeLeavesOnTheGpu) {
   make_session_socket();
   EXPECT_THAT(plan_run(options, context).value().notes,
               ElementsAre(testing::AllOf(HasSubstr("NCCL's memory alone"),
-                                         HasSubstr("stays on the GPU; --scope heap"))));
+                                         HasSubstr("stay on the GPU. Use --scope heap"))));
   options.scope = "nccl";
   EXPECT_THAT(plan_run(options, context).value().notes, IsEmpty()) << "somebody has chosen it";
   options.scope.clear();

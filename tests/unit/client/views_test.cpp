@@ -327,18 +327,19 @@ TEST(ResultLine, SaysWhatAPauseHasDropped) {
   v1::Progress progress = make_done("train", 143'000);
   progress.set_dropped_bytes(2 << 20);
   EXPECT_EQ(result_line(progress, "paused", {}),
-            "train: paused in 143 ms\n  dropped: 2.00 MiB, comes back zeroed\n");
+            "train: paused in 143 ms\n  dropped: 2.00 MiB; a resume provides zeros\n");
 }
 
 TEST(ResultLine, SaysWhatAPauseHasLeft) {
   v1::Progress progress = make_done("train", 143'000);
   progress.set_pinned_bytes(2 << 20);
-  EXPECT_EQ(result_line(progress, "paused", {}),
-            "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, known to a NIC\n");
+  EXPECT_EQ(
+      result_line(progress, "paused", {}),
+      "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, registered with a NIC\n");
   progress.set_unbrokered_bytes(512 << 20);
   EXPECT_EQ(result_line(progress, "paused", {}),
-            "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, known to a NIC, "
-            "512 MiB not brokered (amemctl ranks train)\n");
+            "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, registered with a "
+            "NIC, 512 MiB not brokered (amemctl ranks train)\n");
 }
 
 TEST(ResultLine, SaysHowManyDriverCallsAreUnknown) {
@@ -367,8 +368,8 @@ TEST(ResultLine, SaysForWhomMemoryHasStayed) {
   progress.set_pinned_bytes(2 << 20);
   *progress.add_guests() = make_guest("train");
   EXPECT_EQ(result_line(progress, "paused", {}),
-            "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, known to a NIC, "
-            "2.00 MiB open in group 'rollout' (rank 3, pid 77, tag weights)\n");
+            "train: paused in 143 ms\n  still on the devices: 2.00 MiB pinned, registered with a "
+            "NIC, 2.00 MiB open in group 'rollout' (rank 3, pid 77, tag weights)\n");
 }
 
 TEST(Views, GuestsAreShownOnce) {

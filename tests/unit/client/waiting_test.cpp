@@ -54,9 +54,9 @@ TEST(Waiting, EachStateThatIsNotWantedHasItsRemedy) {
   EXPECT_THAT(see_group(one(v1::GROUP_STATE_RUNNING, 1), train(Goal::kPaused)).found,
               HasSubstr("it is running with 1 rank; `amemctl pause train`"));
   EXPECT_THAT(see_group(one(v1::GROUP_STATE_PAUSING, 2, "quiesce"), train(Goal::kPaused)).found,
-              HasSubstr("pausing (quiesce) with 2 ranks; `amemctl ranks train` shows whom"));
+              HasSubstr("pausing (quiesce) with 2 ranks; `amemctl ranks train` shows which ranks"));
   EXPECT_THAT(see_group(one(v1::GROUP_STATE_RUNNING, 2), train(Goal::kGone)).found,
-              HasSubstr("processes that have to end"));
+              HasSubstr("processes that must end"));
 }
 
 TEST(Waiting, PausedAndGone) {
@@ -85,7 +85,7 @@ TEST(Waiting, APoolThatGetsNoMoreIsNotWaitedFor) {
   const Sight sight = see_pool(pool);
   EXPECT_EQ(sight.hopeless.code(), Code::kResourceExhausted);
   EXPECT_THAT(sight.found, HasSubstr("3.00 GiB of 64.0 GiB"));
-  EXPECT_THAT(sight.found, HasSubstr("cuMemCreate: out of memory; free host memory"));
+  EXPECT_THAT(sight.found, HasSubstr("cuMemCreate: out of memory. Free host memory"));
   pool.set_ready_bytes(70ULL << 30);
   EXPECT_TRUE(see_pool(pool).met) << "a pool that shrinks as jobs end has enough";
 }

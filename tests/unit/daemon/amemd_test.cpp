@@ -302,7 +302,8 @@ TEST_F(AmemdTest, CheckConfig) {
   std::ofstream(dir + "/bad.toml") << "[pool]\nsize = \"2GiB\"\ntypo = 1\n";
   auto bad = run({"--check-config", "--config", dir + "/bad.toml"});
   EXPECT_EQ(bad->wait(), 2);
-  EXPECT_NE(bad->output().find("/bad.toml:3: pool.typo: no such setting"), std::string::npos)
+  EXPECT_NE(bad->output().find("/bad.toml:3: pool.typo: this setting does not exist"),
+            std::string::npos)
       << bad->output();
   auto serving = run({"--config", dir + "/bad.toml", "--runtime-dir", run_dir});
   EXPECT_EQ(serving->wait(), 2) << "nor does it serve with it";

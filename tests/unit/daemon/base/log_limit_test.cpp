@@ -32,8 +32,9 @@ TEST_F(LogLimitTest, SaysSoManyLinesAndThenHowManyMoreThereWere) {
   loop.at(Clock::now() + 2 * minute, [&] { loop.stop(); });
   loop.run();
   limit.warn("a new minute");
-  EXPECT_EQ(written.str(),
-            "line 0\nline 1\n8 more lines like these in the last minute\na new minute\n");
+  EXPECT_EQ(
+      written.str(),
+      "line 0\nline 1\n8 more lines like these were suppressed in the last minute\na new minute\n");
 }
 
 TEST_F(LogLimitTest, LeavesNothingUntoldAtItsEnd) {
@@ -41,7 +42,7 @@ TEST_F(LogLimitTest, LeavesNothingUntoldAtItsEnd) {
     LogLimit limit(loop, "lines", 1);
     for (int i = 0; i < 3; ++i) limit.warn("line {}", i);
   }
-  EXPECT_EQ(written.str(), "line 0\n2 more lines in the last minute\n");
+  EXPECT_EQ(written.str(), "line 0\n2 more lines were suppressed in the last minute\n");
 }
 
 }  // namespace

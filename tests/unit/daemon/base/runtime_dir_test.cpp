@@ -47,7 +47,7 @@ TEST_F(RuntimeDirTest, OneThatOthersMayWriteToIsRefused) {
   for (const mode_t mode : {0770U, 0707U, 01777U}) {
     fs::create_directory(path);
     ASSERT_EQ(::chmod(path.c_str(), mode), 0);
-    expect_refused(path, "can be written to by other users");
+    expect_refused(path, "is writable for other users");
     fs::remove_all(path);
   }
 }

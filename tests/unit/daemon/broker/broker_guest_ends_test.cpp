@@ -19,8 +19,8 @@ TEST_F(PatientBrokerTest, ADeadGuestLetsGoAndTheWaitEnds) {
 TEST_F(PatientBrokerTest, AGuestThatLosesItsSessionIsAGuestUntilItsProcessEnds) {
   open();
   c.lose_session();
-  EXPECT_TRUE(
-      eventually([&] { return group("rollout").note().find("ran on") != std::string::npos; }));
+  EXPECT_TRUE(eventually(
+      [&] { return group("rollout").note().find("continues to run") != std::string::npos; }));
   const auto paused = begin_refused();
   expect_phase("guests");
   end(c);
@@ -31,8 +31,8 @@ TEST_F(PatientBrokerTest, AGuestThatLosesItsSessionIsAGuestUntilItsProcessEnds) 
 TEST_F(BrokerGuestsTest, AProcessThatLivesOnWithoutItsSessionHoldsAPauseUpToTheDeadline) {
   open();
   c.lose_session();
-  EXPECT_TRUE(
-      eventually([&] { return group("rollout").note().find("ran on") != std::string::npos; }));
+  EXPECT_TRUE(eventually(
+      [&] { return group("rollout").note().find("continues to run") != std::string::npos; }));
   ASSERT_TRUE(pause().ok());
   EXPECT_EQ(used(0), 4 * kMiB) << "its process may write to it";
   ASSERT_TRUE(resume().ok());

@@ -73,7 +73,7 @@ TEST_F(MakingTest, WhatIsNoMemoryOfTheDeviceIsRefused) {
   const Fd file(::memfd_create("no memory of a device", MFD_CLOEXEC));
   EXPECT_THAT(refused({file.get()}), HasSubstr("cuMemImportFromShareableHandle"));
   const Fd elsewhere = making.made(gpu(1), 4 * kMiB);
-  EXPECT_THAT(refused({elsewhere.get()}), HasSubstr("it is elsewhere"));
+  EXPECT_THAT(refused({elsewhere.get()}), HasSubstr("it is on another device"));
   EXPECT_THAT(refused({elsewhere.get()}, kMiB), HasSubstr("multiple"));
   EXPECT_THAT(refused({file.get(), elsewhere.get()}), HasSubstr("came with 2 descriptors"));
   EXPECT_EQ(group().allocation_count(), 0U);
@@ -102,7 +102,7 @@ TEST_F(MakingTest, WhatIsLeftOutIsMissed) {
   making.leaves_out = true;
   const Status failed = resume();
   EXPECT_EQ(failed.code(), Code::kInternal);
-  EXPECT_THAT(failed.text(), HasSubstr("leaves out allocation " + std::to_string(of_a)));
+  EXPECT_THAT(failed.text(), HasSubstr("omits allocation " + std::to_string(of_a)));
   making.leaves_out = false;
   expect_paused_and_usable();
 }
@@ -119,7 +119,7 @@ TEST_F(ImpatientMakingTest, ASilentRankIsNamedBeforeThePhaseIsOver) {
   const Status failed = resume();
   EXPECT_EQ(failed.code(), Code::kDeadlineExceeded) << failed.text();
   EXPECT_THAT(failed.text(), HasSubstr("rank 0 (pid "));
-  EXPECT_THAT(failed.text(), HasSubstr("has not made 1 allocations"));
+  EXPECT_THAT(failed.text(), HasSubstr("has not made 1 of the allocations"));
   expect_paused_and_usable();
 }
 

@@ -66,9 +66,9 @@ TEST_F(BrokerMeasureTest, TheRefusalHasTheFiguresAndDiscardingHelps) {
   a.write(cache, 3);
   b.write(weights, 4);
   expect_runs_on(pause(), Code::kResourceExhausted,
-                 "36 MiB needed, 32 MiB of 32 MiB free. To be saved: tag 'cache' 26 MiB of 26 "
-                 "MiB, tag 'weights' 10 MiB of 10 MiB. What would help: a pool.size of 36MiB or "
-                 "more; to discard tag 'cache' (26 MiB less)");
+                 "it has 32 MiB of 32 MiB free, but 36 MiB are needed. The pause must save tag "
+                 "'cache' 26 MiB of 26 MiB, tag 'weights' 10 MiB of 10 MiB. Remedies: a pool.size "
+                 "of 36MiB or more; to discard tag 'cache' (26 MiB less)");
   EXPECT_EQ(a.received[kSave] + b.received[kSave], 0);
   EXPECT_TRUE(a.holds(cache, 3));
   EXPECT_TRUE(b.holds(weights, 4));
@@ -96,7 +96,7 @@ TEST_F(BrokerMeasureTest, TheRefusalNamesWhoElseHasSpaceInThePool) {
 TEST_F(BrokerMeasureTest, WhatNobodyCanLookAtCounts) {
   make_large("cache");
   a.mask.reset();
-  expect_runs_on(pause(), Code::kResourceExhausted, "64 MiB of it nobody could look at");
+  expect_runs_on(pause(), Code::kResourceExhausted, "could not look for zeros in 64 MiB of it");
 }
 
 TEST_F(BrokerMeasureTest, WhatIsSavedDenseIsNotLookedAt) {
@@ -159,7 +159,7 @@ TEST_F(BrokerMeasureTest, WhoDoesNotTellHowItHasStoredHasNotSaved) {
   auto watcher = begin(Operation::kPause);
   ASSERT_TRUE(eventually([&] { return a.received[kSave] == 1; }));
   a.done(RankPhase::kSave, a.epoch);
-  expect_runs_on(complete(watcher), Code::kAborted, "though its place is shorter");
+  expect_runs_on(complete(watcher), Code::kAborted, "and its extents are shorter");
   EXPECT_TRUE(a.holds(id, 0x21));
 }
 

@@ -212,7 +212,7 @@ TEST_F(BrokerTest, PoliciesAreChecked) {
   join(a);
   const Status nccl = set_policy("nccl", v1::POLICY_DISCARD);
   EXPECT_EQ(nccl.code(), Code::kInvalidArgument);
-  EXPECT_NE(nccl.text().find("not proven"), std::string::npos);
+  EXPECT_NE(nccl.text().find("nobody has proven"), std::string::npos);
   EXPECT_TRUE(set_policy("nccl", v1::POLICY_KEEP).ok());
   EXPECT_EQ(set_policy("x", v1::POLICY_UNSPECIFIED).code(), Code::kInvalidArgument);
   EXPECT_EQ(set_policy("", v1::POLICY_KEEP).code(), Code::kInvalidArgument);
@@ -225,7 +225,8 @@ TEST_F(BrokerTest, APoolTooSmallLeavesEverythingRunning) {
   a.write(id, 3);
   const Status status_of_pause = pause();
   EXPECT_EQ(status_of_pause.code(), Code::kResourceExhausted);
-  EXPECT_NE(status_of_pause.text().find("34 MiB needed, 32 MiB of 32 MiB free"), std::string::npos)
+  EXPECT_NE(status_of_pause.text().find("it has 32 MiB of 32 MiB free, but 34 MiB are needed"),
+            std::string::npos)
       << status_of_pause.text();
   EXPECT_EQ(group().state(), v1::GROUP_STATE_RUNNING);
   EXPECT_FALSE(a.gate_shut);
@@ -240,7 +241,8 @@ TEST_F(BrokerTest, ADeviceThatIsFullRefusesTheResumeWithBothNumbers) {
   const std::uint64_t large = c.create(gpu(0), kDeviceMemory - 2 * kMiB);
   const Status refused = resume();
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
-  EXPECT_NE(refused.text().find("2 MiB free, 4 MiB needed"), std::string::npos) << refused.text();
+  EXPECT_NE(refused.text().find("2 MiB free, but 4 MiB are needed"), std::string::npos)
+      << refused.text();
   EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
   c.free(large);
   settle();
@@ -255,7 +257,7 @@ TEST_F(BrokerTest, WrongStatesAreRefused) {
   EXPECT_EQ(pause().code(), Code::kFailedPrecondition);
   const Status unknown = pause("nobody");
   EXPECT_EQ(unknown.code(), Code::kNotFound);
-  EXPECT_NE(unknown.text().find("there are 'train'"), std::string::npos) << unknown.text();
+  EXPECT_NE(unknown.text().find("The groups are 'train'"), std::string::npos) << unknown.text();
   EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
 }
 

@@ -273,8 +273,7 @@ TEST_F(RenewedPoolTest, APauseWaitsForWhatIsMadeAnewForIt) {
   leave_all_to_bob("hold");
   const auto watcher = begin(Operation::kPause, "two");
   ASSERT_TRUE(eventually([&] { return !waits(*watcher).empty(); }));
-  EXPECT_EQ(waits(*watcher),
-            "save: 12 MiB of the pool, which were other users', are being made anew");
+  EXPECT_EQ(waits(*watcher), "save: amemd prepares 12 MiB of the pool that other users had");
   EXPECT_FALSE(watcher->done());
   faults("");
   const Status paused = complete(watcher);
@@ -287,9 +286,8 @@ TEST_F(RenewedPoolTest, WhatDoesNotComeInTimeEndsThePause) {
   leave_all_to_bob("hold");
   const Status late = pause("two");
   EXPECT_EQ(late.code(), Code::kDeadlineExceeded);
-  EXPECT_THAT(late.text(),
-              HasSubstr("save: not done within 2s: space in the pool, which is being "
-                        "made anew because it was other users'; the group is running"));
+  EXPECT_THAT(late.text(), HasSubstr("save: not done within 2s: amemd still prepares space in the "
+                                     "pool that other users had; the group is running"));
   faults("");
   ASSERT_TRUE(eventually([&] { return b.segments.size() == 2; }));
   EXPECT_TRUE(pause("two").ok()) << "what comes later is the next one's";
@@ -299,10 +297,10 @@ TEST_F(RenewedPoolTest, WhatTheHostHasNoMemoryForIsTriedAgain) {
   leave_all_to_bob("2");
   ASSERT_TRUE(eventually([&] { return !status().pool().error().empty(); }));
   EXPECT_THAT(status().pool().error(),
-              HasSubstr("a segment of 8 MiB could not be made anew for another user"));
+              HasSubstr("could not make a segment of 8 MiB again for another user"));
   const Status refused = pause("two");
   EXPECT_EQ(refused.code(), Code::kResourceExhausted) << "nobody knows when it comes";
-  EXPECT_THAT(refused.text(), HasSubstr("it is tried again"));
+  EXPECT_THAT(refused.text(), HasSubstr("It tries again"));
   ASSERT_TRUE(eventually([&] { return on_loop([&] { return told->kinds.size(); }) == 1; }));
   faults("");
   ASSERT_TRUE(eventually([&] { return status().pool().error().empty(); }));
@@ -366,12 +364,13 @@ TEST_F(OwnersTest, QuotasRefuseByNameAndHurtNobodyElse) {
   a.create(gpu(0), 4 * kMiB);
   Packet reply = a.try_create(gpu(0), 12 * kMiB, "heap");
   EXPECT_EQ(FakeRank::code(reply), Code::kResourceExhausted);
-  EXPECT_THAT(reply.message.body.reply.text,
-              HasSubstr("uid 65533 has 8 MiB of device and may have 16 MiB, not 12 MiB more"));
+  EXPECT_THAT(
+      reply.message.body.reply.text,
+      HasSubstr("uid 65533 has 8 MiB of at most 16 MiB (quotas.device) and requests 12 MiB more"));
   b.create(gpu(0), 2 * kMiB);
   reply = b.try_create(gpu(0), 2 * kMiB, "heap");
   EXPECT_EQ(FakeRank::code(reply), Code::kResourceExhausted);
-  EXPECT_THAT(reply.message.body.reply.text, HasSubstr("3 of allocations and may have 3"));
+  EXPECT_THAT(reply.message.body.reply.text, HasSubstr("3 of at most 3 (quotas.allocations)"));
   EXPECT_NE(d.create(gpu(0), 12 * kMiB), 0U);
 
   EXPECT_EQ(quota(kAlice, Resource::kDeviceBytes).used(), 10 * kMiB);
@@ -475,15 +474,14 @@ TEST_F(GuardedTest, WhatIsNotGuardedIsNamed) {
   const DeviceNodes::Gaps gaps = nodes.open(config.device_nodes, devices, nvml);
   EXPECT_FALSE(gaps.simulated);
   ASSERT_EQ(gaps.lines.size(), 1U);
-  EXPECT_THAT(gaps.lines[0], HasSubstr("device 1 (" + to_string(gpu(1)) +
-                                       ") would be served to "
-                                       "everybody who may join: " +
-                                       config.device_nodes +
-                                       "/nvidia1: No such file or directory. Make the node"));
+  EXPECT_THAT(gaps.lines[0],
+              HasSubstr("device 1 (" + to_string(gpu(1)) +
+                        ") would be served to every user who may join: " + config.device_nodes +
+                        "/nvidia1: No such file or directory. Make the node"));
   const Nvml none;
   const DeviceNodes::Gaps unknown = nodes.open(config.device_nodes, devices, none);
   ASSERT_EQ(unknown.lines.size(), 2U);
-  EXPECT_THAT(unknown.lines[0], HasSubstr("libnvidia-ml.so.1 does not say which node"));
+  EXPECT_THAT(unknown.lines[0], HasSubstr("libnvidia-ml.so.1 does not report which node"));
   EXPECT_FALSE(nodes.guarded(gpu(0)));
   EXPECT_TRUE(nodes.open("/nowhere", devices, nvml).simulated);
   EXPECT_TRUE(nodes.open("", devices, nvml).lines.empty());

@@ -341,7 +341,7 @@ TEST_F(NoHolderTest, NothingIsHandedOverBeforeAnotherHolderHasEverything) {
   const Status refused = may_hand_over();
   EXPECT_EQ(refused.code(), Code::kAborted) << "it may be tried again";
   EXPECT_THAT(refused.text(), HasSubstr("is lost: it has ended"));
-  EXPECT_THAT(refused.text(), HasSubstr("an upgrade needs a holder that has everything"));
+  EXPECT_THAT(refused.text(), HasSubstr("An upgrade requires a holder that has everything"));
   ASSERT_NO_FATAL_FAILURE(begin_holder());
   ASSERT_TRUE(eventually([&] { return may_hand_over().ok(); }));
   restart();
@@ -485,7 +485,7 @@ TEST_F(UnusableTest, ATornRecordIsRefusedAndTakenUpOnceItIsWhole) {
   const char torn = static_cast<char>(byte ^ 1);
   ASSERT_EQ(::pwrite(record, &torn, 1, 4096 + 25), 1);
   all.reset();
-  expect_refused("damaged: at byte 0");
+  expect_refused("a row is damaged at byte 0");
   ASSERT_EQ(::pwrite(record, &byte, 1, 4096 + 25), 1);
   ASSERT_NO_FATAL_FAILURE(begin_broker());
   both_come_back();
@@ -500,8 +500,7 @@ TEST_F(UnusableTest, DescriptorsWithoutARecordAreLeftAlone) {
   all->drop(kRecord);
   ASSERT_TRUE(all->flush().ok());
   all.reset();
-  expect_refused(std::to_string(there.value().size() - 1) +
-                 " descriptors are there without a record of them");
+  expect_refused(std::to_string(there.value().size() - 1) + " descriptors have no record");
   all = connect();
   EXPECT_EQ(all->list().value().size(), there.value().size() - 1);
   all->put(kRecord, there.value().at(kRecord).get());

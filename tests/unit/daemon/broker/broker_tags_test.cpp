@@ -150,7 +150,8 @@ TEST_F(BrokerTagsTest, ATagOfPinnedMemoryAloneCannotLeave) {
   settle();
   const Status refused = pause_tags({"weights"});
   EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
-  EXPECT_NE(refused.text().find("all of it is pinned"), std::string::npos) << refused.text();
+  EXPECT_NE(refused.text().find("all of its memory is pinned"), std::string::npos)
+      << refused.text();
 }
 
 TEST_F(BrokerTagsTest, WhatIsFreedWhilePausedGivesItsBytesBack) {
@@ -177,8 +178,9 @@ TEST_F(BrokerTagsTest, UnknownTagsAreNamed) {
   two_with_tags();
   const Status unknown = pause_tags({"wieghts"});
   EXPECT_EQ(unknown.code(), Code::kNotFound);
-  EXPECT_EQ(unknown.text(),
-            "the group has no memory of tag 'wieghts'; it has tags kv_cache, nccl, weights");
+  EXPECT_EQ(
+      unknown.text(),
+      "the group has no memory of tag 'wieghts'; it has memory of tags kv_cache, nccl, weights");
   const Packet reply = a.await_reply(a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"wieghts"}));
   EXPECT_EQ(FakeRank::code(reply), Code::kNotFound);
 }
@@ -309,15 +311,16 @@ TEST_F(BrokerTagsTest, WhatCannotBeMeantIsRefusedAndChangesNothing) {
     EXPECT_EQ(status.code(), code) << status.text();
     EXPECT_NE(status.text().find(text), std::string::npos) << status.text();
   };
-  refused({Operation::kPause, {}, {"nccl"}}, Code::kInvalidArgument, "'nccl' are always kept");
+  refused({Operation::kPause, {}, {"nccl"}}, Code::kInvalidArgument,
+          "always keeps the bytes of tag 'nccl'");
   refused({Operation::kPause, {}, {"cash"}}, Code::kNotFound,
-          "no memory of tag 'cash'; it has tags kv_cache, nccl, weights");
+          "no memory of tag 'cash'; it has memory of tags kv_cache, nccl, weights");
   refused({Operation::kPause, {{"cash"}, true}}, Code::kNotFound,
           "no memory of tag 'cash'; it has");
   refused({Operation::kPause, {{"kv_cache", "nccl", "weights"}, true}}, Code::kNotFound,
-          "no memory of other tags; it has tags kv_cache, nccl, weights");
+          "no memory of other tags; it has memory of tags kv_cache, nccl, weights");
   refused({Operation::kPause, {{"kv_cache"}}, {"weights"}}, Code::kInvalidArgument,
-          "tag 'weights' is to be dropped, but the pause is of tag kv_cache");
+          "tag 'weights' cannot be dropped, because the pause is of tag kv_cache");
   refused({Operation::kPause, {{"weights"}, true}, {"weights"}}, Code::kInvalidArgument,
           "the pause is of all but tag weights");
   refused({Operation::kResume, {}, {"weights"}}, Code::kInvalidArgument, "cannot drop");
@@ -325,7 +328,7 @@ TEST_F(BrokerTagsTest, WhatCannotBeMeantIsRefusedAndChangesNothing) {
 
   ASSERT_TRUE(pause_tags({"weights"}).ok());
   refused({Operation::kPause, {}, {"weights"}}, Code::kFailedPrecondition,
-          "it is paused, and its bytes have been kept");
+          "it is paused, and the pause has saved its bytes");
   ASSERT_TRUE(resume_tags({"weights"}).ok());
   EXPECT_TRUE(b.holds(weights, 0x11));
   EXPECT_TRUE(complete(begin({Operation::kPause, {{"heap", "nccl"}, true}})).ok())

@@ -200,7 +200,7 @@ TEST_F(ConductorTest, ANodeThatIsLostLaterLeavesTheOthersToTheirEnd) {
   ends(0);
   ends(2);
   const std::string text = conductor->result().text();
-  EXPECT_NE(text.find("node 'n1': lost: connection reset; its part goes on by itself"),
+  EXPECT_NE(text.find("node 'n1': lost: connection reset. It continues its part alone"),
             std::string::npos);
   EXPECT_NE(text.find("node 'n2' has done its part"), std::string::npos);
 }
@@ -311,7 +311,7 @@ TEST_F(ConductorTest, ANodeThatSaysNothingForTooLongIsLost) {
   conductor->tick(now);
   EXPECT_EQ(said(), "1 on its own");
   EXPECT_TRUE(conductor->ended());
-  EXPECT_NE(conductor->result().text().find("node 'n1': lost: it has said nothing for 360s"),
+  EXPECT_NE(conductor->result().text().find("node 'n1': lost: it has sent nothing for 360s"),
             std::string::npos)
       << conductor->result().text();
 }

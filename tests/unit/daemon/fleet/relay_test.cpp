@@ -114,7 +114,7 @@ TEST_F(RelayTest, ANodeThatIsLostIsReportedAndTheLastEndsIt) {
   ASSERT_EQ(told.size(), 1U);
   EXPECT_EQ(told[0].node(), 3U);
   EXPECT_EQ(told[0].lost().code(), static_cast<std::uint32_t>(Code::kUnavailable));
-  EXPECT_NE(told[0].lost().text().find("gone (the way to it is through node 'n1')"),
+  EXPECT_NE(told[0].lost().text().find("gone (it is reached through node 'n1')"),
             std::string::npos);
   EXPECT_EQ(idle, 0);
   links.ways["n4"].heard.over({});

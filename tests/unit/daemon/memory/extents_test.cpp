@@ -45,7 +45,7 @@ TEST(Extents, ABatchIsAllOrNothing) {
   auto taken = pool.take({{2 * kChunk}, {3 * kChunk}});
   ASSERT_FALSE(taken.ok());
   EXPECT_EQ(taken.status().code(), Code::kResourceExhausted);
-  EXPECT_NE(taken.status().text().find("5 KiB needed"), std::string::npos);
+  EXPECT_NE(taken.status().text().find("5 KiB are needed"), std::string::npos);
   EXPECT_NE(taken.status().text().find("4 KiB of 4 KiB free"), std::string::npos);
   EXPECT_EQ(pool.used(), 0U);
   EXPECT_TRUE(pool.take({{2 * kChunk}, {2 * kChunk}}).ok());

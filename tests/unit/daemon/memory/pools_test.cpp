@@ -70,7 +70,7 @@ TEST_F(PoolsTest, RanksShareWhereTheQuotaEnds) {
   EXPECT_EQ(pools.of(a).segments.size(), 3U);
   const Status status = pools.make_space(a, 4 * kSegmentSize);
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
-  EXPECT_THAT(status.text(), HasSubstr("it may have 3 MiB of 8 MiB (quotas.pool)"));
+  EXPECT_THAT(status.text(), HasSubstr("This owner may have 3 MiB of 8 MiB (quotas.pool)"));
   EXPECT_TRUE(pools.make_space(owner(1002), 3 * kSegmentSize).ok());
   EXPECT_THAT(renewed, testing::IsEmpty());
 }
@@ -178,8 +178,7 @@ TEST_F(PoolsTest, SpaceIsDrawnForASave) {
   EXPECT_TRUE(pools.make_space(a, kSegmentSize + 1).ok());
   EXPECT_EQ(pools.of(a).segments.size(), 2U);
   const Status status = pools.make_space(a, 4 * kSegmentSize);
-  EXPECT_THAT(status.text(),
-              HasSubstr("4 MiB needed, 3 MiB of 3 MiB that uid 1001 has of it free"));
+  EXPECT_THAT(status.text(), HasSubstr("uid 1001 has 3 MiB of 3 MiB free, but 4 MiB are needed"));
   EXPECT_THAT(status.text(), Not(HasSubstr("quotas.pool"))) << "it has all that there is";
   EXPECT_EQ(pools.used([](const Account&) { return true; }), 0U);
   EXPECT_EQ(pools.place(), "memfd");
@@ -193,7 +192,7 @@ TEST_F(PoolsTest, WhatOthersHadIsMadeAnewForAPauseThatLacksIt) {
   pools.leave(a);
   const auto b = owner(1002);
   const Status status = pools.make_space(b, 3 * kSegmentSize);
-  EXPECT_THAT(status.text(), HasSubstr("being made anew for it: try again in a moment"));
+  EXPECT_THAT(status.text(), HasSubstr("that other users had. Try again in a moment"));
   ASSERT_EQ(renewed.size(), 3U) << "all that is missing at once";
   for (int i = 0; i < 3; ++i) pools.add({nullptr, kSegmentSize, Place::kMemfd, 0, true}, ++made);
   EXPECT_TRUE(pools.make_space(b, 3 * kSegmentSize).ok());

@@ -145,7 +145,7 @@ TEST_F(WorkersTest, WhatHangsIsToldOfWhileItDoes) {
   run();
   EXPECT_FALSE(late);
   EXPECT_NE(trouble.find("device 1 ("), std::string::npos) << trouble;
-  EXPECT_NE(trouble.find(" hangs: cuMemCreate has not returned for 5 s; 0 calls wait"),
+  EXPECT_NE(trouble.find(" hangs: cuMemCreate has not returned for 5 s. 0 calls wait"),
             std::string::npos)
       << trouble;
   EXPECT_EQ(workers->hangs(gpu(1)), "");

@@ -39,9 +39,10 @@ TEST_F(AccountTest, WhatIsTakenIsGivenBackAtTheEndOfTheCharge) {
   EXPECT_EQ(account->used(Resource::kAllocations), 3U);
   const auto refused = account->take(Resource::kAllocations, 1);
   EXPECT_EQ(refused.status().code(), Code::kResourceExhausted);
-  EXPECT_THAT(refused.status().text(),
-              AllOf(HasSubstr("uid 4711 has 3 of allocations and may have 3, not 1 more"),
-                    HasSubstr("quotas.allocations")));
+  EXPECT_THAT(
+      refused.status().text(),
+      AllOf(HasSubstr("uid 4711 has 3 of at most 3 (quotas.allocations) and requests 1 more"),
+            HasSubstr("quotas.allocations")));
   charges[0] = Charge();
   EXPECT_EQ(account->used(Resource::kAllocations), 2U);
   charges[1] = std::move(charges[2]);

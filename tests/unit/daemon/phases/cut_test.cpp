@@ -389,7 +389,7 @@ TEST(Cut, LaggardsSayWhy) {
   EXPECT_EQ(late.at(1), "has not answered");
   EXPECT_EQ(late.at(2), "is capturing a stream");
   EXPECT_EQ(late.at(3), "has work running on " + to_string(some_device(0)));
-  EXPECT_EQ(late.at(4), "has not used the step it was given");
+  EXPECT_EQ(late.at(4), "has not used its step");
 }
 
 TEST(Cut, ALaggardThatCannotBeWaitedForSaysWhyAndWhatToDo) {
@@ -408,8 +408,8 @@ TEST(Cut, ALaggardThatCannotBeWaitedForSaysWhyAndWhatToDo) {
                 "(900); end the stream capture that amem does not see, and pause again)");
   EXPECT_EQ(cut.laggards().at(2),
             device +
-                " (its driver refuses to wait for it: CUDA_ERROR_OUT_OF_MEMORY (2); pause "
-                "again, and if that does not help restart the process)");
+                " (its driver refuses to wait for it: CUDA_ERROR_OUT_OF_MEMORY (2); pause again; "
+                "if that fails too, restart the process)");
 }
 
 TEST(Cut, WhatARankReportsNoMoreIsForgotten) {

@@ -74,10 +74,9 @@ TEST_F(GuestsTest, AtTheDeadlineItIsAskedWhatThatMeans) {
 TEST_F(GuestsTest, ARefusalLeavesTheGroupRunning) {
   to_guests({Operation::kPause, {}, {}, GuestPolicy::kRefuse});
   guests_left({Code::kFailedPrecondition, "rank 0 of group 'rollout' has some open"});
-  expect_finished(
-      Code::kFailedPrecondition, GroupState::kRunning,
-      "pause of group 'train', refused while guests have memory open: guests: rank 0 of "
-      "group 'rollout' has some open; the group is running");
+  expect_finished(Code::kFailedPrecondition, GroupState::kRunning,
+                  "pause of group 'train', which fails while guests have memory open: guests: rank "
+                  "0 of group 'rollout' has some open; the group is running");
   EXPECT_EQ(find<action::Ask>(), nullptr) << "no gate was shut";
   EXPECT_TRUE(group.can_start(Operation::kPause).ok());
 }

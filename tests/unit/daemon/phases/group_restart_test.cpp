@@ -57,7 +57,7 @@ TEST_F(GroupRestartTest, WhatRunsRunsOn) {
   EXPECT_TRUE(next->may_allocate(1));
   const Status early = next->can_start(Operation::kPause);
   EXPECT_EQ(early.code(), Code::kUnavailable);
-  EXPECT_THAT(early.text(), HasSubstr("rank 0 (pid 11), rank 1 (pid 22) has not come back"));
+  EXPECT_THAT(early.text(), HasSubstr("waits for rank 0 (pid 11), rank 1 (pid 22) to reconnect"));
   EXPECT_FALSE(next->join(1, "")) << "its gate stays open";
   EXPECT_FALSE(next->join(2, ""));
   EXPECT_TRUE(next->start(Operation::kPause, {}, now).ok());
@@ -79,7 +79,7 @@ TEST_F(GroupRestartTest, APauseBeforeItsFirstReleaseIsCalledOff) {
     restart();
     EXPECT_EQ(next->state(), GroupState::kPausing);
     EXPECT_TRUE(next->may_allocate(1)) << "what passed the gate must be able to end";
-    EXPECT_THAT(next->can_start(Operation::kPause).text(), HasSubstr("not whole"));
+    EXPECT_THAT(next->can_start(Operation::kPause).text(), HasSubstr("is incomplete"));
     EXPECT_FALSE(will_take(*next, "nccl"));
     come_back();
     ASSERT_NE(find<action::Ask>(), nullptr);

@@ -24,7 +24,7 @@ TEST_F(GroupTest, CreateHasADeadlineToo) {
   to_create();
   group.tick(now + seconds(60));
   group.created(kOk, now);  // too late
-  expect_rollback_to_paused(Code::kDeadlineExceeded, "the broker's own work");
+  expect_rollback_to_paused(Code::kDeadlineExceeded, "the broker still works");
 }
 
 TEST_F(GroupTest, DeathWhileTheBrokerCreatesGoesOn) {

@@ -129,13 +129,13 @@ TEST(Config, ErrorsNameFileLineAndKey) {
       return e.starts_with(beginning) && e.find(text) != std::string::npos;
     });
   };
-  EXPECT_TRUE(has("f.toml:2: pool.size: ", "\"lots\" is no size"));
-  EXPECT_TRUE(has("f.toml:3: pool.sise: ", "no such setting"));
-  EXPECT_TRUE(has("f.toml:4: nonsense: ", "no such setting"));
-  EXPECT_TRUE(has("f.toml:6: log.level: ", "none of debug info warning error"));
+  EXPECT_TRUE(has("f.toml:2: pool.size: ", "\"lots\" is not a valid size"));
+  EXPECT_TRUE(has("f.toml:3: pool.sise: ", "this setting does not exist"));
+  EXPECT_TRUE(has("f.toml:4: nonsense: ", "this setting does not exist"));
+  EXPECT_TRUE(has("f.toml:6: log.level: ", "not one of debug info warning error"));
   EXPECT_TRUE(has("f.toml:7: log.format: ", "a string, a number, true or false"));
   EXPECT_TRUE(has("f.toml:9: deadlines.save: ", "at least 1ms"));
-  EXPECT_TRUE(has("f.toml:11: sockets.control_mode: ", "no file mode"));
+  EXPECT_TRUE(has("f.toml:11: sockets.control_mode: ", "not a valid file mode"));
   EXPECT_TRUE(has("f.toml:13: swap.duplex: ", "neither true nor false"));
 }
 
@@ -228,10 +228,10 @@ TEST(Config, ErrorsOfTheOtherSourcesNameThem) {
       errors);
   apply_flags(config, {{"log.format", "xml"}, {"no.such", "x"}, {"guests", "wait"}}, errors);
   ASSERT_EQ(errors.size(), 4U);
-  EXPECT_EQ(errors[3], "--guests: \"wait\" is none of pin refuse");
+  EXPECT_EQ(errors[3], "--guests: \"wait\" is not one of pin refuse");
   EXPECT_TRUE(errors[0].starts_with("environment: AMEM_DEADLINES_QUIESCE: \"soon\""));
   EXPECT_TRUE(errors[1].starts_with("--log-format: \"xml\""));
-  EXPECT_TRUE(errors[2].starts_with("no.such: no such setting"));
+  EXPECT_TRUE(errors[2].starts_with("no.such: this setting does not exist"));
 }
 
 TEST(Config, PrintedFormReadsBack) {
@@ -254,8 +254,8 @@ TEST(Config, AQuotaThatGivesNobodyAnythingIsAnError) {
   const ConfigErrors errors = errors_of("[pool]\nsize = \"1GiB\"\n[quotas]\npool = \"32MiB\"\n");
   ASSERT_EQ(errors.size(), 1U);
   EXPECT_EQ(errors[0],
-            "quotas.pool: 32MiB gives nobody anything: the pool is handed out in segments of "
-            "64MiB. Set at least that, or a share such as 50%, or a smaller pool.segment");
+            "quotas.pool: 32MiB is less than one segment, so nobody could use the pool. A segment "
+            "has 64MiB. Set at least that, or a share such as 50%, or a smaller pool.segment");
   for (const char* quota : {"64MiB", "1%", "0", "none"})
     EXPECT_TRUE(
         errors_of("[pool]\nsize = \"1GiB\"\n[quotas]\npool = \"" + std::string(quota) + "\"\n")

@@ -96,8 +96,8 @@ TEST_F(LongWaitTest, AThreadThatHasPausedItsGroupAndWaitsForItIsNamedOnce) {
               CUDA_ERROR_TIMEOUT);
   std::string said = testing::internal::GetCapturedStderr();
   EXPECT_EQ(lines_with(said,
-                       "cuLaunchKernel waits for the resume of group train, and the thread "
-                       "that makes it has paused that group itself"),
+                       "cuLaunchKernel waits for the resume of group train, but its own thread has "
+                       "paused that group"),
             1)
       << said;
   wait_log().paused_here(true);

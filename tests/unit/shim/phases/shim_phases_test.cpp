@@ -250,7 +250,7 @@ TEST_F(ShimPhases, ASegmentThatIsHereAlready) {
   open(2);
   done(2, RankPhase::kOpen);
   const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("pool segment 2 is said to have 131072 bytes, and had 65536 before"),
+  EXPECT_NE(said.find("pool segment 2 has 131072 bytes, but it had 65536 before"),
             std::string::npos)
       << said;
   EXPECT_EQ(descriptors_of("/memfd:segment (deleted)"), 1) << "what came is closed";
@@ -275,7 +275,7 @@ TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {
   std::this_thread::sleep_for(300ms);
   on_service_thread([&] { orphan.ends(); });
   std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_EQ(lines_with(said, "it waits for a broker; start amemd again"), 1) << said;
+  EXPECT_EQ(lines_with(said, "It waits for a broker. Start amemd again"), 1) << said;
   EXPECT_GE(lines_with(said, "rank 7 of group train still waits for a broker, with 4096 bytes"), 2)
       << said;
   testing::internal::CaptureStderr();
