@@ -44,6 +44,13 @@ bool draw(Key& key) {
   return true;
 }
 
+Hash hash_of_zeros(const Key& key) {
+  block_hash::Sums sums{};
+  for (std::uint32_t i = 0; i < block_hash::kUnitsPerBlock; ++i)
+    block_hash::add(sums, {}, key.unit[i], key.unit[i + 1], key.unit[i + 2]);
+  return block_hash::finish(sums, key.point);
+}
+
 }  // namespace
 
 BlockHasher::~BlockHasher() {
@@ -82,6 +89,7 @@ CUresult BlockHasher::make(int ordinal, Device& device) {
     auto* const trial = static_cast<char*>(device.table.get()) + kTable;
     auto* const key = reinterpret_cast<Key*>(trial + kTrialBytes);
     if (!draw(*key)) r = CUDA_ERROR_OPERATING_SYSTEM;
+    device.zero = hash_of_zeros(*key);
     block_hash::SetKey set{reinterpret_cast<std::uintptr_t>(key)};
     void* parameters[] = {&set};
     if (r == CUDA_SUCCESS)
@@ -121,6 +129,12 @@ Status BlockHasher::hash(std::span<const Piece> pieces, std::vector<std::vector<
                 hashes[part.piece].begin() +
                     static_cast<std::ptrdiff_t>(part.first_group * sparse::kBlocksPerGroup));
   });
+}
+
+bool BlockHasher::many_zeros(int device, std::span<const Hash> hashes) const {
+  const Hash& zero = ready_.at(device).zero;
+  const auto zeros = static_cast<std::uint64_t>(std::count(hashes.begin(), hashes.end(), zero));
+  return (hashes.size() - zeros) * 100 <= hashes.size() * sparse::kSparsePercent;
 }
 
 Status BlockHasher::compare(std::span<const Piece> pieces) {

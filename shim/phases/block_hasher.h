@@ -40,6 +40,8 @@ class BlockHasher {
   /// The hashes of the pieces' blocks as they are now, in order, and waits for that.
   /// REQUIRES: it serves all of them.
   Status hash(std::span<const Piece> pieces, std::vector<std::vector<block_hash::Hash>>& hashes);
+  /// So many of these blocks are zero that a sparse copy pays.
+  bool many_zeros(int device, std::span<const block_hash::Hash> hashes) const;
   /// Whether the pool has the bytes of each piece, and waits for that. kDataLoss names the first
   /// block that differs. REQUIRES: it serves all of them; all copies have ended.
   Status compare(std::span<const Piece> pieces);
@@ -55,6 +57,7 @@ class BlockHasher {
     CUfunction hash = nullptr;
     CUfunction compare = nullptr;
     PinnedMemory table;
+    block_hash::Hash zero{};  // of a whole block of zeros
   };
   /// Groups of a piece that one launch serves.
   struct Part {

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "shim/process/fault_points.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
@@ -90,18 +91,18 @@ Status Mover::save(const amem_v1_Copies& copies) {
         place(copy, known ? SegmentView::Use::kUpdate : SegmentView::Use::kWrite);
     if (!placed.ok()) return placed.status();
     Piece& piece = placed.value();
-    piece.place = at;
-    piece.hash = copy.hash && hasher_.serves(piece);
-    if (known && piece.hash) {
-      piece.form = Form::kDense;
-      to_compare_.push_back(piece);
-      continue;
-    }
-    hashes_.drop(piece.id, piece.offset);
     const std::optional<Form> form = form_of(copy.form);
     if (!form) return unknown_form(copy);
     piece.form = *form;
     piece.left_out = left_out(piece.id);
+    piece.place = at;
+    // What need not be saved is better left out than compared: it changes all the time.
+    piece.hash = copy.hash && piece.left_out == nullptr && hasher_.serves(piece);
+    if (known && piece.hash) {
+      to_compare_.push_back(piece);
+      continue;
+    }
+    hashes_.drop(piece.id, piece.offset);
     bool taken = false;
     for (const auto& [each, copier] : copiers_.all())
       if (taken = allows(*form, each) && copier->offer(piece); taken) break;
@@ -227,20 +228,30 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
 }
 
 Status Mover::save_changed(std::vector<Piece>& saved) {
+  if (to_compare_.empty()) return {};
   std::vector<BlockHashes::Hashes> now;
   if (Status s = hasher_.hash(to_compare_, now); !s.ok()) return s;
+  fault_point("blocksHashed");
+  std::vector<Piece> compared;
   for (std::size_t i = 0; i < to_compare_.size(); ++i) {
     Piece piece = to_compare_[i];
     const BlockHashes::Hashes* const before = hashes_.of(piece.place);
     const std::vector<ByteRun> runs = changed(*before, now[i], piece.length);
     hashes_.drop(piece.id, piece.offset);  // `before` has gone
+    const bool sparse = allows(piece.form, Form::kSparse) &&
+                        hasher_.many_zeros(piece.device, now[i]) && copiers_.sparse().offer(piece);
+    if (sparse) continue;
+    compared.push_back(piece);
+    piece.form = Form::kDense;
     if (Status s = copiers_.dense().save_parts(piece, runs); !s.ok()) return s;
     piece.unchanged = piece.length;
     for (const ByteRun& run : runs) piece.unchanged -= run.length;
     taken_.emplace_back(piece.place, std::move(now[i]));
     saved.push_back(piece);
   }
-  return {};
+  fault_point("changesQueued");
+  to_compare_ = std::move(compared);
+  return copiers_.sparse().start();
 }
 
 Status Mover::hash(std::vector<Piece>& saved) {

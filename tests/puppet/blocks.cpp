@@ -139,6 +139,11 @@ void Blocks::Fill(std::uint64_t id, std::uint64_t seed) const {
   Check(cuMemcpyHtoD(block.address, words.data(), block.bytes), "cuMemcpyHtoD");
 }
 
+void Blocks::Clear(std::uint64_t id) const {
+  const Block& block = At(id);
+  Check(cuMemsetD8(block.address, 0, block.bytes), "cuMemsetD8");
+}
+
 void Blocks::Flip(std::uint64_t id, std::size_t offset) const {
   const Block& block = At(id);
   if (offset >= block.bytes) throw workload::Failure("no byte " + std::to_string(offset));

@@ -46,6 +46,7 @@ class Blocks {
   std::string Share(std::uint64_t id, std::size_t offset) const;
 
   void Fill(std::uint64_t id, std::uint64_t seed) const;
+  void Clear(std::uint64_t id) const;
   /// All bits of one byte become their opposites.
   void Flip(std::uint64_t id, std::size_t offset) const;
   /// Throws unless every byte is as Fill with this seed left it.

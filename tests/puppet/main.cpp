@@ -308,6 +308,8 @@ const std::map<std::string, Command> kCommands = {
                         Answer*) { puppet.blocks.FreeAddress(Number(words, 1)); }},
     {"fill", [](Puppet& puppet, const Words& words,
                 Answer*) { puppet.blocks.Fill(Number(words, 1), Number(words, 2)); }},
+    {"clear",
+     [](Puppet& puppet, const Words& words, Answer*) { puppet.blocks.Clear(Number(words, 1)); }},
     {"flip",
      [](Puppet& puppet, const Words& words, Answer*) {
        for (std::size_t i = 2; i < words.size(); ++i)

@@ -16,6 +16,8 @@ using Clock = std::chrono::steady_clock;
 
 /// Of the host: so much is copied at a time.
 constexpr std::uint64_t kChunk = 256ULL << 20;
+/// What amem compares at a time.
+constexpr std::uint64_t kBlock = 64ULL << 10;
 
 /// Throws nothing: the first call that fails is remembered, and those after it do nothing.
 class BenchMemory {
@@ -52,8 +54,11 @@ class BenchMemory {
 
   const Status& status() const { return status_; }
 
-  /// From the same host memory each time, and to it: as a program would that has nothing else.
+  /// From the same host memory each time, and to it: as a program would that has nothing else. Each
+  /// block of 64 KiB gets other bytes, so that the next pause has to copy all of them.
   std::uint64_t copy_in() {
+    for (std::uint64_t at = 0; status_.ok() && at < chunk_; at += kBlock)
+      ++*(static_cast<unsigned char*>(pattern_) + at);
     return timed([&](CUdeviceptr at, std::uint64_t length) {
       call(driver_.cuMemcpyHtoDAsync_, "cuMemcpyHtoDAsync", at, pattern_, length, stream_);
     });

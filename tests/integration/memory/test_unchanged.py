@@ -238,6 +238,98 @@ def test_a_pause_that_is_called_off(node):
     memory.verify()
 
 
+def test_memory_that_becomes_zero_is_saved_sparsely(node):
+    """What is shorter without its zeros takes less of the pool, and has nothing to compare with afterwards."""
+    memory = Memory(node, 4 * MIB, 4 * MIB)
+    cycle(node)
+    second = list(memory.blocks)[1]
+    memory.puppet.ask(f"clear {second}")
+    node.ctl("pause", "train")
+    assert int(node.ctl.status()["pool"]["used_bytes"]) < 7 * MIB
+    node.ctl("resume", "train")
+    memory.puppet.ask(f"zero {second}")
+    memory.puppet.ask(f"fill {second} {second}")
+    cycle(node)
+    memory.verify()
+    assert copied(node) == 4 * MIB and unchanged(node) == 4 * MIB
+
+
+@pytest.mark.parametrize("form, copies", [("dense", BLOCK), ("sparse", 4 * MIB)])
+def test_the_form_of_a_tag(node, form, copies):
+    """Dense bytes are compared; what an operator wants sparse is looked at for zeros each time."""
+    memory = Memory(node, 4 * MIB)
+    node.ctl("policy", "train", "heap", "--save", form)
+    cycle(node)
+    memory.flip(*memory.blocks, 70000)
+    cycle(node)
+    memory.verify()
+    assert copied(node) == copies
+
+
+POINTS = ["blocksHashed", "changesQueued"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_rank_that_dies_between_hash_and_copy(node, point):
+    memory = Memory(node, 4 * MIB)
+    other = Memory(node, 2 * MIB, name="other", group="other", device=1)
+    cycle(node)
+    cycle(node, "other")
+    memory.flip(*memory.blocks, 9)
+    memory.puppet.faults(f"{point}:1:hold")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("save")
+    memory.puppet.held("amem-session")
+    memory.puppet.kill()
+    memory.puppet.wait()
+    assert pause.finish().code != 0
+    eventually(lambda: node.ctl.group("train") is None, what="the group has gone")
+    cycle(node, "other")
+    other.verify()
+    assert int(node.ctl.status()["pool"]["used_bytes"]) == 0
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_pause_called_off_between_hash_and_copy(bare_node, point):
+    """The rank goes on with a Save that nobody waits for. Afterwards nothing is compared with what it has overwritten."""
+    node = start(bare_node, "--deadlines-save", "1s")
+    memory = Memory(node, 4 * MIB)
+    [block] = memory.blocks
+    cycle(node)
+    memory.flip(block, 9)
+    memory.puppet.faults(f"{point}:1:hold")
+    assert node.ctl.try_("pause", "train").code != 0
+    memory.puppet.faults()
+    eventually(lambda: node.ctl.state("train") == "running", what="it is called off")
+    memory.flip(block, 9)  # as the retained bytes were
+    cycle(node)
+    memory.verify()
+    cycle(node)
+    memory.verify()
+
+
+@pytest.mark.next_broker
+@pytest.mark.parametrize("point", POINTS)
+def test_amemd_dies_between_hash_and_copy(node, point):
+    memory = Memory(node, 4 * MIB)
+    [block] = memory.blocks
+    cycle(node)
+    memory.flip(block, 9)
+    memory.puppet.faults(f"{point}:1:hold")
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("save")
+    memory.puppet.held("amem-session")
+    node.broker.kill()
+    node.broker.wait()
+    memory.puppet.faults()
+    assert pause.finish().code != 0
+    node.start_broker()
+    eventually(lambda: node.ctl.group("train") is not None and node.ctl.state("train") == "running", what="the rank reconnects")
+    memory.verify()
+    cycle(node)
+    memory.verify()
+
+
 def test_a_rank_that_dies(node):
     memory = Memory(node, 4 * MIB)
     cycle(node)

@@ -32,6 +32,7 @@ def test_what_was_done_and_how_it_ended(node):
     node.ctl("pause", "train")
     rollout = node.job("rollout", allocations=4, size="2MiB")
     node.ctl("swap", "rollout", "train")
+    train.ask("rewrite")  # else nothing need be copied
     train.ranks[0].faults("cuMemcpyDtoHAsync:1")
     assert node.ctl.try_("pause", "train").code != 0
     train.ranks[0].faults()

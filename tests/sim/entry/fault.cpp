@@ -50,8 +50,8 @@ std::optional<int> Number(const std::string& text) {
 
 /// Of the shim (shim/process/fault_points.h).
 bool IsFaultPoint(const std::string& name) {
-  constexpr const char* kPoints[] = {"freePasses",  "freeDone", "releaseBegins",
-                                     "releaseDone", "mapDone",  "loadBegins"};
+  constexpr const char* kPoints[] = {"freePasses", "freeDone",   "releaseBegins", "releaseDone",
+                                     "mapDone",    "loadBegins", "blocksHashed",  "changesQueued"};
   return std::find(std::begin(kPoints), std::end(kPoints), name) != std::end(kPoints);
 }
 

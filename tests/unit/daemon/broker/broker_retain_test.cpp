@@ -140,8 +140,13 @@ TEST_F(BrokerRetainTest, WhatOneRankHasSavedBeforeAnotherFailedIsRetained) {
   const std::uint64_t of_other = b.create(gpu(1), 2 * kMiB, "weights");
   b.write(of_other, 5);
   cycle();
-  b.moods[kSave] = Mood::kFailing;
-  EXPECT_FALSE(pause().ok());
+  b.moods[kSave] = Mood::kSilent;
+  a.received.clear();
+  auto watcher = begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return a.received[kSave] > 0; }));
+  settle();
+  b.done(RankPhase::kSave, b.epoch, true);
+  EXPECT_FALSE(complete(watcher).ok());
   b.moods.clear();
   EXPECT_EQ(retained(), 4 * kMiB) << "with the bytes of this Save";
   a.saves.clear();
