@@ -512,7 +512,10 @@ void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
   if (PauseOperation* pause = operations_.pause_of(group.id);
       pause != nullptr && *phase == RankPhase::kSave && epoch == group.machine.epoch()) {
     if (status.ok()) status = pause->check_saved(rank);
-    if (!status.ok()) pause->save_failed(rank.id);
+    if (!status.ok()) {
+      pause->save_failed(rank.id);
+      means_.saved.failed(group, rank, epoch);
+    }
   }
   if (!status.ok() && (*phase == RankPhase::kSave || *phase == RankPhase::kLoad))
     node_.pool_of(rank).reach.doubt(rank.id);

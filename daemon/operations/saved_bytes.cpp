@@ -238,6 +238,12 @@ void SavedBytes::give_back(Allocation& allocation) {
   if (rank == nullptr || rank->saving.empty()) free(allocation.charge.account(), extents);
 }
 
+void SavedBytes::failed(const GroupEntry& group, const Rank& rank, Epoch epoch) {
+  for (Allocation* a : node_.allocations.of_group(group.id))
+    if (a->saved.saver == rank.id && a->saved.attempt == epoch.attempt && a->saved.sent)
+      for (Stored& piece : a->saved.pieces) piece.hashed = false;
+}
+
 void SavedBytes::answered(Rank& rank, Epoch epoch, RankPhase phase) {
   std::set<Epoch>& saving = rank.saving;
   // It has got to this packet, so nothing of what was sent before goes on: also where the answer to

@@ -48,6 +48,8 @@ class SavedBytes {
 
   /// The rank has been sent a Save of this epoch.
   void sent(Rank& rank, Epoch epoch) { rank.saving.insert(epoch); }
+  /// The rank has not saved what it was to in this epoch: nobody knows what is there now.
+  void failed(const GroupEntry& group, const Rank& rank, Epoch epoch);
   /// The rank has answered something of this epoch, and handles packets in order.
   void answered(Rank& rank, Epoch epoch, RankPhase phase);
   /// The rank's session has ended. Call before it leaves the tables.

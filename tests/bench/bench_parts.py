@@ -158,7 +158,7 @@ def nccl(machine, gpus, comms):
                 raise
             machine.note(f"{name}: {who}: {why}")
             continue
-        if who == DROPPED and "is not proven" in done.err.read_text(errors="replace"):
+        if who == DROPPED and "nobody has proven" in done.err.read_text(errors="replace"):
             machine.note(f"{name}: {who}: not proven for this NCCL, so nothing is dropped")
             continue
         report = done.report()

@@ -167,7 +167,7 @@ try:
     saver.pause()
     raise SystemExit("nothing was raised")
 except amem.UnavailableError as error:
-    assert "start amemd" in str(error), error
+    assert "Start amemd" in str(error), error
 """, env)
 
 

@@ -50,10 +50,10 @@ using List = std::vector<Advice>;
 void scope(const v1::GroupInfo& group, const v1::ListRanksResponse& ranks, List& list) {
   const std::uint64_t bytes = unbrokered(ranks, {"device", "vmm"});
   if (bytes < kWorthIt || tag_of(group, "heap") != nullptr) return;
-  list.push_back(
-      {"scope", bytes,
-       format_bytes(bytes) + " stays on the GPU during a pause, because the scope does not include "
-                             "it. Start the job with `amemctl run --scope heap`"});
+  list.push_back({"scope", bytes,
+                  format_bytes(bytes) +
+                      " stays on the GPU during a pause, because the scope does not include "
+                      "it. Start the job with `amemctl run --scope heap`"});
 }
 
 void pools(const v1::GroupInfo&, const v1::ListRanksResponse& ranks, List& list) {

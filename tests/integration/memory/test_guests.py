@@ -275,7 +275,7 @@ def test_while_the_owner_is_paused_nobody_opens_what_has_left(node_with):
     node.ctl("pause", "train")
     guest.send(f"open {handle} {LAZY}")
     assert "CUDA_ERROR_SYSTEM_NOT_READY" in guest.failure()
-    guest.wait_for("is paused with its tag 'heap'; resume that first")
+    guest.wait_for("is paused with its tag 'heap'. Resume this tag first")
     node.ctl("resume", "train")
     guest.ask(f"verify {guest.ask(f'open {handle} {LAZY}')['id']} 1")
 

@@ -243,7 +243,7 @@ def test_memory_that_is_paused_with_its_tag(node):
     puppet.ask(f"verify {mine} 1")
     puppet.ask(f"nic deregister {region}")
     puppet.leave()
-    assert "is paused with its tag 'heap'; resume that first" in puppet.output("err")
+    assert "is paused with its tag 'heap'. Resume this tag first" in puppet.output("err")
 
 
 def test_freed_memory_is_forgotten(node):

@@ -118,7 +118,7 @@ def test_a_pause_drops_what_it_is_told_to_and_excepts(node):
     program.ask("zero scratch")
     program.verify()
     answer = node.ctl.try_("pause", "train", "--discard", "cash")
-    assert answer.code == 4 and "it has tags heap, kv, scratch" in answer.error, answer
+    assert answer.code == 4 and "it has memory of tags heap, kv, scratch" in answer.error, answer
 
 
 def test_scope_regions(node):

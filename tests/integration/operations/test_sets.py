@@ -196,7 +196,7 @@ def test_tags_of_a_set(node, engines):
     assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
     engines[0].ranks[0].faults("cuMemcpyHtoDAsync:1:700")
     answer = node.ctl.try_("resume", *ENGINES, "--tag", "nccl")
-    assert answer.code == 1 and "given up" in answer.error, answer
+    assert answer.code == 1 and "called off" in answer.error, answer
     assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
     engines[0].ranks[0].faults()
     node.ctl("resume", *ENGINES, "--tag", "nccl")

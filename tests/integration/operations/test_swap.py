@@ -88,7 +88,7 @@ def test_what_overlaps(swapping, space):
     else:
         assert lines(answer, "rollout", "create")[0] < saved < lines(answer, "rollout", "map+load")[0]
     assert lines(answer, "rollout", "open")[0] > lines(answer, "train", "drop")[0], "never do both run"
-    told = re.search(r" begun ([0-9.]+) ms (before|after) the end", node.broker.wait_for("swap of 'train' for 'rollout' took"))
+    told = re.search(r" began ([0-9.]+) ms (before|after) the end", node.broker.wait_for("swap of 'train' for 'rollout' took"))
     assert told[2] == ("before" if swapping.duplex else "after")
     if swapping.duplex:
         assert float(told[1]) > 0

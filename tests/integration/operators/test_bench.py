@@ -30,7 +30,7 @@ def test_what_people_see(node):
 
 def test_what_cannot_be(node):
     for arguments, code, words in (
-            (["--gpus", "3"], 2, "amemd has 2 GPUs"),
+            (["--gpus", "3"], 2, "requires 3 GPUs, but amemd has 2"),
             (["--size", "1GiB"], 1, "cuMemAlloc"),  # more than a GPU has
             (["--size", "1KiB"], 2, "1MiB to 1TiB")):
         said = node.ctl.try_("bench", *arguments)

@@ -37,7 +37,7 @@ def test_a_node_that_is_in_order(node):
 # What is broken by the driver's answers: the fault, the check that finds it, whether it is a problem, and the remedy.
 DRIVERS = {
     "no GPU": ("cuInit:*:100", "driver", True, "CUDA_VISIBLE_DEVICES"),
-    "an upgrade without a restart": ("cuInit:*:803", "driver", True, "restart the node"),
+    "an upgrade without a restart": ("cuInit:*:803", "driver", True, "Restart the node"),
     "no fabric manager": ("cuInit:*:802", "driver", True, "nvidia-fabricmanager"),
     "devices that this user may not open": ("cuInit:*:304", "driver", True, "/dev/nvidiactl"),
     "a driver that hangs": ("cuInit:*:delay=60000", "driver-hangs", True, "xid"),

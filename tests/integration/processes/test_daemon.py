@@ -196,7 +196,7 @@ def test_a_second_signal_ends_it_at_once(bare_node):
     node = bare_node
     job, pause = pause_that_waits(node, "10m")
     node.broker.signal(signal.SIGTERM)
-    node.broker.wait_for("waits for it")
+    node.broker.wait_for("It waits for that")
     assert node.ctl.try_("upgrade").code == UNREACHABLE, "nor does another amemd take over"
     assert node.broker.terminate() == 0
     assert "amemd was told to end again and ends at once, although group 'train' is pausing" in node.broker.output()

@@ -148,7 +148,7 @@ def test_what_a_killed_client_put_is_given_to_the_next(holder, path, rank):
     rank.kill()
     rank.wait()
     assert program.wait() == 0
-    assert "401 descriptors worth nothing" in program.output()
+    assert "401 descriptors, which nobody needs" in program.output()
     assert not os.path.exists(path)
 
 
@@ -172,7 +172,7 @@ def test_a_signal_ends_it_though_it_keeps_something(holder, path, rank):
     assert program.alive()
     program.signal(signal.SIGTERM)
     assert program.wait(5) == 0
-    assert "2 descriptors went" in program.output()
+    assert "has ended with 2 descriptors" in program.output()
     assert not os.path.exists(path)
 
 

@@ -246,7 +246,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two 
 def test_nobody_joins_another_users_group(node, job):
     code, text = in_process_of(NOBODY, lambda: wire.Session(node.runtime_dir).hello("train")[:2])
     assert code == OK, text
-    node.broker.wait_for(f"group 'train': begun by uid {NOBODY}")
+    node.broker.wait_for(f"group 'train' has begun. Its owner is uid {NOBODY}")
     eventually(lambda: [group["rank_count"] for group in node.ctl.status()["groups"]] == [2], what="it has gone")
 
 
@@ -277,7 +277,7 @@ def test_memory_is_not_shared_with_another_user(node, job):
     code, text = in_process_of(NOBODY, redeem)
     assert code == NOT_FOUND
     assert "does not exist" in text and str(os.geteuid()) not in text.split(), "nothing is told of it"
-    node.broker.wait_for(f"belongs to uid {os.geteuid()}, this is uid {NOBODY}")
+    node.broker.wait_for(f"belongs to uid {os.geteuid()}, but this rank belongs to uid {NOBODY}")
     assert node.ctl.group("stranger")["guests"] == []
     owner.close()
 

@@ -90,7 +90,7 @@ def test_an_owner_has_so_many_calls_at_a_time(node, opened):
         taken += len(set(calls) - connection.ended)
         refused += len(connection.ended)
     assert (taken, refused) == (256, 64)
-    assert b"uid 65531 has 256 of calls and may have 256" in hers[32].headers[1]
+    assert b"uid 65531 has 256 of at most 256 (quotas.calls)" in hers[32].headers[1]
     his = callers(node, BOB, opened)
     call = his.start("Watch")
     his.await_answers([call])

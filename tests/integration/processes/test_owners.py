@@ -170,7 +170,7 @@ def test_a_flood_of_connections_ends_at_its_senders_quota(shared, kind, name, mo
         his.ask("alloc 2097152")
         node.ctl.by(member(BOB))("pause", "train")
         node.ctl.by(member(BOB))("resume", "train")
-        said = [line for line in lines(node.broker, str(ALICE), "refused") if str(ALICE) in line and "refused" in line]
+        said = [line for line in lines(node.broker, str(ALICE), "refuses") if str(ALICE) in line and "refuses" in line]
         assert 1 <= len(said) <= 20, "each owner's lines are limited"
     finally:
         flood.stdin.close()
@@ -189,7 +189,7 @@ for i in range(3000): s.ask(REDEEM, {1: 12345, 2: bytes(16)})
     assert len([line for line in lines(node.broker) if " debug " not in line and str(ALICE) in line or "12345" in line]) <= 21
     his = node.puppet("bob", 1, prefix=member(BOB))
     his.ask("alloc 2097152")
-    node.broker.wait_for(f"begun by uid {BOB}")  # whose lines are counted apart
+    node.broker.wait_for(f"Its owner is uid {BOB}")  # whose lines are counted apart
 
 
 def test_devices_are_for_those_who_may_open_their_nodes(shared, bare_node):

@@ -191,7 +191,7 @@ def test_the_list_is_about_the_function_that_was_read(node):
 
 
 @pytest.mark.parametrize("text, mode, why", [
-    ("cuDeviceGetTeleportCount 14000 pass\nen", 0o644, "torn"), ("cuDeviceGetTeleportCount 14000 pass\n", 0o644, "torn"),
+    ("cuDeviceGetTeleportCount 14000 pass\nen", 0o644, "incomplete"), ("cuDeviceGetTeleportCount 14000 pass\n", 0o644, "incomplete"),
     ("cuDeviceGetTeleportCount 14000 gate\nend\n", 0o644, "line 1"),
     ("cuDeviceGetTeleportCount 14000 pass\nend\n", 0o666, "users other than its owner may write to it")])
 def test_a_bad_list_lets_nothing_through(node, text, mode, why):

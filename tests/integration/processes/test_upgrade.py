@@ -47,7 +47,7 @@ def test_running_and_paused_groups_stay_as_they_are(bare_node, installed):
 def test_for_people(bare_node, installed):
     bare_node.job()
     answer = bare_node.ctl("upgrade", json_output=False)
-    assert f"({installed}, pid {bare_node.broker.pid})" in answer.out and "2 ranks are back" in answer.out
+    assert f"({installed}, pid {bare_node.broker.pid})" in answer.out and "2 ranks have reconnected" in answer.out
 
 
 def test_again_and_again_nothing_is_left_behind(bare_node, installed):
@@ -64,7 +64,7 @@ def test_again_and_again_nothing_is_left_behind(bare_node, installed):
 def test_the_old_program_serves_on_where_the_new_one_is_gone(bare_node, installed):
     os.unlink(installed)
     answer = bare_node.ctl.try_("upgrade")
-    assert answer.code != 0 and installed in answer.error and "serves on" in answer.error
+    assert answer.code != 0 and installed in answer.error and "continues to serve" in answer.error
     cycle(bare_node, bare_node.job())
 
 
@@ -80,7 +80,7 @@ def test_a_program_that_would_not_serve_the_jobs_is_refused_in_its_words(bare_no
     pid = node.ctl.status()["pid"]
     replace(installed, script)
     answer = node.ctl.try_("upgrade")
-    assert answer.code == WRONG_STATE and said in answer.error and "serves on" in answer.error
+    assert answer.code == WRONG_STATE and said in answer.error and "continues to serve" in answer.error
     node.broker.wait_for("the upgrade failed")
     assert node.ctl.status()["pid"] == pid
     cycle(node, job)

@@ -84,7 +84,7 @@ TEST_F(BlockHashTest, SmallChangesAreSeen) {
     changed[random() % kWords] ^= 1U << random() % 32;
     EXPECT_TRUE(differs(std::move(changed)));
   }
-  for (std::uint64_t distance : {1, 2, 3, 4, 8, 4096}) {
+  for (const std::uint64_t distance : {1U, 2U, 3U, 4U, 8U, 4096U}) {
     Words swapped = block;
     std::swap(swapped[100], swapped[100 + distance]);
     EXPECT_TRUE(differs(std::move(swapped)));

@@ -42,7 +42,7 @@ TEST_F(BrokerRetainTest, TheNextSaveIsToldWhichSavesBytesAreThere) {
   EXPECT_EQ(retained(), 12 * kMiB);
   EXPECT_EQ(group().retained_bytes(), 12 * kMiB);
   EXPECT_EQ(group().tags(0).retained_bytes(), 12 * kMiB);
-  const std::uint64_t first = a.hashed[id];
+  const std::uint64_t first = a.hashed[{id, 0}];
   const std::vector<amem_v1_Copy> before = std::exchange(a.saves, {});
   auto watcher = begin(Operation::kPause);
   ASSERT_TRUE(complete(watcher).ok());
@@ -134,18 +134,19 @@ TEST_F(BrokerRetainTest, ASaveThatFailsLeavesNothingToCompareWith) {
 }
 
 TEST_F(BrokerRetainTest, WhatOneRankHasSavedBeforeAnotherFailedIsRetained) {
+  const std::uint64_t id = cycle_of(a, "train", 4 * kMiB);
   join(b, "train", 1);
   b.hashes = true;
   const std::uint64_t of_other = b.create(gpu(1), 2 * kMiB, "weights");
   b.write(of_other, 5);
-  const std::uint64_t id = cycle_of(a, "train", 4 * kMiB);
+  cycle();
   b.moods[kSave] = Mood::kFailing;
   EXPECT_FALSE(pause().ok());
   b.moods.clear();
   EXPECT_EQ(retained(), 4 * kMiB) << "with the bytes of this Save";
   a.saves.clear();
   b.saves.clear();
-  const std::uint64_t last = a.hashed[id];
+  const std::uint64_t last = a.hashed[{id, 0}];
   cycle();
   EXPECT_EQ(since(a), last);
   EXPECT_EQ(since(b), 0U);
@@ -157,7 +158,7 @@ TEST_F(BrokerRetainTest, AFreeAPinAndADiscardEndThem) {
   const std::uint64_t third = a.create(gpu(0), 6 * kMiB, "nccl");
   cycle();
   EXPECT_EQ(retained(), 12 * kMiB);
-  a.free(a.hashed.begin()->first);
+  a.free(a.hashed.begin()->first.first);
   settle();
   EXPECT_EQ(retained(), 8 * kMiB);
   a.pin(third);
@@ -173,7 +174,7 @@ TEST_F(BrokerRetainTest, AnotherKeeperCopiesAll) {
   const std::uint64_t id = cycle_of(a, "train", 4 * kMiB);
   join(b, "train", 1);
   b.hashes = true;
-  a.share(b, id);
+  b.share(a, id);
   a.free(id);
   settle();
   EXPECT_EQ(retained(), 4 * kMiB) << "until it is looked at";
@@ -188,7 +189,7 @@ TEST_F(BrokerRetainTest, AnotherKeeperCopiesAll) {
 TEST_F(BrokerRetainTest, TheyGoWithTheRankThatHasTheHashes) {
   const std::uint64_t id = cycle_of(a, "train", 4 * kMiB);
   join(b, "train", 1);
-  a.share(b, id);
+  b.share(a, id);
   a.die();
   ASSERT_TRUE(eventually([&] { return group().rank_count() == 1; }));
   EXPECT_EQ(retained(), 0U);

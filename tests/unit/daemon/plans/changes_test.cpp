@@ -7,7 +7,7 @@
 namespace amem {
 namespace {
 
-constexpr std::uint64_t kAll = 1 << 20;
+constexpr std::uint64_t kBytes = 1 << 20;
 
 /// Which of so many pauses take hashes, when that share of the bytes never changes. A pause compares
 /// where the one before has taken hashes.
@@ -19,31 +19,31 @@ std::vector<int> hashed(int pauses, std::uint64_t unchanged) {
     const bool hashes = changes.hashes();
     if (hashes) which.push_back(i);
     const bool compares = hashes && before;
-    changes.paused(hashes, compares ? kAll : 0, compares ? unchanged : 0);
+    changes.paused(hashes, compares ? kBytes : 0, compares ? unchanged : 0);
     before = hashes;
   }
   return which;
 }
 
 TEST(TagChangesTest, WhatDoesNotChangeIsComparedEachTime) {
-  EXPECT_EQ(hashed(6, kAll), (std::vector{0, 1, 2, 3, 4, 5}));
-  EXPECT_EQ(hashed(6, kAll / 8), (std::vector{0, 1, 2, 3, 4, 5})) << "a little of it is enough";
+  EXPECT_EQ(hashed(6, kBytes), (std::vector{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(hashed(6, kBytes / 8), (std::vector{0, 1, 2, 3, 4, 5})) << "a little of it is enough";
 }
 
 TEST(TagChangesTest, WhatChangesIsLookedAtEveryEighthTime) {
   EXPECT_EQ(hashed(20, 0), (std::vector{0, 1, 9, 10, 18, 19}));
-  EXPECT_EQ(hashed(12, kAll / 8 - 1), (std::vector{0, 1, 9, 10}));
+  EXPECT_EQ(hashed(12, kBytes / 8 - 1), (std::vector{0, 1, 9, 10}));
 }
 
 TEST(TagChangesTest, WhatStopsChangingIsNoticed) {
   TagChanges changes;
   changes.paused(true, 0, 0);
-  changes.paused(true, kAll, 0);
+  changes.paused(true, kBytes, 0);
   EXPECT_FALSE(changes.hashes());
   for (int i = 0; i < 7; ++i) changes.paused(false, 0, 0);
   EXPECT_TRUE(changes.hashes());
   changes.paused(true, 0, 0);
-  changes.paused(true, kAll, kAll);
+  changes.paused(true, kBytes, kBytes);
   EXPECT_TRUE(changes.hashes());
 }
 

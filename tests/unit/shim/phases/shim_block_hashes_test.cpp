@@ -71,7 +71,7 @@ TEST(BlockHashesTest, ALaterSaveEndsThoseOfAnEarlierOne) {
 
 TEST(BlockHashesTest, OfAllocationsThatHaveGoneNothingIsKept) {
   BlockHashes hashes;
-  for (const std::uint64_t id : {1, 2, 3}) hashes.set(place(id), 5, {taken(id)});
+  for (const std::uint64_t id : {1U, 2U, 3U}) hashes.set(place(id), 5, {taken(id)});
   hashes.drop_others([](std::uint64_t id) { return id != 2; });
   EXPECT_NE(hashes.find(place(1), 5), nullptr);
   EXPECT_EQ(hashes.find(place(2), 5), nullptr);
