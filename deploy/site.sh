@@ -7,7 +7,7 @@ usage() {
   cat <<'END'
 Usage: deploy/site.sh [DIRECTORY]
        deploy/site.sh --versions DIRECTORY
-Builds the documentation as a site into DIRECTORY (default: build/site), and checks each link inside it. Exit status 77: mkdocs or one of
+Builds the documentation as a site into DIRECTORY (default: build/site), and checks its links and tables. Exit status 77: mkdocs or one of
 its parts is not installed. AMEM_SITE_REPOSITORY is the address that links to the source lead to; without it they are plain text.
   --versions   builds this version into DIRECTORY/VERSION, beside the versions that are there. The pages have a list of all of them,
                and DIRECTORY/index.html leads to the newest

@@ -28,8 +28,8 @@ def reference(title, source):
 
 
 def lists(markdown):
-    """Lists as Python-Markdown reads them: with an empty line in front, and four blanks before what is in an item. The pages have them as
-    GitHub reads them, with none, and with as many blanks as the item's text begins at."""
+    """Lists and tables as Python-Markdown reads them: with an empty line in front, and four blanks before what is in an item. The pages have
+    them as GitHub reads them, with none, and with as many blanks as the item's text begins at."""
     made, items, fence = [], [], ""  # the columns at which the texts of the open items begin
 
     def apart():
@@ -48,6 +48,8 @@ def lists(markdown):
             made.append(line)
             continue
         indent = len(line) - len(line.lstrip())
+        if line.lstrip().startswith("|") and made and not made[-1].lstrip().startswith("|"):
+            apart()
         item = re.match(r" *(?:[-*+]|\d+\.) +(?=\S)", line)
         if item and not items and made and made[-1].strip() and re.match(r" *(?!1\.)\d", line):
             item = None  # text whose line begins with a number

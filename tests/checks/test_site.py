@@ -78,6 +78,8 @@ def test_lists_as_pages_have_them_and_as_python_markdown_reads_them():
     assert lists("Text:\n- a\n  b\n  - c\n- d\n") == "Text:\n\n- a\n    b\n    - c\n- d\n"
     assert lists("1. a\n   ```\n   b\n     c\n   ```\n2. d\n\n   e\n\nText\n") == (
         "1. a\n\n    ```\n    b\n      c\n    ```\n\n2. d\n\n    e\n\nText\n")
+    assert lists("```\na\n```\n| b |\n| --- |\n") == "```\na\n```\n\n| b |\n| --- |\n"
+    assert lists("- a\n  | b |\n  | --- |\n") == "- a\n\n    | b |\n    | --- |\n"
     for text in ("```\n- a\nb\n```\n", "# Head\nText\ngoes on\n\n| a |\n| --- |\n| - b |\n", "- a\n- b\n\nText\n", "In the year\n2026. Text\n"):
         assert lists(text) == text
 
@@ -125,6 +127,14 @@ def test_a_broken_link_is_found(site, tmp_path, link, why):
     found = links(copy)
     assert found.returncode == 1
     assert found.stdout == f"more.html: {link}: {why}\n"
+
+
+def test_a_table_that_is_shown_as_text_is_found(tmp_path):
+    table = "| a | b |\n| --- | --- |\n"
+    (tmp_path / "page.html").write_text(f"<p>{table}</p><pre><code>{table}</code></pre>", encoding="utf-8")
+    found = links(tmp_path)
+    assert found.returncode == 1
+    assert found.stdout == "page.html: | a | b |: a table that is shown as text\n"
 
 
 def test_no_site_is_no_success(tmp_path):
