@@ -74,10 +74,11 @@ class Holder:
                 raise Failure(f"{self.group}: the holder on GPU {gpu} ended with {process.returncode}")
 
 
-def swap_often(machine, broker, out_in, keep):
-    """Swaps to and fro: (milliseconds of each, who would go out and come in next)."""
+def swap_often(machine, broker, out_in, keep, holders):
+    """Swaps to and fro: (milliseconds of each, who would go out and come in next). What goes out has changed each time."""
     times = []
     for _ in range(machine.runs + 1):
+        holders[out_in[0]].ask("change")
         ms, done = operate(broker, "swap", *out_in)
         times.append(ms)
         machine.keep[keep] = done
@@ -99,6 +100,8 @@ def pause_often(machine, name, size, gpus):
     times = {"pause": [], "resume": []}
     explained = {}
     for number in range(machine.runs + 1):
+        if number > 0:
+            holder.ask("change")  # else nothing need be copied
         for verb, taken in times.items():
             _, done = operate(broker, verb, "heap")
             taken.append(int(done[-1]["elapsed_us"]) / 1000)
@@ -124,7 +127,7 @@ def swap_two(machine, name, size, gpus):
     broker = machine.bench.broker(pool_gib=machine.pool_gib(2 * gpus * (size // GIB) + 8))
     holders = {group: Holder(machine, group, size, gpus) for group in ("one", "two")}
     operate(broker, "pause", "two")
-    times, out_in = swap_often(machine, broker, ("one", "two"), name)
+    times, out_in = swap_often(machine, broker, ("one", "two"), name, holders)
     check_both(broker, holders, out_in)
     operate(broker, "resume", out_in[0])
     for holder in holders.values():
@@ -144,6 +147,32 @@ def heap(machine):
     """8 GiB of one process, dense, kept: first pause, later pauses, resumes, against a plain copy."""
     size = machine.heap_bytes
     yield from pauses(machine, f"heap, {size / GIB:g} GiB, dense", size, 1)
+
+
+@part(gpus=1, limit=300)
+def unchanged(machine):
+    """Pauses that find most bytes in the pool, in one allocation and in pieces of 20 MiB, against a plain copy."""
+    size = machine.heap_bytes
+    for pieces, what in ((0, "one allocation"), (size // (20 << 20), "pieces of 20 MiB")):
+        name = f"unchanged, {size / GIB:g} GiB in {what}"
+        broker = machine.bench.broker(pool_gib=machine.pool_gib(size // GIB + 4))
+        holder = Holder(machine, "heap", size if not pieces else pieces * (20 << 20), pieces=pieces)
+        for percent in (0, 10):
+            times = []
+            for number in range(machine.runs + 2):
+                if number > 1 and percent:
+                    holder.ask(f"change {percent}")
+                _, done = operate(broker, "pause", "heap")
+                operate(broker, "resume", "heap")
+                if number > 1:
+                    times.append(int(done[-1]["elapsed_us"]) / 1000)
+                    machine.keep[f"{name}, {percent} %"] = done[-1]
+            holder.ask("check")
+            save = next(each for each in done[-1]["saves"] if each["tag"] == "heap")
+            yield row(name, f"pause, {percent} % of blocks changed", "amem", times,
+                      note=f"{int(save['copied_bytes']) >> 20} of {int(save['kept_bytes']) >> 20} MiB copied")
+        holder.end()
+    yield from ceiling(machine, f"unchanged, {size / GIB:g} GiB", 1, size, {"pause": "out"})
 
 
 @part(gpus=2, limit=400)
@@ -196,7 +225,7 @@ def swap_full(machine):
     operate(broker, "pause", "one")
     holders["two"] = Holder(machine, "two", size)
     crowd = Holder(machine, "crowd", 2 * GIB, shim=False, work="crowd")
-    times, out_in = swap_often(machine, broker, ("two", "one"), "swap_full")
+    times, out_in = swap_often(machine, broker, ("two", "one"), "swap_full", holders)
     in_turn = []
     for _ in range(machine.runs):
         in_turn.append(operate(broker, "pause", out_in[0])[0] + operate(broker, "resume", out_in[1])[0])

@@ -6,7 +6,8 @@
 //   amem_memory_bench hold --bytes N [--gpu D] [--pieces P]
 //       allocates N bytes on device D, 0 by default, fills them with data that has no zeros, says
 //       "ready", and then obeys lines on stdin: "check" compares every byte and answers "ok",
-//       "change" writes other data, "end" ends. What `amemctl pause` pauses meanwhile is this.
+//       "change" writes other data, "change PERCENT" writes to so many of the blocks of 64 KiB,
+//       taken at random, "end" ends. What `amemctl pause` pauses meanwhile is this.
 //   amem_memory_bench crowd --bytes N [--gpu D]
 //       takes all memory of device D but N bytes, says "ready", and ends with its stdin.
 //
@@ -20,8 +21,10 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -32,8 +35,9 @@ namespace gpu_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::size_t kStep = 64U << 20;  // bytes that are filled and compared at a time
-constexpr std::size_t kPart = 16U << 20;  // of a copy: several in a row, as a pool's extents are
+constexpr std::size_t kStep = 64U << 20;   // bytes that are filled and compared at a time
+constexpr std::size_t kBlock = 64U << 10;  // what amem compares at a time
+constexpr std::size_t kPart = 16U << 20;   // of a copy: several in a row, as a pool's extents are
 
 struct Options {
   std::size_t bytes = std::size_t{1} << 30;
@@ -227,11 +231,13 @@ class Holder {
     piece_ = piece;
     host_ = device_.allocate_host(step_);
     words_.resize((step_ + sizeof(std::uint64_t) - 1) / sizeof(std::uint64_t));
+    blocks_.resize(options.bytes / kBlock + pieces_.size());
     change();
   }
 
   void change() {
     fill(words_, ++seed_);
+    std::fill(blocks_.begin(), blocks_.end(), 0);
     std::memcpy(host_, words_.data(), step_);
     each([&](CUdeviceptr at, std::size_t bytes, std::uint64_t number) {
       std::memcpy(host_, &number, sizeof number);
@@ -240,13 +246,32 @@ class Holder {
     });
   }
 
+  /// The second word of so many blocks becomes another.
+  void change(int percent) {
+    std::size_t block = 0;
+    each([&](CUdeviceptr at, std::size_t bytes, std::uint64_t) {
+      for (std::size_t offset = 0; offset + kBlock <= bytes; offset += kBlock, ++block) {
+        if (random_() % 100 >= static_cast<std::uint64_t>(percent)) continue;
+        blocks_[block] = random_() | 1;
+        std::memcpy(host_, &blocks_[block], sizeof(std::uint64_t));
+        device_.queue_in(at + offset + sizeof(std::uint64_t), host_, sizeof(std::uint64_t));
+        device_.wait();
+      }
+    });
+  }
+
   bool check() {
     bool right = true;
+    std::size_t block = 0;
+    const std::vector<std::uint64_t> all = words_;
     each([&](CUdeviceptr at, std::size_t bytes, std::uint64_t number) {
       std::memset(host_, 0, bytes);
       device_.queue_out(host_, at, bytes);
       device_.wait();
+      words_ = all;
       words_.front() = number;
+      for (std::size_t offset = 0; offset + kBlock <= bytes; offset += kBlock, ++block)
+        if (blocks_[block] != 0) words_[offset / sizeof(std::uint64_t) + 1] = blocks_[block];
       right = right && std::memcmp(host_, words_.data(), bytes) == 0;
     });
     return right;
@@ -268,6 +293,8 @@ class Holder {
   char* host_ = nullptr;
   std::uint64_t seed_ = 0;
   std::vector<std::uint64_t> words_;
+  std::vector<std::uint64_t> blocks_;  // what change(percent) has written to each; 0: nothing
+  std::mt19937_64 random_{49};
   std::vector<CUdeviceptr> pieces_;
 };
 
@@ -279,6 +306,9 @@ int hold(const Options& options) {
     if (line == "end") break;
     if (line == "change") {
       holder.change();
+      std::cout << "ok" << std::endl;
+    } else if (line.starts_with("change ")) {
+      holder.change(std::atoi(line.c_str() + std::strlen("change ")));
       std::cout << "ok" << std::endl;
     } else if (line == "check") {
       std::cout << (holder.check() ? "ok" : "wrong") << std::endl;
