@@ -263,16 +263,15 @@ class Holder {
   bool check() {
     bool right = true;
     std::size_t block = 0;
-    const std::vector<std::uint64_t> all = words_;
     each([&](CUdeviceptr at, std::size_t bytes, std::uint64_t number) {
       std::memset(host_, 0, bytes);
       device_.queue_out(host_, at, bytes);
       device_.wait();
-      words_ = all;
-      words_.front() = number;
+      std::vector<std::uint64_t> expected = words_;
+      expected.front() = number;
       for (std::size_t offset = 0; offset + kBlock <= bytes; offset += kBlock, ++block)
-        if (blocks_[block] != 0) words_[offset / sizeof(std::uint64_t) + 1] = blocks_[block];
-      right = right && std::memcmp(host_, words_.data(), bytes) == 0;
+        if (blocks_[block] != 0) expected[offset / sizeof(std::uint64_t) + 1] = blocks_[block];
+      right = right && std::memcmp(host_, expected.data(), bytes) == 0;
     });
     return right;
   }
