@@ -120,6 +120,12 @@ Status ExtentAllocator::take_again(const Extents& extents) {
   return {};
 }
 
+std::uint64_t ExtentAllocator::available(std::uint32_t segment) const {
+  std::uint64_t bytes = 0;
+  for (const auto& [offset, length] : segments_[segment].free) bytes += length;
+  return bytes;
+}
+
 bool ExtentAllocator::in_use(const Extent& extent) const {
   if (extent.segment >= segments_.size() || extent.length == 0 || extent.offset % chunk_ != 0 ||
       extent.length % chunk_ != 0)

@@ -73,6 +73,8 @@ class ExtentAllocator {
   std::uint64_t total() const { return total_; }
   std::uint64_t used() const { return total_ - free_; }
   std::uint64_t available() const { return free_; }
+  /// In one segment.
+  std::uint64_t available(std::uint32_t segment) const;
 
  private:
   using FreeList = std::map<std::uint64_t, std::uint64_t>;  // offset → length, never adjacent

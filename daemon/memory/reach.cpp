@@ -96,12 +96,15 @@ void Reach::forget(RankId rank) {
   ranks_.erase(it);
 }
 
-SegmentOrder Reach::order(RankId rank, int node) const {
+bool Reach::reaches(RankId rank, std::uint32_t segment) const {
   const auto it = ranks_.find(rank);
+  return it != ranks_.end() && segment < it->second.segments.size() &&
+         it->second.segments[segment] != State::kOut;
+}
+
+SegmentOrder Reach::order(RankId rank, int node) const {
   auto badness = [&](std::uint32_t i) {
-    const bool reached = it != ranks_.end() && i < it->second.segments.size() &&
-                         it->second.segments[i] != State::kOut;
-    return std::tuple(!reached, segments_[i].node != node);
+    return std::tuple(!reaches(rank, i), segments_[i].node != node);
   };
   SegmentOrder order(segments_.size());
   std::iota(order.begin(), order.end(), 0U);

@@ -1,5 +1,6 @@
 #include "daemon/memory/retained.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace amem {
@@ -28,6 +29,17 @@ std::optional<RetainedCopy> Retained::take(AllocationId id) {
   copies_.erase(it);
   bytes_ -= bytes_of(copy.extents);
   return copy;
+}
+
+std::optional<RetainedCopy> Retained::take_oldest(
+    const std::function<bool(std::uint32_t)>& segment) {
+  for (const auto& [number, id] : by_age_) {
+    const Extents& extents = copies_.at(id).copy.extents;
+    if (std::any_of(extents.begin(), extents.end(),
+                    [&](const Extent& extent) { return segment(extent.segment); }))
+      return take(id);
+  }
+  return std::nullopt;
 }
 
 std::optional<RetainedCopy> Retained::take_oldest() {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -39,6 +40,8 @@ class Retained {
   std::optional<RetainedCopy> take(AllocationId id);
   /// As take(), of the one that was added before all others.
   std::optional<RetainedCopy> take_oldest();
+  /// Of those that have space in such a segment.
+  std::optional<RetainedCopy> take_oldest(const std::function<bool(std::uint32_t)>& segment);
 
   /// Bytes of the pool.
   std::uint64_t bytes() const { return bytes_; }

@@ -92,6 +92,7 @@ Result<std::vector<TakenSpace>> SavedBytes::whole(const GroupEntry& group,
   for (const Allocation* a : keep) need += round_up(a->size, node_.pools.chunk());
   if (const Status space = node_.pools.make_space(group.account, need); !space.ok()) return space;
   OwnPool& pool = node_.pools.of(group.account);
+  clear_reached(pool, keep);
   std::vector<std::size_t> order_of;
   std::vector<SegmentOrder> all = orders(pool, keep, devices, order_of);
   std::vector<ExtentAllocator::Request> requests;
@@ -103,6 +104,28 @@ Result<std::vector<TakenSpace>> SavedBytes::whole(const GroupEntry& group,
   spaces.reserve(keep.size());
   for (Extents& extents : taken.value()) spaces.push_back({std::move(extents), {}});
   return spaces;
+}
+
+void SavedBytes::clear_reached(OwnPool& pool, const std::vector<Allocation*>& keep) {
+  if (pool.retained.bytes() == 0) return;
+  std::map<RankId, std::uint64_t> need;
+  for (const Allocation* a : keep) need[a->keeper()] += round_up(a->size, pool.extents.chunk());
+  for (const auto& [rank, bytes] : need) {
+    const auto reached = [&pool, keeper = rank](std::uint32_t segment) {
+      return pool.reach.reaches(keeper, segment);
+    };
+    const auto available = [&] {
+      std::uint64_t sum = 0;
+      for (std::uint32_t i = 0; i < pool.segments.size(); ++i)
+        if (reached(i)) sum += pool.extents.available(i);
+      return sum;
+    };
+    while (available() < bytes) {
+      const std::optional<RetainedCopy> copy = pool.retained.take_oldest(reached);
+      if (!copy) break;
+      pool.give_back(copy->extents);
+    }
+  }
 }
 
 Result<std::vector<TakenSpace>> SavedBytes::packed(const GroupEntry& group,

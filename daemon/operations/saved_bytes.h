@@ -83,6 +83,9 @@ class SavedBytes {
   Result<std::vector<TakenSpace>> packed(const GroupEntry& group,
                                          const std::vector<Allocation*>& keep,
                                          const Devices& devices, const Measurement& measured);
+  /// Nobody has to reach another segment because of what is retained: of what lies in those that
+  /// keepers reach so much goes that they have space there.
+  static void clear_reached(OwnPool& pool, const std::vector<Allocation*>& keep);
   /// What is retained of it is free now.
   void forget_retained(const Allocation& allocation);
   /// How the pause finds out whether bytes of the tag have changed.

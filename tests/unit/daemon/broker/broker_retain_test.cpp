@@ -75,24 +75,23 @@ TEST_F(BrokerRetainTest, WithoutHashesNothingIsRetained) {
   EXPECT_EQ(since(a), 0U);
 }
 
-TEST_F(BrokerRetainTest, TheOldestGoesWhereAnotherGroupNeedsTheSpace) {
-  cycle_of(a, "one", 12 * kMiB);
-  cycle_of(b, "two", 12 * kMiB);
-  EXPECT_EQ(retained(), 24 * kMiB);
-  join(c, "three");
-  const std::uint64_t id = c.create(gpu(1), 20 * kMiB, "weights");
-  c.write(id, 3);
-  ASSERT_TRUE(pause("three").ok());
-  EXPECT_EQ(retained(), 12 * kMiB) << "of the second group";
-  EXPECT_EQ(group("two").retained_bytes(), 12 * kMiB);
-  a.saves.clear();
-  b.saves.clear();
+TEST_F(BrokerRetainTest, NobodyHasToReachAnotherSegmentBecauseOfThem) {
+  cycle_of(a, "one", 30 * kMiB);  // all segments but 2 MiB of the last
+  EXPECT_EQ(retained(), 30 * kMiB);
+  join(b, "two");
+  const std::uint64_t id = b.create(gpu(0), 6 * kMiB, "weights");
+  b.write(id, 4);
+  settle();
+  const std::set<std::uint32_t> reached = [&] {
+    std::set<std::uint32_t> indices;
+    for (const auto& [index, fd] : b.segments) indices.insert(index);
+    return indices;
+  }();
+  ASSERT_EQ(reached.size(), 1U);
   ASSERT_TRUE(pause("two").ok());
-  EXPECT_NE(since(b), 0U);
-  ASSERT_TRUE(resume("three").ok());
-  EXPECT_TRUE(c.holds(id, 3));
-  ASSERT_TRUE(pause("one").ok());
-  EXPECT_EQ(since(a), 0U);
+  for (const amem_v1_Copy& save : b.saves) EXPECT_TRUE(reached.contains(save.segment));
+  ASSERT_TRUE(resume("two").ok());
+  EXPECT_TRUE(b.holds(id, 4));
 }
 
 TEST_F(BrokerRetainTest, APauseDoesNotTakeTheSpaceOfItsOwnBytes) {
@@ -211,6 +210,31 @@ TEST_F(BrokerRetainTest, PausesOfATagLeaveThoseOfOthers) {
   EXPECT_EQ(retained(), 6 * kMiB);
 }
 
+class BrokerRetainOneSegmentTest : public BrokerRetainTest {
+ protected:
+  void configure(Config& chosen) const override { chosen.pool_segment = kPool; }
+};
+
+TEST_F(BrokerRetainOneSegmentTest, TheOldestGoesWhereAnotherGroupNeedsTheSpace) {
+  cycle_of(a, "one", 12 * kMiB);
+  cycle_of(b, "two", 12 * kMiB);
+  EXPECT_EQ(retained(), 24 * kMiB);
+  join(c, "three");
+  const std::uint64_t id = c.create(gpu(1), 20 * kMiB, "weights");
+  c.write(id, 3);
+  ASSERT_TRUE(pause("three").ok());
+  EXPECT_EQ(retained(), 12 * kMiB) << "of the second group";
+  EXPECT_EQ(group("two").retained_bytes(), 12 * kMiB);
+  a.saves.clear();
+  b.saves.clear();
+  ASSERT_TRUE(pause("two").ok());
+  EXPECT_NE(since(b), 0U);
+  ASSERT_TRUE(resume("three").ok());
+  EXPECT_TRUE(c.holds(id, 3));
+  ASSERT_TRUE(pause("one").ok());
+  EXPECT_EQ(since(a), 0U);
+}
+
 class BrokerRetainOffTest : public BrokerRetainTest {
  protected:
   void configure(Config& chosen) const override { chosen.pool_retain = Retain::kOff; }
@@ -222,9 +246,7 @@ TEST_F(BrokerRetainOffTest, NobodyIsToldToTakeHashes) {
   EXPECT_EQ(retained(), 0U);
 }
 
-class BrokerRetainNewWaysTest : public BrokerRetainTest {};
-
-TEST_F(BrokerRetainNewWaysTest, WhatChangesIsCopiedPlainlyAndLookedAtNowAndThen) {
+TEST_F(BrokerRetainTest, WhatChangesIsCopiedPlainlyAndLookedAtNowAndThen) {
   join(a);
   a.hashes = true;
   const std::uint64_t id = a.create(gpu(0), 4 * kMiB, "state");
@@ -240,7 +262,7 @@ TEST_F(BrokerRetainNewWaysTest, WhatChangesIsCopiedPlainlyAndLookedAtNowAndThen)
   EXPECT_EQ(hashed, (std::vector{0, 1, 9, 10}));
 }
 
-TEST_F(BrokerRetainNewWaysTest, OfCallsThatPassNoGateEverythingIsCopied) {
+TEST_F(BrokerRetainTest, OfCallsThatPassNoGateEverythingIsCopied) {
   join(a);
   a.hashes = true;
   Message message = amem_v1_SessionMessage_init_zero;

@@ -27,6 +27,20 @@ TEST(RetainedTest, TheOldestGoesFirst) {
   EXPECT_EQ(retained.bytes(), 0U);
 }
 
+TEST(RetainedTest, TheOldestOfSomeSegmentsGoes) {
+  Retained retained;
+  const auto in = [](std::uint32_t segment) {
+    return RetainedCopy{{{segment, 0, 10}, {segment + 1, 0, 10}}, 7, 1};
+  };
+  retained.add(1, in(0));
+  retained.add(2, in(4));
+  retained.add(3, in(3));
+  EXPECT_FALSE(retained.take_oldest([](std::uint32_t s) { return s == 9; }).has_value());
+  EXPECT_EQ(retained.take_oldest([](std::uint32_t s) { return s == 4; })->extents[0].segment, 4U);
+  EXPECT_EQ(retained.take_oldest([](std::uint32_t s) { return s == 4; })->extents[0].segment, 3U);
+  EXPECT_NE(retained.find(1), nullptr);
+}
+
 TEST(RetainedTest, WhatIsTakenIsRetainedNoLonger) {
   Retained retained;
   retained.add(1, copy_of(10, 4));
