@@ -109,6 +109,37 @@ const std::vector<Scenario>& worlds() {
        .script = {{kSwap, {0}, {1}}, {kSwap, {1}, {0}}},
        .duplex = false,
        .faults = 2},
+      {.name = "retain",
+       .about = "what is saved stays in the pool, and is compared in the next pause",
+       .pieces = two_of(0),
+       .paused = {0},
+       .script = {{kResume, {0}}, {kPause, {0}}, {kResume, {0}}, {kPause, {0}}, {kResume, {0}}},
+       .retain = true},
+      {.name = "retain-turns",
+       .about = "likewise, until another group needs the space",
+       .groups = 2,
+       .pieces = {{0, {0, 1}}, {1, {0, 1}}},
+       .paused = {0},
+       .script = {{kResume, {0}}, {kPause, {1}}, {kResume, {1}}, {kPause, {0}}, {kResume, {0}}},
+       .chunks = 1,
+       .retain = true},
+      {.name = "retain-swap",
+       .about = "likewise, of two groups that change places",
+       .groups = 2,
+       .pieces = {{0, {0, 1}}, {1, {0, 1}}},
+       .paused = {1},
+       .script = {{kSwap, {0}, {1}}, {kSwap, {1}, {0}}, {kSwap, {0}, {1}}},
+       .retain = true},
+      {.name = "retain-waves",
+       .about = "likewise; what is saved in waves, and comes back before all of it has left",
+       .groups = 2,
+       .ranks = 1,
+       .pieces = {{0, {0}}, {0, {0}}, {1, {0}}},
+       .paused = {0, 1},
+       .script = {{kResume, {0}}, {kSwap, {0}, {1}}, {kSwap, {1}, {0}}, {kPause, {0}}},
+       .retain = true,
+       .waves = true,
+       .space = 0},
   };
   return all;
 }
@@ -127,7 +158,8 @@ std::vector<Scenario> with_restarts(std::vector<Scenario> all) {
       {"restart-tags", "tags", 1},         {"restart-guests", "guests", 1},
       {"restart-turns", "turns", 0},       {"restart-set", "set", 0},
       {"restart-swap", "swap", 0},         {"restart-waves", "waves", 0},
-      {"restart-swap-set", "swap-set", 0}, {"restart-in-turn", "in-turn", 1}};
+      {"restart-swap-set", "swap-set", 0}, {"restart-in-turn", "in-turn", 1},
+      {"restart-retain", "retain", 0},     {"restart-retain-turns", "retain-turns", 0}};
   for (const Again& again : kAgain) {
     const auto is_it = [&](const Scenario& each) { return each.name == again.of; };
     Scenario copy = *std::find_if(all.begin(), all.end(), is_it);
@@ -200,6 +232,19 @@ const std::vector<Mutation>& mutations() {
        "nodes-resume", "no node gives up what another"},
       {Bug::kForgetsTransactions, "the next broker knows nothing of what the one before has asked",
        "orders", "no node gives up what another"},
+      {Bug::kKeepsHashesOfAFailedSave, "a rank keeps its hashes when it fails to save", "retain",
+       "what it has overwritten"},
+      {Bug::kKeepsSince, "a place counts as it was when a rank has been told to save to it", "retain",
+       "what is retained is what"},
+      {Bug::kRetainsWhatIsNotSaved, "a save that failed is retained", "retain",
+       "what is retained is what"},
+      {Bug::kRetainsWhatWasTorn,
+       "what is saved while a rank that has lost its session may write is retained", "retain",
+       "may have changed while"},
+      {Bug::kTakesRetainedSpace, "what is retained counts as retained when its place is taken",
+       "retain-turns", "is nobody's"},
+      {Bug::kComparesWithAnotherPlace, "a rank compares with what has been overwritten since",
+       "retain-turns", "has saved"},
   };
   return all;
 }
