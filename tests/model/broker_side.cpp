@@ -200,7 +200,7 @@ void BrokerSide::may_have_written(int rank) {
   for (int i = m_.first_piece(group_of_rank(rank)); i < m_.end_piece(group_of_rank(rank)); ++i) {
     Piece& p = piece(i);
     if (!p.exists || !p.shared_by(rank)) continue;
-    forget_retained(p);
+    if (m_.bug != Bug::kRetainsWhatNobodyKnows) forget_retained(p);
     p.hashed = false;
   }
 }
@@ -792,7 +792,9 @@ void BrokerSide::remove(int rank) {
     p.saving = {};
   }
   for (Chunk& chunk : m_.state.chunks)
-    if (chunk.retained != 0 && chunk.saver == rank + 1) forget_retained(chunk);
+    if (chunk.retained != 0 && chunk.saver == rank + 1 &&
+        m_.bug != Bug::kRetainsWhatNobodyKnows)
+      forget_retained(chunk);
   if (!p.lives) free_limbo(rank);
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
     if (piece(i).shared_by(rank)) let_go(rank, i);

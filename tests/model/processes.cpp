@@ -73,7 +73,7 @@ void Processes::save(int rank, const Message& message) {
     chunk.torn = !good || others_may_write(rank, i);
   }
   answer(rank, Kind::kSaved, message, !copied);
-  if (!m_.state.retain || !copied) return;
+  if (!m_.state.retain || !copied || m_.fault("it has hashes of nothing")) return;
   for (std::size_t i = 0; i < kPiecesEach; ++i)
     if (taken[i].attempt != 0) p.hashes[i] = taken[i];
   p.out.messages[at(p.out.count - 1)].pieces = message.pieces;  // their hashes have been taken

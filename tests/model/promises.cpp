@@ -81,6 +81,8 @@ void Promises::what_is_retained(const Chunk& chunk) {
     m_.breaks("nothing is retained of what has gone or has been saved again");
   if (chunk.of != chunk.retained || chunk.version != chunk.attempt || chunk.version == 0)
     m_.breaks("what is retained is what its pause has saved");
+  if (!m_.state.ranks[chunk.saver - 1U].member)
+    m_.breaks("nothing is retained that only a rank that has gone has hashes of");
   // A session has ended, and the broker does not know it yet: no pause can save before it does.
   const auto ended = [this](std::uint8_t sharer) {
     return sharer != 0 && m_.state.ranks[sharer - 1U].over && !m_.state.ranks[sharer - 1U].lost;

@@ -88,6 +88,7 @@ enum class Bug : std::uint8_t {
   kKeepsSince,
   kRetainsWhatIsNotSaved,
   kRetainsWhatWasTorn,
+  kRetainsWhatNobodyKnows,
   kTakesRetainedSpace,
   kComparesWithAnotherPlace,
 };

@@ -114,7 +114,8 @@ const std::vector<Scenario>& worlds() {
        .pieces = two_of(0),
        .paused = {0},
        .script = {{kResume, {0}}, {kPause, {0}}, {kResume, {0}}, {kPause, {0}}, {kResume, {0}}},
-       .retain = true},
+       .retain = true,
+       .faults = 2},
       {.name = "retain-turns",
        .about = "likewise, until another group needs the space",
        .groups = 2,
@@ -123,6 +124,17 @@ const std::vector<Scenario>& worlds() {
        .script = {{kResume, {0}}, {kPause, {1}}, {kResume, {1}}, {kPause, {0}}, {kResume, {0}}},
        .chunks = 1,
        .retain = true},
+      {.name = "retain-tags",
+       .about = "likewise; one tag leaves and comes back while the group runs",
+       .pieces = {{0, {0, 1}, 'a'}, {0, {1, 0}, 'b'}},
+       .paused = {0},
+       .script = {{kResume, {0}},
+                  {kPause, {0}, {}, 'a'},
+                  {kResume, {0}, {}, 'a'},
+                  {kPause, {0}},
+                  {kResume, {0}}},
+       .retain = true,
+       .faults = 2},
       {.name = "retain-swap",
        .about = "likewise, of two groups that change places",
        .groups = 2,
@@ -139,7 +151,8 @@ const std::vector<Scenario>& worlds() {
        .script = {{kResume, {0}}, {kSwap, {0}, {1}}, {kSwap, {1}, {0}}, {kPause, {0}}},
        .retain = true,
        .waves = true,
-       .space = 0},
+       .space = 0,
+       .faults = 2},
   };
   return all;
 }
@@ -159,7 +172,7 @@ std::vector<Scenario> with_restarts(std::vector<Scenario> all) {
       {"restart-turns", "turns", 0},       {"restart-set", "set", 0},
       {"restart-swap", "swap", 0},         {"restart-waves", "waves", 0},
       {"restart-swap-set", "swap-set", 0}, {"restart-in-turn", "in-turn", 1},
-      {"restart-retain", "retain", 0},     {"restart-retain-turns", "retain-turns", 0}};
+      {"restart-retain", "retain", 1},     {"restart-retain-turns", "retain-turns", 0}};
   for (const Again& again : kAgain) {
     const auto is_it = [&](const Scenario& each) { return each.name == again.of; };
     Scenario copy = *std::find_if(all.begin(), all.end(), is_it);
@@ -241,6 +254,8 @@ const std::vector<Mutation>& mutations() {
       {Bug::kRetainsWhatWasTorn,
        "what is saved while a rank that has lost its session may write is retained", "retain",
        "may have changed while"},
+      {Bug::kRetainsWhatNobodyKnows, "what a rank has saved is retained when it dies", "retain",
+       "a rank that has gone"},
       {Bug::kTakesRetainedSpace, "what is retained counts as retained when its place is taken",
        "retain-turns", "is nobody's"},
       {Bug::kComparesWithAnotherPlace, "a rank compares with what has been overwritten since",
