@@ -323,6 +323,7 @@ void Ranks::lose(RankId id, const std::string& why) {
   group.log().warn("group '{}': {}", group.machine.name(), text);
   events_.publish(&group, "error", text);
   group.lost.insert(id);
+  saved_.may_have_written(group, *rank);
   group.machine.lose(id, Clock::now());
   groups_.drive(group);
 }

@@ -267,6 +267,14 @@ void SavedBytes::failed(const GroupEntry& group, const Rank& rank, Epoch epoch) 
       for (Stored& piece : a->saved.pieces) piece.hashed = false;
 }
 
+void SavedBytes::may_have_written(const GroupEntry& group, const Rank& rank) {
+  for (Allocation* a : node_.allocations.of_group(group.id)) {
+    if (!a->shared_by(rank.id)) continue;
+    forget_retained(*a);
+    for (Stored& piece : a->saved.pieces) piece.hashed = false;
+  }
+}
+
 void SavedBytes::answered(Rank& rank, Epoch epoch, RankPhase phase) {
   std::set<Epoch>& saving = rank.saving;
   // It has got to this packet, so nothing of what was sent before goes on: also where the answer to
@@ -285,6 +293,7 @@ void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
     // be on its device again, on its way back.
     if (!a->paused && a->saved.saver == rank.id) give_back(*a);
   }
+  may_have_written(group, rank);
   for (const Allocation* a : node_.allocations.of_group(group.id))
     if (const RetainedCopy* copy = node_.pool_of(rank).retained.find(a->id);
         copy != nullptr && copy->saver == rank.id)

@@ -50,6 +50,9 @@ class SavedBytes {
   void sent(Rank& rank, Epoch epoch) { rank.saving.insert(epoch); }
   /// The rank has not saved what it was to in this epoch: nobody knows what is there now.
   void failed(const GroupEntry& group, const Rank& rank, Epoch epoch);
+  /// The rank's session has ended, perhaps before amemd learned of it, and its program may run on:
+  /// what others have saved of the memory that it shares may not be what they have hashed.
+  void may_have_written(const GroupEntry& group, const Rank& rank);
   /// The rank has answered something of this epoch, and handles packets in order.
   void answered(Rank& rank, Epoch epoch, RankPhase phase);
   /// The rank's session has ended. Call before it leaves the tables.

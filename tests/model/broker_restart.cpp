@@ -76,7 +76,7 @@ void BrokerSide::restart() {
     if (p.over) p.asked = 0;
   }
   for (Chunk& chunk : m_.state.chunks)
-    if (chunk.limbo != 0 && !process(chunk.limbo - 1).lives) chunk = {};
+    if (chunk.owner == 0 && (chunk.limbo == 0 || !process(chunk.limbo - 1).lives)) chunk = {};
   for (int group = 0; group < m_.scenario.groups; ++group) take_up(group);
 }
 
@@ -118,7 +118,8 @@ void BrokerSide::take_memory(int group) {
     if (!p.row) p.chunk = p.saver = 0;
     const bool back = goes_on_with(OnRestart::kOpen) && row.loaded && takes(row, p);
     if (!p.stayed) p.paused = p.row && (p.on_device == 0 || back);
-    p.loader = 0;
+    p.loader = p.attempt = p.since = 0;
+    p.sent = p.hashed = false;
     // Of a pause that goes on, what has been saved, and what no rank was told to let go of.
     if (goes_on_with(OnRestart::kRelease) && p.leaves) p.saver = 0;
     const bool stays = goes_on_with(OnRestart::kRelease) && p.on_device != 0 && !p.stayed &&
@@ -138,6 +139,7 @@ void BrokerSide::come_back(int rank) {
   p.in.clear();
   p.out.clear();
   p.map_failed = p.copy_failed = p.expected = false;
+  p.hashes = {};
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
     if (piece(i).exists && piece(i).shared_by(rank) && !has(p.holds, i)) let_go(rank, i);
   const bool stays_shut = machine(group).join(id_of(rank), rank_name(rank));

@@ -96,27 +96,139 @@ void BrokerSide::act(int group, const action::Measure& measure) {
 
 bool BrokerSide::take_chunks(int group) {
   if (m_.fault("the pool has no space")) return false;
-  std::vector<std::pair<int, int>> taken;  // piece, chunk
-  int next = 0;
+  std::vector<int> fresh;
+  std::vector<std::pair<int, Chunk*>> again;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
     const Piece& p = piece(i);
-    const bool kept = p.exists && p.keep && has(job(group).selected, i) && p.on_device != 0;
-    if (!kept || p.paused || p.stayed || p.opened) continue;
-    const auto& chunks = m_.state.chunks;
-    while (next < m_.state.chunk_count &&
-           (chunks[at(next)].owner != 0 || chunks[at(next)].limbo != 0))
-      ++next;
-    if (next == m_.state.chunk_count) return false;
-    taken.emplace_back(i, next++);
+    const bool leaves = p.exists && has(job(group).selected, i) && p.on_device != 0;
+    if (leaves && !p.keep) forget_retained(p);
+    if (!leaves || !p.keep || p.paused || p.stayed || p.opened) continue;
+    Chunk* const copy = retained(p);
+    if (copy != nullptr && copy->saver == p.sharers[0] && !job(group).measured) {
+      take_retained(*copy);
+      copy->owner = u8(i + 1);  // nobody else's
+      again.emplace_back(i, copy);
+    } else {
+      forget_retained(p);
+      fresh.push_back(i);
+    }
   }
-  for (const auto& [i, chunk] : taken) {
-    if (!effect()) break;
-    piece(i).row = true;
-    m_.state.chunks[at(chunk)] = {u8(i + 1), 0, Bytes::kNone, 0};
-    piece(i).chunk = u8(chunk + 1);
-    piece(i).saver = piece(i).sharers[0];
+  const bool enough = make_space(fresh.size());
+  std::vector<Chunk*> places;
+  for (std::size_t i = 0; i < m_.state.chunk_count; ++i)
+    if (is_free(m_.state.chunks[i])) places.push_back(&m_.state.chunks[i]);
+  for (const auto& [i, copy] : again) {
+    copy->owner = 0;
+    if (!enough) add_retained(*copy, i);
+  }
+  if (!enough) return false;
+  const auto take = [&](int index, Chunk& chunk, std::uint8_t since) {
+    if (!effect()) return;
+    Piece& p = piece(index);
+    p.row = true;
+    chunk.owner = u8(index + 1);
+    chunk.attempt = chunk.saver = 0;
+    p.chunk = u8(&chunk - m_.state.chunks.data() + 1);
+    p.saver = p.sharers[0];
+    p.attempt = u8(machine(group).epoch().attempt);
+    p.since = since;
+    p.sent = p.hashed = false;
+  };
+  const bool by_name = m_.bug == Bug::kComparesWithAnotherPlace;
+  for (std::size_t i = 0; i < fresh.size(); ++i)
+    take(fresh[i], *places[i], by_name ? piece(fresh[i]).attempt : std::uint8_t{0});
+  for (const auto& [i, copy] : again) take(i, *copy, copy->attempt);
+  return true;
+}
+
+// ---- what is retained ---------------------------------------------------------------------------
+
+bool BrokerSide::is_free(const Chunk& chunk) const {
+  const bool retained = chunk.retained != 0 && m_.bug != Bug::kTakesRetainedSpace;
+  return chunk.owner == 0 && chunk.limbo == 0 && !retained;
+}
+
+bool BrokerSide::make_space(std::size_t need) {
+  const auto first = m_.state.chunks.begin();
+  const auto end = first + m_.state.chunk_count;
+  const auto free = [&](const Chunk& chunk) { return is_free(chunk); };
+  while (static_cast<std::size_t>(std::count_if(first, end, free)) < need) {
+    const auto oldest = std::find_if(first, end, [](const Chunk& c) { return c.age == 1; });
+    if (oldest == end) return false;
+    forget_retained(*oldest);
   }
   return true;
+}
+
+Chunk* BrokerSide::retained(const Piece& p) {
+  const auto index = &p - m_.state.pieces.data();
+  for (Chunk& chunk : m_.state.chunks)
+    if (chunk.retained == index + 1) return &chunk;
+  return nullptr;
+}
+
+void BrokerSide::add_retained(Chunk& chunk, int index) {
+  chunk.retained = u8(index + 1);
+  chunk.age = 1;
+  for (const Chunk& other : m_.state.chunks)
+    if (&other != &chunk && other.age >= chunk.age) chunk.age = u8(other.age + 1);
+}
+
+void BrokerSide::take_retained(Chunk& chunk) {
+  const std::uint8_t age = std::exchange(chunk.age, std::uint8_t{0});
+  chunk.retained = 0;
+  for (Chunk& other : m_.state.chunks)
+    if (other.age > age) --other.age;
+}
+
+void BrokerSide::forget_retained(Chunk& chunk) {
+  take_retained(chunk);
+  chunk = {};
+}
+
+void BrokerSide::forget_retained(const Piece& p) {
+  if (Chunk* const chunk = retained(p)) forget_retained(*chunk);
+}
+
+std::uint8_t BrokerSide::hashed_by(const Piece& p) const {
+  if (!p.sent || (m_.bug == Bug::kKeepsSince && p.since != 0)) return p.since;
+  return p.hashed || m_.bug == Bug::kRetainsWhatIsNotSaved ? p.attempt : std::uint8_t{0};
+}
+
+void BrokerSide::may_have_written(int rank) {
+  if (m_.bug == Bug::kRetainsWhatWasTorn) return;
+  for (int i = m_.first_piece(group_of_rank(rank)); i < m_.end_piece(group_of_rank(rank)); ++i) {
+    Piece& p = piece(i);
+    if (!p.exists || !p.shared_by(rank)) continue;
+    if (m_.bug != Bug::kRetainsWhatNobodyKnows) forget_retained(p);
+    p.hashed = false;
+  }
+}
+
+void BrokerSide::retain(Piece& p) {
+  if (p.chunk == 0) return;
+  const std::uint8_t attempt = hashed_by(p);
+  const bool surely = p.saver != 0 && process(p.saver - 1).member &&
+                      !has_saving(process(p.saver - 1)) && attempt != 0;
+  if (!m_.state.retain || !surely || p.sharers[0] != p.saver || p.opened) return give_back(p);
+  if (!effect()) return;
+  Chunk& chunk = m_.state.chunks[std::exchange(p.chunk, std::uint8_t{0}) - 1U];
+  chunk.owner = 0;
+  chunk.attempt = attempt;
+  chunk.saver = p.saver;
+  add_retained(chunk, static_cast<int>(&p - m_.state.pieces.data()));
+  p.row = false;
+}
+
+/// The rank says of what it has hashes now.
+void BrokerSide::stored(int rank, const Message& message) {
+  const int group = group_of_rank(rank);
+  if (rule(machine(group).phase()).answer != RankPhase::kSave ||
+      message.epoch() != machine(group).epoch())
+    return;
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
+    if (has(message.pieces, i) && piece(i).chunk != 0 && piece(i).saver == rank + 1)
+      piece(i).hashed = true;
 }
 
 bool BrokerSide::can_be_released(const Piece& p) const {
@@ -169,11 +281,13 @@ void BrokerSide::act(int group, const action::Save& save) {
   if (it.in_waves) choose_wave(group);
   std::array<Message, kMostRanks> messages{};
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
-    const Piece& p = piece(i);
+    Piece& p = piece(i);
     if (!p.exists || p.on_device == 0 || p.chunk == 0 || (it.in_waves && !has(it.wave, i)))
       continue;
     Message& message = messages[at(p.keeper())];
+    p.sent = true;
     set_bit(message.pieces, i);
+    message.since[at(i % kPiecesEach)] = p.since;
     message.place[at(i % kPiecesEach)] = p.chunk;
   }
   for (int rank = m_.first_rank(group); rank < m_.end_rank(group); ++rank) {
@@ -384,10 +498,12 @@ void BrokerSide::act(int group, const action::Arrived& arrived) {
     Piece& p = piece(i);
     const bool back = arrived.loaded && arrived.what.takes({p.tag});
     if (!p.exists || p.on_device == 0 || (p.paused && !back)) continue;
-    if (m_.bug != Bug::kKeepsChunks) give_back(p);
+    if (m_.bug != Bug::kKeepsChunks) retain(p);
     if (p.row && !effect()) continue;
     p.saver = 0;
-    p.paused = p.stayed = p.row = p.leaves = false;
+    p.paused = p.stayed = p.row = p.leaves = p.sent = p.hashed = false;
+    p.since = 0;
+    if (m_.bug != Bug::kComparesWithAnotherPlace) p.attempt = 0;
   }
 }
 
@@ -417,6 +533,7 @@ void BrokerSide::act(int group, const action::Finished& finished) {
 }
 
 void BrokerSide::give_back(Piece& p) {
+  forget_retained(p);
   if (p.chunk == 0 || !effect()) return;
   free_chunk(p);
   p.row = false;
@@ -427,7 +544,11 @@ void BrokerSide::free_chunk(Piece& p) {
   Chunk& chunk = m_.state.chunks[std::exchange(p.chunk, std::uint8_t{0}) - 1U];
   const bool may_write = p.saver != 0 && process(p.saver - 1).member &&
                          has_saving(process(p.saver - 1)) && m_.bug != Bug::kGivesChunksBackAtOnce;
-  chunk = {};
+  // Whoever may write to it finds it as it is.
+  if (m_.state.retain && may_write)
+    chunk.owner = 0;
+  else
+    chunk = {};
   if (may_write) chunk.limbo = p.saver;
 }
 
@@ -586,12 +707,21 @@ void BrokerSide::answered(int rank, const Message& message) {
       if (before || this_one) saving = 0;
     }
     if (p.saving == decltype(p.saving){}) free_limbo(rank);
+    if (phase == RankPhase::kSave && !message.undo) stored(rank, message);
     Job& it = job(group_of_rank(rank));
     if (it.pause && phase == RankPhase::kSave && message.undo &&
         epoch == machine(group_of_rank(rank)).epoch())
-      it.failed_savers = u8(it.failed_savers | 1U << (rank % kRanksEach));
+      save_failed(rank);
   }
   tell_answer(rank, message);
+}
+
+void BrokerSide::save_failed(int rank) {
+  const int group = group_of_rank(rank);
+  Job& it = job(group);
+  it.failed_savers = u8(it.failed_savers | 1U << (rank % kRanksEach));
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
+    if (piece(i).saver == rank + 1 && piece(i).sent) piece(i).hashed = false;
 }
 
 void BrokerSide::tell_answer(int rank, const Message& message) {
@@ -615,6 +745,7 @@ void BrokerSide::let_go(int rank, int index) {
   if (p.maker == rank + 1) p.maker = 0;
   clear_bit(process(rank).holds, index);
   if (p.held() || !effect()) return;
+  forget_retained(p);
   free_chunk(p);
   p = {};
 }
@@ -633,6 +764,7 @@ bool BrokerSide::shares(int rank) {
 void BrokerSide::gone(int rank) {
   Process& p = process(rank);
   p.out.clear();
+  may_have_written(rank);
   if (!p.lives || !shares(rank)) return remove(rank);
   p.lost = true;
   machine(group_of_rank(rank)).lose(id_of(rank), now(group_of_rank(rank)));
@@ -659,6 +791,10 @@ void BrokerSide::remove(int rank) {
     }
     p.saving = {};
   }
+  for (Chunk& chunk : m_.state.chunks)
+    if (chunk.retained != 0 && chunk.saver == rank + 1 &&
+        m_.bug != Bug::kRetainsWhatNobodyKnows)
+      forget_retained(chunk);
   if (!p.lives) free_limbo(rank);
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
     if (piece(i).shared_by(rank)) let_go(rank, i);

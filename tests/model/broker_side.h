@@ -82,6 +82,24 @@ class BrokerSide {
   bool can_be_released(const Piece& piece) const;
   void choose_wave(int group);
   void give_back(Piece& piece);
+  /// As give_back(), of a piece that stays: its bytes stay where they are while nobody needs their
+  /// place.
+  void retain(Piece& piece);
+  /// Of what it shares, while others have hashed and copied: a program whose session has ended runs
+  /// on before the broker knows of it.
+  void may_have_written(int rank);
+  void forget_retained(Chunk& chunk);
+  void forget_retained(const Piece& piece);
+  /// What is retained of it; null: nothing.
+  Chunk* retained(const Piece& piece);
+  std::uint8_t hashed_by(const Piece& piece) const;
+  void add_retained(Chunk& chunk, int piece);
+  void take_retained(Chunk& chunk);
+  bool is_free(const Chunk& chunk) const;
+  /// Takes from what is retained, the oldest first.
+  bool make_space(std::size_t chunks);
+  void save_failed(int rank);
+  void stored(int rank, const Message& message);
   void free_chunk(Piece& piece);
   void free_limbo(int rank);
   void create_slice(int group);

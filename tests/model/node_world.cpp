@@ -34,6 +34,7 @@ NodeWorld::NodeWorld(const Scenario& scenario, int faults, Bug bug)
   }
   for (const PieceOf& piece : scenario.pieces) add_piece(piece);
   m_.state.chunk_count = scenario.chunks != 0 ? u8(scenario.chunks) : u8(scenario.pieces.size());
+  m_.state.retain = scenario.retain;
   pause_first();
   m_.state.faults = u8(faults);
   m_.state.joins = u8(scenario.joins);
@@ -267,6 +268,7 @@ void NodeWorld::frees(Process& p, std::uint8_t of) {
   p.maps[message.place[0]] = 0;
   clear_bit(p.brought, message.place[0]);
   clear_bit(p.holds, message.place[0]);
+  p.hashes[message.place[0]] = {};
   p.out.push(message);
 }
 

@@ -42,7 +42,10 @@ void Processes::answer(int rank, Kind kind, const Message& to, bool failed) {
 void Processes::save(int rank, const Message& message) {
   Process& p = m_.state.ranks[at(rank)];
   const bool failed = m_.fault("it cannot save");
-  bool copied = !failed;
+  // Where it has overwritten some of what was there.
+  const bool half = m_.state.retain && !failed && m_.fault("it saves some of it");
+  bool copied = !failed && !half;
+  std::array<Hashes, kPiecesEach> taken{};
   for (int i = 0; i < kPiecesEach && !failed; ++i) {
     if ((message.pieces & bit_of(i)) == 0) continue;
     const std::uint8_t from = p.maps[at(i)];
@@ -55,10 +58,36 @@ void Processes::save(int rank, const Message& message) {
       continue;
     }
     if (m_.bug == Bug::kAnswersBeforeItSaves) continue;
-    chunk.bytes = piece(rank, i).bytes[from];
+    const Hashes before = {message.since[at(i)], message.place[at(i)]};
+    const bool known = before.attempt != 0 && p.hashes[at(i)] == before;
+    // Some of it is as it was, and is skipped. It must be there indeed.
+    const bool there = chunk.of == index + 1 && chunk.version == before.attempt && !chunk.torn;
+    const bool good = !half && (!known || there);
+    const bool kept = half && m_.bug == Bug::kKeepsHashesOfAFailedSave;
+    if (!kept) p.hashes[at(i)] = {};
+    taken[at(i)] = {message.attempt, message.place[at(i)]};
+    chunk.bytes = good ? piece(rank, i).bytes[from] : Bytes::kWrong;
     chunk.of = static_cast<std::uint8_t>(index + 1);
+    if (!m_.state.retain) continue;
+    chunk.version = half ? std::uint8_t{0} : message.attempt;
+    chunk.torn = !good || others_may_write(rank, i);
   }
   answer(rank, Kind::kSaved, message, !copied);
+  if (!m_.state.retain || !copied || m_.fault("it has hashes of nothing")) return;
+  for (std::size_t i = 0; i < kPiecesEach; ++i)
+    if (taken[i].attempt != 0) p.hashes[i] = taken[i];
+  p.out.messages[at(p.out.count - 1)].pieces = message.pieces;  // their hashes have been taken
+}
+
+/// A program whose session has ended runs on.
+bool Processes::others_may_write(int rank, int i) const {
+  const int group = group_of_rank(rank);
+  for (int other = m_.first_rank(group); other < m_.end_rank(group); ++other) {
+    const Process& q = m_.state.ranks[at(other)];
+    const bool has_it = q.lives && q.maps[at(i)] == m_.state.ranks[at(rank)].maps[at(i)];
+    if (other != rank && has_it && q.gate == Gate::kOpen) return true;
+  }
+  return false;
 }
 
 void Processes::release(int rank, const Message& message) {
@@ -141,12 +170,14 @@ void Processes::die(int rank) {
   p.over = true;
   p.gate = Gate::kShut;
   p.maps = {};
+  p.hashes = {};
   p.in.clear();
 }
 
 void Processes::sees_end(int rank) {
   Process& p = m_.state.ranks[at(rank)];
   p.connected = false;
+  p.hashes = {};
   p.in.clear();
   if (p.paused) {
     p.gate = Gate::kFails;

@@ -20,6 +20,7 @@ class Processes {
 
  private:
   void save(int rank, const Message& message);
+  bool others_may_write(int rank, int i) const;
   void release(int rank, const Message& message);
   void make(int rank, const Message& message);
   void bring(int rank, const Message& message);

@@ -8,6 +8,7 @@ void Promises::always() {
   bytes_are_safe();
   programs_run_in_turns();
   chunks_add_up();
+  if (m_.state.retain) hashes_are_of_saved_bytes();
   for (int group = 0; group < m_.scenario.groups; ++group) {
     const Group& machine = *m_.groups[at(group)];
     const bool waits = standing_of(machine).under_way.has_value();  // for ranks to come back
@@ -60,6 +61,7 @@ void Promises::programs_run_in_turns() {
 void Promises::chunks_add_up() {
   for (std::size_t i = 0; i < m_.state.chunk_count; ++i) {
     const Chunk& chunk = m_.state.chunks[i];
+    if (chunk.retained != 0) what_is_retained(chunk);
     if (chunk.owner == 0) continue;
     if (m_.state.pieces[chunk.owner - 1U].chunk != i + 1)
       m_.breaks("every place in the pool that is taken is some memory's");
@@ -69,6 +71,36 @@ void Promises::chunks_add_up() {
     if (piece.chunk != 0 && m_.state.chunks[piece.chunk - 1U].owner != i + 1)
       m_.breaks("what has a place in the pool has it for itself");
   }
+}
+
+void Promises::what_is_retained(const Chunk& chunk) {
+  if (chunk.owner != 0 || chunk.limbo != 0)
+    m_.breaks("a place in the pool with retained bytes is nobody's");
+  const Piece& piece = m_.state.pieces[chunk.retained - 1U];
+  if (!piece.exists || piece.chunk != 0)
+    m_.breaks("nothing is retained of what has gone or has been saved again");
+  if (chunk.of != chunk.retained || chunk.version != chunk.attempt || chunk.version == 0)
+    m_.breaks("what is retained is what its pause has saved");
+  if (!m_.state.ranks[chunk.saver - 1U].member)
+    m_.breaks("nothing is retained that only a rank that has gone has hashes of");
+  // A session has ended, and the broker does not know it yet: no pause can save before it does.
+  const auto ended = [this](std::uint8_t sharer) {
+    return sharer != 0 && m_.state.ranks[sharer - 1U].over && !m_.state.ranks[sharer - 1U].lost;
+  };
+  if (chunk.torn && std::none_of(piece.sharers.begin(), piece.sharers.end(), ended))
+    m_.breaks("nothing is retained that somebody may have changed while it was saved");
+}
+
+void Promises::hashes_are_of_saved_bytes() {
+  for (int rank = 0; rank < kMostRanks; ++rank)
+    for (int i = 0; i < kPiecesEach; ++i) {
+      const Hashes& hashes = m_.state.ranks[at(rank)].hashes[at(i)];
+      if (hashes.attempt == 0) continue;
+      const Chunk& chunk = m_.state.chunks[hashes.place - 1U];
+      const int index = m_.first_piece(group_of_rank(rank)) + i;
+      if (chunk.of == index + 1 && chunk.version != hashes.attempt)
+        m_.breaks("a rank has no hashes of what it has overwritten since");
+    }
 }
 
 void Promises::no_return(int group) {

@@ -25,6 +25,8 @@ class Promises {
   void bytes_are_safe();
   void programs_run_in_turns();
   void chunks_add_up();
+  void what_is_retained(const Chunk& chunk);
+  void hashes_are_of_saved_bytes();
   void whole_group(int group);
 
   Model& m_;

@@ -36,6 +36,7 @@ struct Scenario {
   std::vector<int> paused = {};  // groups that are, when it begins
   std::vector<Request> script;   // one after another; what is refused is passed over
   int chunks = 0;                // of the pool, each for one piece; 0: one for each
+  bool retain = false;           // a resume leaves saved bytes in free space of the pool
   bool duplex = true;
   bool waves = false;  // a swap leaves in waves, a piece of each keeper at a time
   int space = -1;      // pieces that may come in before the others have left; -1: all
@@ -83,6 +84,13 @@ enum class Bug : std::uint8_t {
   kTakesWhatIsUnloaded,
   kLeavesWhatIsPaused,
   kForgetsTransactions,
+  kKeepsHashesOfAFailedSave,
+  kKeepsSince,
+  kRetainsWhatIsNotSaved,
+  kRetainsWhatWasTorn,
+  kRetainsWhatNobodyKnows,
+  kTakesRetainedSpace,
+  kComparesWithAnotherPlace,
 };
 
 struct Mutation {

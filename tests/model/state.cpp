@@ -3,7 +3,7 @@
 namespace amem::model {
 namespace {
 
-void add_queue(const Queue& queue, Digest& digest) {
+void add_queue(const Queue& queue, bool retain, Digest& digest) {
   digest.add(queue.count);
   for (std::size_t i = 0; i < queue.count; ++i) {
     const Message& m = queue.messages[i];
@@ -11,10 +11,11 @@ void add_queue(const Queue& queue, Digest& digest) {
                (m.undo ? 1 : 0));
     for (const std::uint8_t part : {m.attempt, m.wave, m.pieces, m.loads}) digest.add(part);
     digest.add_all(m.place);
+    if (retain) digest.add_all(m.since);
   }
 }
 
-void add_process(const Process& p, Digest& digest) {
+void add_process(const Process& p, bool retain, Digest& digest) {
   unsigned flags = 0;
   for (const bool flag : {p.lives, p.connected, p.over, p.member, p.lost, p.expected, p.paused,
                           p.rests, p.copy_failed, p.map_failed, p.asks_resume && p.asked > 0})
@@ -26,17 +27,23 @@ void add_process(const Process& p, Digest& digest) {
   digest.add(p.asked);
   digest.add_all(p.maps);
   digest.add_all(p.saving);
-  add_queue(p.in, digest);
-  add_queue(p.out, digest);
+  add_queue(p.in, retain, digest);
+  add_queue(p.out, retain, digest);
+  if (!retain) return;
+  for (const Hashes& hashes : p.hashes)
+    digest.add(hashes.attempt + 64U * hashes.place);
 }
 
-void add_piece(const Piece& p, Digest& digest) {
+void add_piece(const Piece& p, bool retain, Digest& digest) {
   digest.add((p.exists ? 1U : 0U) | (p.paused ? 2U : 0U) | (p.stayed ? 4U : 0U) |
              (p.opened ? 8U : 0U));
   digest.add_all(p.sharers);
   for (const std::uint8_t part : {p.on_device, p.chunk, p.saver, p.loader, p.maker})
     digest.add(part);
   digest.add_all(p.bytes);
+  if (!retain) return;
+  for (const std::uint8_t part : {p.attempt, p.since}) digest.add(part);
+  digest.add((p.sent ? 1U : 0U) | (p.hashed ? 2U : 0U));
 }
 
 void add_job(const Job& job, Digest& digest) {
@@ -69,12 +76,16 @@ void add_record(const State& state, Digest& digest) {
 }  // namespace
 
 void add(const State& state, Digest& digest) {
-  for (const Process& process : state.ranks) add_process(process, digest);
-  for (const Piece& piece : state.pieces) add_piece(piece, digest);
+  for (const Process& process : state.ranks) add_process(process, state.retain, digest);
+  for (const Piece& piece : state.pieces) add_piece(piece, state.retain, digest);
   for (std::size_t i = 0; i < state.chunk_count; ++i) {
     const Chunk& chunk = state.chunks[i];
     for (const std::uint8_t part : {chunk.owner, chunk.limbo, chunk.of}) digest.add(part);
     digest.add(static_cast<std::uint64_t>(chunk.bytes));
+    if (!state.retain) continue;
+    for (const std::uint8_t part :
+         {chunk.retained, chunk.attempt, chunk.saver, chunk.age, chunk.version, u8(chunk.torn)})
+      digest.add(part);
   }
   for (const Job& job : state.jobs) add_job(job, digest);
   digest.add_all(state.paused);

@@ -81,6 +81,7 @@ struct Message {
   bool undo = false;        // or failed, of an answer
   bool rests = false;       // of a Release: no step follows before the group is resumed
   std::array<std::uint8_t, kPiecesEach> place{};  // the copy to map, or the chunk, from 1 on
+  std::array<std::uint8_t, kPiecesEach> since{};  // of a Save: whose bytes are there; 0: nobody's
 
   Epoch epoch() const { return {attempt, wave}; }
 };
@@ -98,6 +99,14 @@ struct Queue {
     return first;
   }
   void clear() { *this = {}; }
+};
+
+/// What a rank knows of the bytes that it has saved: their hashes.
+struct Hashes {
+  std::uint8_t attempt = 0;  // of the pause; 0: it has none
+  std::uint8_t place = 0;    // the chunk, from 1 on
+
+  friend bool operator==(const Hashes&, const Hashes&) = default;
 };
 
 enum class Gate : std::uint8_t { kShut, kOpen, kFails };
@@ -119,6 +128,7 @@ struct Process {
   std::array<std::uint8_t, kPiecesEach> maps{};  // which copy; 0: none
   std::uint8_t asked = 0;                        // requests not answered yet
   bool asks_resume = false;                      // these
+  std::array<Hashes, kPiecesEach> hashes{};
   Queue in, out;
   // What the broker keeps of it: Saves that it has not answered, as 16 * attempt + wave.
   std::array<std::uint8_t, 4> saving{};
@@ -140,6 +150,10 @@ struct Piece {
   std::uint8_t chunk = 0;  // from 1 on
   std::uint8_t saver = 0;  // a rank from 1 on
   std::uint8_t loader = 0;
+  std::uint8_t attempt = 0;  // the pause that has taken the chunk
+  std::uint8_t since = 0;    // the chunk has the bytes of this pause, until it is saved; 0: of none
+  bool sent = false;         // the saver has been told to save
+  bool hashed = false;       // it has, and has the hashes
   std::uint8_t maker = 0;  // the keeper from 1 on, where it has made the memory; 0: the broker does
   // What the next broker finds of it besides: in the record its Saved, which is this piece's as it
   // stands, and with the sharer what is on the device.
@@ -163,6 +177,14 @@ struct Chunk {
   std::uint8_t limbo = 0;  // a rank from 1 on that may write to it still
   Bytes bytes = Bytes::kNone;
   std::uint8_t of = 0;  // the piece whose bytes these are
+  // Retained, as the broker knows. Nobody owns it then.
+  std::uint8_t retained = 0;  // a piece from 1 on
+  std::uint8_t attempt = 0;   // the pause whose bytes it has
+  std::uint8_t saver = 0;     // a rank from 1 on
+  std::uint8_t age = 0;       // the oldest has 1
+  // What it has indeed.
+  std::uint8_t version = 0;  // the pause whose bytes these are; 0: of several, or of none
+  bool torn = false;         // not those that were hashed
 };
 
 /// What the broker's side keeps of one group's operation.
@@ -210,6 +232,7 @@ struct State {
   std::array<bool, kMostGroups> erred{};   // the pause that it is in
   bool not_let_go = false;                 // the driver has refused to let go of memory
   std::uint8_t chunk_count = 0;
+  bool retain = false;                  // the scenario's
   std::array<Time, kMostGroups> now{};  // each group's own: deadlines pass in every order
   std::uint8_t faults = 0;              // that may still happen
   std::uint8_t joins = 0;               // likewise
