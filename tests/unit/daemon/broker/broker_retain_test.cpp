@@ -199,6 +199,17 @@ TEST_F(BrokerRetainTest, TheyGoWithTheRankThatHasTheHashes) {
   EXPECT_EQ(retained(), 0U);
 }
 
+TEST_F(BrokerRetainTest, WhatAProcessWithoutASessionSharesIsCopiedAgain) {
+  const std::uint64_t shared = cycle_of(a, "train", 4 * kMiB);
+  a.create(gpu(0), 2 * kMiB, "weights");
+  join(b, "train", 1);
+  b.share(a, shared);
+  cycle();
+  EXPECT_EQ(retained(), 6 * kMiB);
+  b.lose_session();  // its program runs on, and may write while a pause compares
+  ASSERT_TRUE(eventually([&] { return retained() == 2 * kMiB; }));
+}
+
 TEST_F(BrokerRetainTest, PausesOfATagLeaveThoseOfOthers) {
   cycle_of(a, "train", 4 * kMiB);
   a.create(gpu(0), 2 * kMiB, "cache");
