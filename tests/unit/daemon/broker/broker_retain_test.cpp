@@ -199,15 +199,29 @@ TEST_F(BrokerRetainTest, TheyGoWithTheRankThatHasTheHashes) {
   EXPECT_EQ(retained(), 0U);
 }
 
-TEST_F(BrokerRetainTest, WhatAProcessWithoutASessionSharesIsCopiedAgain) {
+TEST_F(BrokerRetainTest, WhatARankWithoutASessionMayHaveWrittenIsNotRetained) {
   const std::uint64_t shared = cycle_of(a, "train", 4 * kMiB);
   a.create(gpu(0), 2 * kMiB, "weights");
   join(b, "train", 1);
+  b.hashes = true;
   b.share(a, shared);
+  b.create(gpu(1), 6 * kMiB, "weights");
   cycle();
-  EXPECT_EQ(retained(), 6 * kMiB);
-  b.lose_session();  // its program runs on, and may write while a pause compares
-  ASSERT_TRUE(eventually([&] { return retained() == 2 * kMiB; }));
+  EXPECT_EQ(retained(), 12 * kMiB);
+  b.moods[kSave] = Mood::kSilent;
+  a.received.clear();
+  auto watcher = begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return a.received[kSave] > 0; }));
+  settle();
+  b.lose_session();
+  EXPECT_FALSE(complete(watcher).ok());
+  EXPECT_EQ(retained(), 2 * kMiB) << "of what only the other has";
+  a.saves.clear();
+  b.die();
+  ASSERT_TRUE(eventually([&] { return group().rank_count() == 1; }));
+  cycle();
+  for (const amem_v1_Copy& copy : a.saves) EXPECT_EQ(copy.since == 0, copy.id == shared);
+  EXPECT_TRUE(a.holds(shared, 0x21));
 }
 
 TEST_F(BrokerRetainTest, PausesOfATagLeaveThoseOfOthers) {
