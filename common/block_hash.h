@@ -69,8 +69,8 @@ constexpr uint32_t kThreads = 1024;  // a warp for each block of the group
 constexpr uint32_t kKeyThreads = 256;
 
 /// Adds unit `index` of a block. `key`: the key's units `index`, `index` + 1 and `index` + 2.
-constexpr AMEM_GPU_TOO void add(Sums& sums, const Word128& unit, const Word128& key0, const Word128& key1,
-                                const Word128& key2) {
+constexpr AMEM_GPU_TOO void add(Sums& sums, const Word128& unit, const Word128& key0,
+                                const Word128& key1, const Word128& key2) {
   const uint32_t key[10] = {key0.word[0], key0.word[1], key0.word[2], key0.word[3], key1.word[0],
                             key1.word[1], key1.word[2], key1.word[3], key2.word[0], key2.word[1]};
   for (uint32_t row = 0; row < kRows; ++row) {

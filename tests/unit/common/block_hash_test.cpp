@@ -33,8 +33,7 @@ class BlockHashTest : public testing::Test {
   Hash hash(const Words& block) const {
     Sums sums{};
     for (std::uint32_t unit = 0; unit < block.size() / 4; ++unit)
-      add(sums,
-          {{block[4 * unit], block[4 * unit + 1], block[4 * unit + 2], block[4 * unit + 3]}},
+      add(sums, {{block[4 * unit], block[4 * unit + 1], block[4 * unit + 2], block[4 * unit + 3]}},
           key->unit[unit], key->unit[unit + 1], key->unit[unit + 2]);
     return finish(sums, key->point);
   }

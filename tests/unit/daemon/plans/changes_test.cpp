@@ -9,8 +9,8 @@ namespace {
 
 constexpr std::uint64_t kBytes = 1 << 20;
 
-/// Which of so many pauses take hashes, when that share of the bytes never changes. A pause compares
-/// where the one before has taken hashes.
+/// Which of so many pauses take hashes, when that share of the bytes never changes. A pause
+/// compares where the one before has taken hashes.
 std::vector<int> hashed(int pauses, std::uint64_t unchanged) {
   TagChanges changes;
   std::vector<int> which;

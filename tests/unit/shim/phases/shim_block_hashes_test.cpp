@@ -1,9 +1,9 @@
-#include "shim/phases/block_hashes.h"
-
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <vector>
+
+#include "shim/phases/block_hashes.h"
 
 namespace amem::shim {
 namespace {
