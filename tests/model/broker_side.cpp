@@ -792,8 +792,7 @@ void BrokerSide::remove(int rank) {
     p.saving = {};
   }
   for (Chunk& chunk : m_.state.chunks)
-    if (chunk.retained != 0 && chunk.saver == rank + 1 &&
-        m_.bug != Bug::kRetainsWhatNobodyKnows)
+    if (chunk.retained != 0 && chunk.saver == rank + 1 && m_.bug != Bug::kRetainsWhatNobodyKnows)
       forget_retained(chunk);
   if (!p.lives) free_limbo(rank);
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)

@@ -30,8 +30,7 @@ void add_process(const Process& p, bool retain, Digest& digest) {
   add_queue(p.in, retain, digest);
   add_queue(p.out, retain, digest);
   if (!retain) return;
-  for (const Hashes& hashes : p.hashes)
-    digest.add(hashes.attempt + 64U * hashes.place);
+  for (const Hashes& hashes : p.hashes) digest.add(hashes.attempt + 64U * hashes.place);
 }
 
 void add_piece(const Piece& p, bool retain, Digest& digest) {
