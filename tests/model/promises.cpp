@@ -75,7 +75,7 @@ void Promises::chunks_add_up() {
 
 void Promises::what_is_retained(const Chunk& chunk) {
   if (chunk.owner != 0 || chunk.limbo != 0)
-    m_.breaks("a place in the pool with retained bytes is nobody's");
+    return m_.breaks("a place in the pool with retained bytes is nobody's");
   const Piece& piece = m_.state.pieces[chunk.retained - 1U];
   if (!piece.exists || piece.chunk != 0)
     m_.breaks("nothing is retained of what has gone or has been saved again");
