@@ -130,6 +130,32 @@ TEST_F(BrokerMeasureTest, WhatNoSegmentHasSpaceForIsSavedInPieces) {
   EXPECT_TRUE(a.holds(id, 0x21));
 }
 
+TEST_F(BrokerMeasureTest, EachSectionOfAMessageHasItsOwnMasks) {
+  const std::uint64_t zeros = make_large();
+  const std::uint64_t full = a.create(gpu(0), 4 * kMiB, "weights");
+  a.moods[kMeasure] = Mood::kSilent;
+  auto watcher = begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return a.received[kMeasure] == 1; }));
+  constexpr std::uint32_t kZeros = sparse::groups(2 * kPool);
+  constexpr std::uint32_t kFull = sparse::groups(4 * kMiB);
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_measured_tag;
+  amem_v1_Measured& told = message.body.measured;
+  told.epoch = a.epoch;
+  told.sections_count = 2;
+  told.sections[0] = {zeros, 0, kZeros};
+  told.sections[1] = {full, 0, kFull};
+  told.masks_count = kZeros + kFull;
+  std::fill_n(told.masks + kZeros, kFull, ~0U);
+  a.send(message);
+  a.done(RankPhase::kMeasure, a.epoch);
+  const Status paused = complete(watcher);
+  ASSERT_TRUE(paused.ok()) << paused.text();
+  ASSERT_EQ(a.saves.size(), 2U);
+  for (const amem_v1_Copy& save : a.saves)
+    EXPECT_EQ(save.stored, save.id == zeros ? 2 * kMiB : 0U) << "0: it gets its whole length";
+}
+
 TEST_F(BrokerMeasureTest, AFailureOrADeathCallsThePauseOff) {
   make_large();
   join(b, "train", 1);
