@@ -261,6 +261,19 @@ TEST_F(BrokerTest, WrongStatesAreRefused) {
   EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
 }
 
+TEST_F(BrokerTest, WhatIsRefusedHasNoNumber) {
+  two_sharing();
+  auto watcher = std::make_shared<Watcher>();
+  const std::uint64_t number = on_loop([&] {
+    broker->operations().take_no_more({Code::kUnavailable, "amemd is about to end"});
+    return broker->start_operation(Caller{}, Operation::kPause, {"train"}, {}, watcher);
+  });
+  EXPECT_EQ(number, 0U);
+  EXPECT_EQ(watcher->status().code(), Code::kUnavailable);
+  EXPECT_EQ(watcher->status().text(), "amemd is about to end");
+  EXPECT_EQ(group().state(), kRunning);
+}
+
 TEST_F(BrokerTest, NothingIsServedWhilePaused) {
   two_sharing();
   ASSERT_TRUE(pause().ok());

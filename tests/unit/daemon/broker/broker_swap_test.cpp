@@ -300,6 +300,28 @@ TEST_F(InTurnTest, AFailedResumeLeavesBothPaused) {
   expect_usable();
 }
 
+// Its end is noticed while the two begin: the other is called off only after it has begun.
+TEST_F(InTurnTest, OneOfASetThatHasEndedInTheMeantimeTakesTheOtherBack) {
+  Group evaluation{"evaluation", {}, 50};
+  make(c, evaluation, 10 * kMiB, 3);
+  ASSERT_TRUE(pause("evaluation").ok());
+  make_both(10 * kMiB, 10 * kMiB);
+  a.moods[kSave] = Mood::kLate;
+  auto watcher = begin_swap(std::vector<std::string>{"train"}, {"rollout", "evaluation"});
+  ASSERT_TRUE(eventually([&] { return a.received[kSave] > 0; }));
+  b.die();
+  ASSERT_TRUE(eventually([&] { return status().groups_size() == 2; }));
+  a.catch_up();
+  const Status swapped = complete(watcher);
+  EXPECT_EQ(swapped.code(), Code::kAborted);
+  EXPECT_NE(swapped.text().find("group 'rollout' has ended in the meantime"), std::string::npos)
+      << swapped.text();
+  EXPECT_EQ(group("train").state(), kPaused);
+  EXPECT_EQ(group("evaluation").state(), kPaused);
+  EXPECT_TRUE(resume("evaluation").ok());
+  expect_intact(c, evaluation);
+}
+
 TEST_F(SwapTest, WhatTheSwapDropsComesBackZeroedAndTheRestIntact) {
   make_both(10 * kMiB, 10 * kMiB);
   const std::uint64_t cache = a.create(gpu(0), 4 * kMiB, "kv_cache");

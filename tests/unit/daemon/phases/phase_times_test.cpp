@@ -191,5 +191,16 @@ TEST(CostMeterTest, ChargesWhatIsUnderWay) {
   EXPECT_EQ(again[0].broker, Duration::zero()) << "counted once";
 }
 
+TEST(CostMeterTest, ChargesTheLastOfTwoEntriesOfAPhase) {
+  CostMeter meter;
+  meter.enter(1, Phase::kSave);
+  burn(milliseconds(5));
+  meter.enter(1, Phase::kNone);
+  std::vector<PhaseTime> times = {{Phase::kSave, {}}, {Phase::kSave, {}}};
+  meter.take(1, times);
+  EXPECT_EQ(times[0].broker, Duration::zero());
+  EXPECT_GE(times[1].broker, milliseconds(5));
+}
+
 }  // namespace
 }  // namespace amem
