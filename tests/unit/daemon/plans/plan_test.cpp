@@ -43,8 +43,7 @@ TEST_F(PlanTest, ARefusalSaysWhichTagsTheGroupHas) {
   const Task task(Operation::kPause, Selection{{"weights"}});
   const Status nothing = check_tags(table, kOwnGroup, task);
   EXPECT_EQ(nothing.code(), Code::kNotFound);
-  EXPECT_EQ(nothing.text(),
-            "the group has no memory of tag 'weights'; it has no memory at all");
+  EXPECT_EQ(nothing.text(), "the group has no memory of tag 'weights'; it has no memory at all");
   make({1}, 100, "kv_cache");
   const Status others = check_tags(table, kOwnGroup, task);
   EXPECT_EQ(others.code(), Code::kNotFound);
