@@ -70,18 +70,11 @@ void BlockHasher::prepare(int ordinal) {
 CUresult BlockHasher::make(int ordinal, Device& device) {
   LocalDevices::Use use(devices_, ordinal);
   if (use.result() != CUDA_SUCCESS) return use.result();
-  int same_pointers = 0;
-  CUresult r = driver_.cuDeviceGetAttribute_(
-      &same_pointers, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, ordinal);
-  if (r == CUDA_SUCCESS && same_pointers == 0) r = CUDA_ERROR_NOT_SUPPORTED;
-  if (r == CUDA_SUCCESS) r = driver_.cuModuleLoadData_(&device.module, kBlockHashPtx);
   const std::pair<CUfunction*, const char*> kernels[] = {
       {&device.key, block_hash::kKeyKernel},
       {&device.hash, block_hash::kHashKernel},
       {&device.compare, block_hash::kCompareKernel}};
-  for (const auto& [function, name] : kernels)
-    if (r == CUDA_SUCCESS) r = driver_.cuModuleGetFunction_(function, device.module, name);
-  if (r == CUDA_SUCCESS) r = driver_.cuStreamCreate_(&device.stream, CU_STREAM_NON_BLOCKING);
+  CUresult r = load_kernels(driver_, ordinal, kBlockHashPtx, kernels, device.kernels);
   constexpr std::uint64_t kTable = kSpace * kGroupBytes;
   if (r == CUDA_SUCCESS) r = device.table.make(driver_, kTable + kTrialBytes + sizeof(Key));
   if (r == CUDA_SUCCESS) {
@@ -94,7 +87,7 @@ CUresult BlockHasher::make(int ordinal, Device& device) {
     void* parameters[] = {&set};
     if (r == CUDA_SUCCESS)
       r = driver_.cuLaunchKernel_(device.key, 1, 1, 1, block_hash::kKeyThreads, 1, 1, 0,
-                                  device.stream, parameters, nullptr);
+                                  device.kernels.stream, parameters, nullptr);
     // A driver may load a kernel only when it is launched, which must not be in a pause. So each
     // runs once. Nobody waits: the program's own kernels may keep them waiting.
     Listed once;
@@ -104,13 +97,12 @@ CUresult BlockHasher::make(int ordinal, Device& device) {
     once.piece.pool = once.piece.address + sparse::kUnit;
     for (const CUfunction function : {device.hash, device.compare})
       if (r == CUDA_SUCCESS)
-        r = launch_groups(driver_, {function, block_hash::kThreads}, device.stream, trial,
+        r = launch_groups(driver_, {function, block_hash::kThreads}, device.kernels.stream, trial,
                           std::span(&once, 1));
   }
   if (r == CUDA_SUCCESS) return CUDA_SUCCESS;
-  if (device.stream != nullptr) devices_.wait(ordinal, device.stream);
-  if (device.stream != nullptr) driver_.cuStreamDestroy_(device.stream);
-  if (device.module != nullptr) driver_.cuModuleUnload_(device.module);
+  if (device.kernels.stream != nullptr) devices_.wait(ordinal, device.kernels.stream);
+  unload_kernels(driver_, device.kernels);
   return r;
 }
 
@@ -195,7 +187,7 @@ Status BlockHasher::run(CUfunction Device::*kernel, std::span<const Piece> piece
       LocalDevices::Use use(devices_, ordinal);
       CUresult r = use.result();
       if (r == CUDA_SUCCESS)
-        r = launch_groups(driver_, {device.*kernel, block_hash::kThreads}, device.stream,
+        r = launch_groups(driver_, {device.*kernel, block_hash::kThreads}, device.kernels.stream,
                           device.table.get(), listed);
       if (r != CUDA_SUCCESS) return driver_.error(r, "looking for unchanged blocks" + on(ordinal));
     }
@@ -212,7 +204,7 @@ Status BlockHasher::run(CUfunction Device::*kernel, std::span<const Piece> piece
 }
 
 Status BlockHasher::wait(int ordinal, const Device& device) {
-  const CUresult r = devices_.wait(ordinal, device.stream);
+  const CUresult r = devices_.wait(ordinal, device.kernels.stream);
   return r == CUDA_SUCCESS ? Status()
                            : driver_.error(r, "looking for unchanged blocks" + on(ordinal));
 }

@@ -51,8 +51,7 @@ class BlockHasher {
   static constexpr std::uint32_t kSpace = 8192;
 
   struct Device {
-    CUstream stream = nullptr;
-    CUmodule module = nullptr;
+    LoadedKernels kernels;
     CUfunction key = nullptr;
     CUfunction hash = nullptr;
     CUfunction compare = nullptr;

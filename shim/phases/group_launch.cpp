@@ -6,6 +6,26 @@
 
 namespace amem::shim {
 
+CUresult load_kernels(const Driver& driver, int device, const char* ptx,
+                      std::span<const std::pair<CUfunction*, const char*>> functions,
+                      LoadedKernels& kernels) {
+  // Kernels and this process use the same addresses of the tables.
+  int same_pointers = 0;
+  CUresult r = driver.cuDeviceGetAttribute_(
+      &same_pointers, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, device);
+  if (r == CUDA_SUCCESS && same_pointers == 0) r = CUDA_ERROR_NOT_SUPPORTED;
+  if (r == CUDA_SUCCESS) r = driver.cuModuleLoadData_(&kernels.module, ptx);
+  for (const auto& [function, name] : functions)
+    if (r == CUDA_SUCCESS) r = driver.cuModuleGetFunction_(function, kernels.module, name);
+  if (r == CUDA_SUCCESS) r = driver.cuStreamCreate_(&kernels.stream, CU_STREAM_NON_BLOCKING);
+  return r;
+}
+
+void unload_kernels(const Driver& driver, const LoadedKernels& kernels) {
+  if (kernels.stream != nullptr) driver.cuStreamDestroy_(kernels.stream);
+  if (kernels.module != nullptr) driver.cuModuleUnload_(kernels.module);
+}
+
 std::uint32_t entries_of(const Piece& piece) {
   return static_cast<std::uint32_t>(sparse::groups(piece.length));
 }

@@ -1,11 +1,12 @@
-// How kernels that serve groups of blocks are launched (common/sparse.h: Launch): for a list of
-// pieces, in as few launches as a kernel's parameters allow. Service thread only.
+// How the kernels that serve groups of blocks are loaded, and launched (common/sparse.h: Launch)
+// for a list of pieces, in as few launches as a kernel's parameters allow. Service thread only.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "common/driver.h"
 #include "shim/phases/form_copier.h"
@@ -23,6 +24,20 @@ struct GroupKernel {
   unsigned threads = 0;
   unsigned parts = 1;  // thread blocks for each group
 };
+
+/// A module of kernels in a device's context, and the stream on which they run.
+struct LoadedKernels {
+  CUmodule module = nullptr;
+  CUstream stream = nullptr;
+};
+/// Loads PTX, and sets each function to the kernel of this name. After an error, unload_kernels().
+/// REQUIRES: the device's context is current.
+CUresult load_kernels(const Driver& driver, int device, const char* ptx,
+                      std::span<const std::pair<CUfunction*, const char*>> functions,
+                      LoadedKernels& kernels);
+/// Also of what load_kernels() has made before an error. REQUIRES: as load_kernels(); all launches
+/// have ended.
+void unload_kernels(const Driver& driver, const LoadedKernels& kernels);
 
 /// The piece has so many groups.
 std::uint32_t entries_of(const Piece& piece);

@@ -33,7 +33,7 @@ SparseCopier::~SparseCopier() {
 
 /// Its kernels write to its table: they have ended before that goes.
 void SparseCopier::settle(int ordinal, const Device& device) {
-  if (device.stream != nullptr) devices_.wait(ordinal, device.stream);
+  if (device.kernels.stream != nullptr) devices_.wait(ordinal, device.kernels.stream);
 }
 
 void SparseCopier::prepare(int ordinal) {
@@ -55,22 +55,15 @@ void SparseCopier::prepare(int ordinal) {
 CUresult SparseCopier::make(int ordinal, Device& device) {
   LocalDevices::Use use(devices_, ordinal);
   if (use.result() != CUDA_SUCCESS) return use.result();
-  int same_pointers = 0;
   std::size_t memory = 0;
-  CUresult r = driver_.cuDeviceGetAttribute_(
-      &same_pointers, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, ordinal);
-  if (r == CUDA_SUCCESS && same_pointers == 0) r = CUDA_ERROR_NOT_SUPPORTED;
-  if (r == CUDA_SUCCESS) r = driver_.cuDeviceTotalMem_(&memory, ordinal);
-  if (r == CUDA_SUCCESS) r = driver_.cuModuleLoadData_(&device.module, kSparsePtx);
   const std::pair<CUfunction*, const char*> kernels[] = {
       {&device.scan, sparse::kScanKernel},
       {&device.gather, sparse::kGatherKernel},
       {&device.scatter, sparse::kScatterKernel},
       {&device.checksum, sparse::kChecksumKernel},
       {&device.words, sparse::kWordsKernel}};
-  for (const auto& [function, name] : kernels)
-    if (r == CUDA_SUCCESS) r = driver_.cuModuleGetFunction_(function, device.module, name);
-  if (r == CUDA_SUCCESS) r = driver_.cuStreamCreate_(&device.stream, CU_STREAM_NON_BLOCKING);
+  CUresult r = driver_.cuDeviceTotalMem_(&memory, ordinal);
+  if (r == CUDA_SUCCESS) r = load_kernels(driver_, ordinal, kSparsePtx, kernels, device.kernels);
   device.space = static_cast<std::uint32_t>(
       round_up(sparse::groups(memory) + kSpareEntries, sparse::kUnit / sizeof(sparse::Entry)));
   const std::uint64_t bytes = device.space * sizeof(sparse::Entry);
@@ -89,8 +82,7 @@ CUresult SparseCopier::make(int ordinal, Device& device) {
   if (r == CUDA_SUCCESS) r = launch_words(device, 0, 0);
   if (r == CUDA_SUCCESS) return CUDA_SUCCESS;
   settle(ordinal, device);
-  if (device.stream != nullptr) driver_.cuStreamDestroy_(device.stream);
-  if (device.module != nullptr) driver_.cuModuleUnload_(device.module);
+  unload_kernels(driver_, device.kernels);
   return r;
 }
 
@@ -278,7 +270,7 @@ CUresult SparseCopier::launch_words(const Device& device, std::uint32_t first,
   const unsigned thread_blocks =
       std::max(1U, (count + sparse::kWordsThreads - 1) / sparse::kWordsThreads);
   return driver_.cuLaunchKernel_(device.words, thread_blocks, 1, 1, sparse::kWordsThreads, 1, 1, 0,
-                                 device.stream, parameters, nullptr);
+                                 device.kernels.stream, parameters, nullptr);
 }
 
 Status SparseCopier::finish() {
@@ -341,11 +333,11 @@ CUresult SparseCopier::launch_all(Kernel kernel, const Device& device,
                                                            : device.checksum;
   const GroupKernel launched = {function, copies ? sparse::kCopyThreads : sparse::kScanThreads,
                                 copies ? sparse::kCopyParts : 1};
-  return launch_groups(driver_, launched, device.stream, device.table.get(), listed);
+  return launch_groups(driver_, launched, device.kernels.stream, device.table.get(), listed);
 }
 
 Status SparseCopier::wait(int ordinal, const Device& device) {
-  const CUresult r = devices_.wait(ordinal, device.stream);
+  const CUresult r = devices_.wait(ordinal, device.kernels.stream);
   return r == CUDA_SUCCESS ? Status() : driver_.error(r, "sparse copies" + on(ordinal));
 }
 

@@ -74,8 +74,7 @@ class SparseCopier final : public FormCopier {
 
  private:
   struct Device {
-    CUstream stream = nullptr;
-    CUmodule module = nullptr;
+    LoadedKernels kernels;
     CUfunction scan = nullptr;
     CUfunction gather = nullptr;
     CUfunction scatter = nullptr;
