@@ -43,8 +43,13 @@ Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Device
     if (pause.selection.takes(a->tag) && group.discards(*a, pause.discard)) forget_retained(*a);
   std::vector<Allocation*> fresh;
   std::vector<std::pair<Allocation*, RetainedCopy>> again;
+  // Of thousands of allocations each has the same few ranks, and a rank may have many calls.
+  std::set<RankId> gated;
+  for (const RankId id : group.machine.members().ids())
+    if (const Rank* rank = node_.find_rank(id); rank != nullptr && !rank->passes_gates())
+      gated.insert(id);
   for (Allocation* a : kept(group, pause)) {
-    a->saved.hash = hashes(group, *a);
+    a->saved.hash = hashes(group, *a, gated);
     std::optional<RetainedCopy> copy = pool.retained.take(a->id);
     if (copy && a->saved.hash && copy->saver == a->keeper() && measured == nullptr) {
       again.emplace_back(a, std::move(*copy));
@@ -74,13 +79,13 @@ Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Device
 
 /// A driver call that passes no gate may write to memory while it is compared and copied. So the
 /// memory of a rank that makes such calls is copied always.
-bool SavedBytes::hashes(const GroupEntry& group, const Allocation& a) {
+bool SavedBytes::hashes(const GroupEntry& group, const Allocation& a,
+                        const std::set<RankId>& gated) const {
   if (node_.retain == Retain::kOff) return false;
   if (const Form form = node_.form(group, a); form != Form::kAuto && form != Form::kDense)
     return false;
   for (const RankId id : a.sharers)
-    if (const Rank* rank = node_.find_rank(id); rank == nullptr || rank->passes_gates())
-      return false;
+    if (!gated.contains(id)) return false;
   const auto tag = group.changes.find(a.tag);
   return node_.retain == Retain::kAlways || tag == group.changes.end() || tag->second.hashes();
 }
@@ -268,8 +273,11 @@ void SavedBytes::failed(const GroupEntry& group, const Rank& rank, Epoch epoch) 
 }
 
 void SavedBytes::may_have_written(const GroupEntry& group, const Rank& rank) {
+  const Retained& retained = node_.pools.of(group.account).retained;
   for (Allocation* a : node_.allocations.of_group(group.id)) {
-    if (!a->shared_by(rank.id)) continue;
+    const RetainedCopy* const copy = retained.find(a->id);
+    const bool its = copy != nullptr && copy->saver == rank.id;  // nobody else can compare
+    if (!its && !a->shared_by(rank.id)) continue;
     forget_retained(*a);
     for (Stored& piece : a->saved.pieces) piece.hashed = false;
   }
@@ -294,10 +302,6 @@ void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
     if (!a->paused && a->saved.saver == rank.id) give_back(*a);
   }
   may_have_written(group, rank);
-  for (const Allocation* a : node_.allocations.of_group(group.id))
-    if (const RetainedCopy* copy = node_.pool_of(rank).retained.find(a->id);
-        copy != nullptr && copy->saver == rank.id)
-      forget_retained(*a);
   rank.saving.clear();             // nobody writes to what else it has saved
   if (rank.limbo.empty()) return;  // what there is may be of before a restart
   await_end(rank.peer.process, rank.peer.account, std::exchange(rank.limbo, {}),

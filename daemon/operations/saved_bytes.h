@@ -10,6 +10,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,8 @@ class SavedBytes {
 
   /// What this pause must keep.
   std::vector<Allocation*> kept(const GroupEntry& group, const Task& pause);
-  /// Takes extents for all of that: those that it has still from an earlier pause, else where its
-  /// keepers reach the pool if there is space. With
+  /// Takes extents for all of that: retained ones, or else extents that the keepers reach, if there
+  /// is space. With
   /// `measured` no more than that says is needed. kResourceExhausted: the pool is too small,
   /// nothing has changed. kUnavailable, with `measured`: likewise, but what is missing is being
   /// made anew, and it may be asked for again when some of that has come.
@@ -42,8 +43,8 @@ class SavedBytes {
 
   /// The allocation's bytes are not needed in the pool any more.
   void give_back(Allocation& allocation);
-  /// As give_back(), of an allocation that stays: another pause may find that they are still the
-  /// same. They are retained where that can be found out.
+  /// As give_back(), of an allocation that stays. If the saver has hashes of all its bytes, the
+  /// bytes are retained, and the next pause compares with them.
   void retain(Allocation& allocation);
 
   /// The rank has been sent a Save of this epoch.
@@ -86,13 +87,14 @@ class SavedBytes {
   Result<std::vector<TakenSpace>> packed(const GroupEntry& group,
                                          const std::vector<Allocation*>& keep,
                                          const Devices& devices, const Measurement& measured);
-  /// Nobody has to reach another segment because of what is retained: of what lies in those that
-  /// keepers reach so much goes that they have space there.
+  /// Makes space in the segments that the keepers reach, at the cost of retained copies there. So
+  /// retained copies never make a keeper reach another segment.
   static void clear_reached(OwnPool& pool, const std::vector<Allocation*>& keep);
-  /// What is retained of it is free now.
+  /// Frees the retained copy of the allocation.
   void forget_retained(const Allocation& allocation);
-  /// How the pause finds out whether bytes of the tag have changed.
-  bool hashes(const GroupEntry& group, const Allocation& a);
+  /// Whether the pause takes hashes of the allocation. `gated`: the ranks whose calls all pass a
+  /// gate.
+  bool hashes(const GroupEntry& group, const Allocation& a, const std::set<RankId>& gated) const;
   std::map<std::string, std::uint64_t> others_bytes(const GroupEntry& group) const;
   /// Why the pool has no more than it has.
   std::string why_no_larger(const Account& account) const;
