@@ -4,10 +4,8 @@
 // hash with a probability of at most 2^-115 over the choice of the key, whatever they contain:
 //   1. NH (Black et al., UMAC), with 32-bit words and four rows of a Toeplitz key, reduces a block
 //      to four 64-bit sums. Different blocks collide in all four with at most 2^-128.
-//   2. Two polynomials over the integers modulo 2^61 - 1, each with its own key, reduce the 256
-//   bits
-//      to twice 61 bits. Different sums collide in both with at most (8 / (2^61 - 1))^2 <
-//      2^-115.999.
+//   2. Two polynomials modulo 2^61 - 1, each with its own key, reduce these 256 bits to twice 61.
+//      Different sums collide in both with at most (8 / (2^61 - 1))^2 < 2^-115.999.
 // The last block of a piece may be shorter. Only hashes of blocks of one length are compared.
 //
 // Plain constants, structs and pure functions. This header is also compiled for the GPU.

@@ -1,7 +1,7 @@
-// Retained: what an owner's part of the pool still has of bytes that have been loaded again.
+// Retained: copies of loaded bytes that an owner's part of the pool still has.
 //
-// A pause that finds them unchanged need not copy them. Nobody relies on them before that: whoever
-// needs their space takes it, the least recently saved first. So they count as free.
+// A pause does not copy bytes that equal their retained copy. Until then nobody relies on the copy:
+// whoever needs the space takes it, the oldest copy first. So the space counts as free.
 //
 // Pure bookkeeping. Not synchronised: the broker's loop owns it.
 #pragma once

@@ -96,7 +96,7 @@ Status Mover::save(const amem_v1_Copies& copies) {
     piece.form = *form;
     piece.left_out = left_out(piece.id);
     piece.place = at;
-    // What need not be saved is better left out than compared: it changes all the time.
+    // Bytes that need not be saved change all the time: the copiers leave them out.
     piece.hash = copy.hash && piece.left_out == nullptr && hasher_.serves(piece);
     if (known && piece.hash) {
       to_compare_.push_back(piece);

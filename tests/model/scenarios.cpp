@@ -125,7 +125,7 @@ const std::vector<Scenario>& worlds() {
        .chunks = 1,
        .retain = true},
       {.name = "retain-tags",
-       .about = "likewise; one tag leaves and comes back while the group runs",
+       .about = "the same; one tag is paused and resumed while the group runs",
        .pieces = {{0, {0, 1}, 'a'}, {0, {1, 0}, 'b'}},
        .paused = {0},
        .script = {{kResume, {0}},
