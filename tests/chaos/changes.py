@@ -12,37 +12,12 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "integration"))
+from sim_node.flipped import FlippedMemory  # noqa: E402
 from sim_node.node import Build, Node  # noqa: E402
 
 KIB = 1 << 10
 BLOCK = 64 * KIB
 EVERY = 500  # cycles between two comparisons of all bytes
-
-
-class Memory:
-    def __init__(self, node, blocks, size):
-        self.puppet = node.puppet(scope="heap", env={"AMEM_MODULES": "none", "AMEM_LOG": "warning"})
-        self.size = size
-        self.blocks = [self.puppet.ask(f"plain {size}")["id"] for _ in range(blocks)]
-        self.flipped = {block: set() for block in self.blocks}
-        for block in self.blocks:
-            self.puppet.ask(f"fill {block} {block}")
-
-    def change(self, rng):
-        for block in self.blocks:
-            offset = rng.randrange(self.size)
-            self.puppet.ask(f"flip {block} {offset}")
-            self.flipped[block] ^= {offset}
-
-    def verify(self):
-        """Changed once more, all bytes are as they were at first."""
-        for block, offsets in self.flipped.items():
-            listed = sorted(offsets)
-            for _ in range(2):
-                for begin in range(0, len(listed), 100):
-                    self.puppet.ask(f"flip {block} {' '.join(map(str, listed[begin:begin + 100]))}")
-                if _ == 0:
-                    self.puppet.ask(f"verify {block} {block}")
 
 
 def main():
@@ -61,7 +36,7 @@ def main():
     node = Node(Build(build), tempfile.mkdtemp(prefix="amem-changes-", dir="/tmp"))
     try:
         node.start_broker("--log-level", "warning")
-        memory = Memory(node, arguments.blocks, arguments.kib * KIB)
+        memory = FlippedMemory(node, *[arguments.kib * KIB] * arguments.blocks, env={"AMEM_LOG": "warning"})
         broker = amem.Broker(runtime_dir=node.runtime_dir)
         began = time.monotonic()
         for cycle in range(arguments.cycles + 1):
@@ -72,7 +47,8 @@ def main():
             broker.resume("train")
             if cycle % EVERY == 0:
                 memory.verify()
-            memory.change(rng)
+            for block, size in memory.blocks.items():
+                memory.flip(block, rng.randrange(size))
         memory.verify()
         took = time.monotonic() - began
         print(f"seed {arguments.seed}: {arguments.cycles} cycles, {arguments.cycles * arguments.blocks} changed bytes, none missed "

@@ -3,6 +3,7 @@ import random
 
 import pytest
 
+from sim_node.flipped import FlippedMemory as Memory
 from sim_node.node import eventually
 
 KIB = 1 << 10
@@ -37,30 +38,6 @@ def retained(node):
 def cycle(node, group="train"):
     node.ctl("pause", group)
     node.ctl("resume", group)
-
-
-class Memory:
-    """A puppet with blocks of its heap, of which bytes are changed."""
-
-    def __init__(self, node, *sizes, name="puppet", env=None, **options):
-        self.puppet = node.puppet(name, scope="heap", env={"AMEM_MODULES": "none", **(env or {})}, **options)
-        self.blocks = {self.puppet.ask(f"plain {size}")["id"]: size for size in sizes}
-        self.flipped = {each: set() for each in self.blocks}
-        for each in self.blocks:
-            self.puppet.ask(f"fill {each} {each}")
-
-    def flip(self, block, *offsets):
-        self.puppet.ask(f"flip {block} {' '.join(map(str, offsets))}")
-        self.flipped[block] ^= set(offsets)
-
-    def verify(self):
-        """Also that the bytes which were changed have their new values: changed again, they are as before."""
-        for block, offsets in self.flipped.items():
-            for again in range(2):
-                if offsets:
-                    self.puppet.ask(f"flip {block} {' '.join(map(str, sorted(offsets)))}")
-                if not again:
-                    self.puppet.ask(f"verify {block} {block}")
 
 
 def test_a_second_pause_copies_nothing(node):
