@@ -150,7 +150,8 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
                    rank.shim_version);
   events_.publish(&group, "rank_joined", name + " " + program);
   sessions_.send(session_id, welcome_message(seq, rank.id, gate_shut, group.machine.epoch(),
-                                             rank.key, gate_shut ? group.paused_by : ""));
+                                             node_.retain != Retain::kOff, rank.key,
+                                             gate_shut ? group.paused_by : ""));
   node_.pools.enter(rank.peer.account);
   node_.pool_of(rank).reach.join(rank.id, group.id);
   node_.ranks.emplace(rank.id, std::move(rank));
@@ -229,8 +230,8 @@ void Ranks::come_back(SessionId session_id, std::uint64_t seq, const amem_v1_Hel
   session.rank = rank.id;
   session.returning = true;
   session.gate_shut = message.gate_shut;
-  sessions_.send(session_id,
-                 welcome_message(seq, rank.id, message.gate_shut, group.machine.epoch(), rank.key));
+  sessions_.send(session_id, welcome_message(seq, rank.id, message.gate_shut, group.machine.epoch(),
+                                             node_.retain != Retain::kOff, rank.key));
 }
 
 void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {

@@ -89,7 +89,7 @@ Message reply_message(std::uint64_t seq, const Status& status) {
   return message;
 }
 
-Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch,
+Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch, bool hashes,
                         const Token& key, const std::string& paused_by) {
   Message message = reply_message(seq, {});
   message.body.reply.which_result = amem_v1_Reply_welcome_tag;
@@ -97,6 +97,7 @@ Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch ep
   welcome.rank_id = rank;
   welcome.gate_shut = gate_shut;
   welcome.epoch = epoch.attempt;
+  welcome.hashes = hashes;
   set_text(welcome.paused_by, paused_by);
   std::memcpy(welcome.session, key.data(), key.size());
   return message;

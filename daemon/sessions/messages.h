@@ -30,7 +30,7 @@ Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place plac
 Message reply_message(std::uint64_t seq, const Status& status);
 /// `key`: with which the rank may come back to the next broker. `paused_by`: of a gate that is
 /// shut.
-Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch,
+Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch, bool hashes,
                         const Token& key, const std::string& paused_by = {});
 Message created_message(std::uint64_t seq, const Allocation& allocation);
 Message redeemed_message(std::uint64_t seq, const Allocation& allocation, bool guest);

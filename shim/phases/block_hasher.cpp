@@ -60,11 +60,17 @@ BlockHasher::~BlockHasher() {
 void BlockHasher::prepare(int ordinal) {
   if (!tried_.insert(ordinal).second) return;
   Device device;
-  if (const CUresult r = make(ordinal, device); r == CUDA_SUCCESS)
+  const CUresult r = make(ordinal, device);
+  if (r == CUDA_SUCCESS) {
     ready_[ordinal] = std::move(device);
-  else
+    return;
+  }
+  const bool no_memory = r == CUDA_ERROR_OUT_OF_MEMORY;
+  if (no_memory) no_memory_.insert(ordinal);
+  if (!std::exchange(told_, true))
     log_info(driver_.error(r, "the kernels that find unchanged blocks" + on(ordinal)).text() +
-             "; each pause copies all bytes that it keeps");
+             "; each pause copies all bytes that it keeps" +
+             (no_memory ? ", until there is space for them" : ""));
 }
 
 CUresult BlockHasher::make(int ordinal, Device& device) {

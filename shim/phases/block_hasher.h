@@ -12,6 +12,7 @@
 #include <map>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "common/block_hash.h"
@@ -31,10 +32,19 @@ class BlockHasher {
   BlockHasher(const Driver& driver, LocalDevices& devices) : driver_(driver), devices_(devices) {}
   ~BlockHasher();
 
-  /// Loads the kernels and makes what they need, once. REQUIRES: the device is in use.
+  /// Loads the kernels and makes what they need, once. Where there is no memory for that, it is
+  /// tried again in the next phase. REQUIRES: the device is in use.
   void prepare(int device);
+  /// Ends the phase.
+  void finish() {
+    for (const int device : std::exchange(no_memory_, {})) tried_.erase(device);
+  }
   /// The program has reset this device: all of it went with the context.
-  void forget(int device) { ready_.erase(device), tried_.erase(device); }
+  void forget(int device) {
+    ready_.erase(device);
+    tried_.erase(device);
+    no_memory_.erase(device);
+  }
 
   bool serves(const Piece& piece) const;
   /// The hashes of the pieces' blocks as they are now, in order, and waits for that.
@@ -74,7 +84,9 @@ class BlockHasher {
 
   const Driver& driver_;
   LocalDevices& devices_;
-  std::set<int> tried_;  // what prepare() need not try again
+  std::set<int> tried_;      // what prepare() need not try again
+  std::set<int> no_memory_;  // of these, in this phase
+  bool told_ = false;        // of what could not be had
   std::map<int, Device> ready_;
 };
 

@@ -19,9 +19,9 @@ Status unknown_form(const amem_v1_Copy& copy) {
 
 }  // namespace
 
-Status Mover::prepare(int device) {
+Status Mover::prepare(int device, bool hashes) {
   for (const auto& [form, copier] : copiers_.all()) copier->prepare(device);
-  hasher_.prepare(device);
+  if (hashes) hasher_.prepare(device);
   return pool_.prepare(device);
 }
 
@@ -97,6 +97,7 @@ Status Mover::save(const amem_v1_Copies& copies) {
     piece.left_out = left_out(piece.id);
     piece.place = at;
     // Bytes that need not be saved change all the time: the copiers leave them out.
+    if (copy.hash) hasher_.prepare(piece.device);  // the last broker had no use for hashes
     piece.hash = copy.hash && piece.left_out == nullptr && hasher_.serves(piece);
     if (known && piece.hash) {
       to_compare_.push_back(piece);
@@ -182,6 +183,7 @@ Status Mover::wait(const CopyMarks::Follow& follow) {
   for (auto each = copiers_.all().rbegin(); each != copiers_.all().rend(); ++each)
     if (Status s = each->second->finish(); result.ok()) result = s;
   if (result.ok() && options_.verify) result = hasher_.compare(to_compare_);
+  hasher_.finish();
   pool_.settle();
   copies_ = {};
   if (copies_began_) copies_.add(*copies_began_, SteadyClock::now());

@@ -42,7 +42,8 @@ class Mover {
   BlockHashes& hashes() { return hashes_; }
 
   /// From now on copies from and to this device may come: makes what they need.
-  Status prepare(int device);
+  /// `hashes`: pauses may ask for hashes of blocks.
+  Status prepare(int device, bool hashes);
   /// The program has reset this device: what was made in its context has gone.
   void forget(int device);
 

@@ -277,7 +277,7 @@ void Runtime::device_used(int device) {
     prepared_devices_ |= bit;
   }
   session_.run([this, device] {
-    if (Status s = mover_.prepare(device); !s.ok()) log_error(s.text());
+    if (Status s = mover_.prepare(device, session_.welcome().hashes); !s.ok()) log_error(s.text());
   });
 }
 
