@@ -327,8 +327,8 @@ void RankRequests::free(Rank& rank, AllocationId id) {
   GroupEntry& group = node_.group_of(rank);
   const Allocation* a = node_.allocations.find(id);
   const bool guest = a != nullptr && a->opened_by(rank.id);
-  const bool kept = a != nullptr && a->shared_by(rank.id) && a->keeper() == rank.id &&
-                    a->region != RegionPolicy::kDiscard;
+  const bool keeper = a != nullptr && a->shared_by(rank.id) && a->keeper() == rank.id;
+  const bool kept = keeper && a->region != RegionPolicy::kDiscard;
   if (kept) node_.pool_of(rank).reach.let_go(rank.id, means_.devices.numa_node(a->device), a->size);
   if (a != nullptr && a->resident()) rank.freed.insert(a->device);
   Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
@@ -344,7 +344,9 @@ void RankRequests::free(Rank& rank, AllocationId id) {
   if (guest || freed.value().has_value() || a->opened()) operations_.look_at_guests();
   if (guest) return;
   if (freed.value().has_value() || a->group == kNoGroup) return;  // nobody else holds it
-  if (kept) let_reach_pool(*a);  // the next sharer is its keeper now
+  if (keeper)
+    means_.saved.forget_retained(*a);  // the next sharer is its keeper now, without hashes
+  if (kept) let_reach_pool(*a);
   if (const ResumeOperation* resume = operations_.resume_of(group.id)) {
     const auto loader = resume->loaders().find(id);
     if (loader != resume->loaders().end() && loader->second == rank.id) {

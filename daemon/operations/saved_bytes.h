@@ -46,6 +46,8 @@ class SavedBytes {
   /// As give_back(), of an allocation that stays. If the saver has hashes of all its bytes, the
   /// bytes are retained, and the next pause compares with them.
   void retain(Allocation& allocation);
+  /// Frees the retained copy of the allocation, if there is one.
+  void forget_retained(const Allocation& allocation);
 
   /// The rank has been sent a Save of this epoch.
   void sent(Rank& rank, Epoch epoch) { rank.saving.insert(epoch); }
@@ -90,8 +92,6 @@ class SavedBytes {
   /// Makes space in the segments that the keepers reach, at the cost of retained copies there. So
   /// retained copies never make a keeper reach another segment.
   static void clear_reached(OwnPool& pool, const std::vector<Allocation*>& keep);
-  /// Frees the retained copy of the allocation.
-  void forget_retained(const Allocation& allocation);
   /// Whether the pause takes hashes of the allocation. `gated`: the ranks whose calls all pass a
   /// gate.
   bool hashes(const GroupEntry& group, const Allocation& a, const std::set<RankId>& gated) const;

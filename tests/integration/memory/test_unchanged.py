@@ -1,4 +1,5 @@
 """Unchanged blocks: a pause copies only what has changed since the last one, and every byte comes back."""
+import pathlib
 import random
 
 import pytest
@@ -145,6 +146,21 @@ def test_a_freed_block_is_not_retained(node):
     cycle(node)
     memory.verify()
     assert copied(node) == 0
+
+
+def test_what_its_keeper_frees_is_not_retained(node):
+    owner, importer = (node.puppet(name, i, scope="heap") for i, name in enumerate(("owner", "importer")))
+    mine = owner.ask(f"plain {4 * MIB}")["id"]
+    owner.ask(f"fill {mine} 4")
+    theirs = importer.ask(f"open {owner.ask(f'share {mine}')['handle']} 1")["id"]
+    cycle(node)
+    assert retained(node) == 4 * MIB
+    owner.ask(f"free {mine}")
+    eventually(lambda: retained(node) == 0, what="the broker forgets what the owner had saved")
+    for expected in (0, 4 * MIB):
+        cycle(node)
+        importer.ask(f"verify {theirs} 4")
+        assert unchanged(node) == expected
 
 
 def test_what_is_dropped_is_not_retained(node):
@@ -353,12 +369,17 @@ def test_a_restart_while_paused(node):
     memory.verify()
 
 
-def test_a_driver_without_kernels(node):
+@pytest.mark.parametrize("retain", ["auto", "off"])
+def test_a_driver_without_kernels(bare_node, retain):
+    node = start(bare_node, "--pool-retain", retain)
     memory = Memory(node, 4 * MIB, env={"AMEM_SIM_FAULTS": "cuModuleLoadData:*:222"})
     for _ in range(2):
         cycle(node)
         memory.verify()
         assert copied(node) == 4 * MIB and retained(node) == 0
+    said = pathlib.Path(memory.puppet.log_path).read_text()
+    assert said.count("the kernels of sparse copies") == 1
+    assert said.count("the kernels that find unchanged blocks") == (0 if retain == "off" else 1)  # off: nobody would use them
 
 
 def test_verify_finds_a_hash_that_lies(node):
