@@ -122,15 +122,43 @@ const v1::PastOperation* last_pause(const std::string& group,
   return last;
 }
 
+std::uint64_t unchanged_bytes(const v1::PastOperation& pause) {
+  std::uint64_t bytes = 0;
+  for (const v1::TagSave& save : pause.saves()) bytes += save.unchanged_bytes();
+  return bytes;
+}
+
+/// What a pause would find in the pool, by what the last one found of these tags.
+std::uint64_t still_unchanged(const CommandLine& o, const v1::GroupInfo& group,
+                              const v1::PastOperation& last) {
+  std::uint64_t bytes = 0;
+  for (const v1::TagSave& save : last.saves()) {
+    if (!is_chosen(o, save.tag()) || save.compared_bytes() == 0) continue;
+    const double share =
+        static_cast<double>(save.unchanged_bytes()) / static_cast<double>(save.compared_bytes());
+    for (const v1::TagUsage& tag : group.tags())
+      if (tag.tag() == save.tag())
+        bytes += static_cast<std::uint64_t>(static_cast<double>(tag.retained_bytes()) * share);
+  }
+  return bytes;
+}
+
 /// From the group's last pause, else from what the node's others copied in their time.
-void estimate(const CommandLine& o, const v1::ListHistoryResponse& history, GroupForecast& f) {
+void estimate(const CommandLine& o, const v1::GroupInfo& group,
+              const v1::ListHistoryResponse& history, GroupForecast& f) {
   const v1::PastOperation* last = last_pause(f.group, history);
-  if (last != nullptr && is_whole(o)) {
+  if (last != nullptr)
+    f.unchanged_bytes = std::min(f.copied_bytes, still_unchanged(o, group, *last));
+  const std::uint64_t copies = f.copied_bytes - f.unchanged_bytes;
+  // What the last pause did not copy, this one may have to, if others have got the space since.
+  const bool alike = last != nullptr && f.unchanged_bytes >= unchanged_bytes(*last) / 8 * 7;
+  if (alike && is_whole(o)) {
     const std::uint64_t save = std::min(save_us(*last), last->us());
     // It may have less to copy than it had then. Whether it has more depends on the zeros in it.
-    const double share = last->bytes() > 0 ? std::min(1.0, static_cast<double>(f.copied_bytes) /
-                                                               static_cast<double>(last->bytes()))
-                                           : 1.0;
+    const double share =
+        last->bytes() > 0
+            ? std::min(1.0, static_cast<double>(copies) / static_cast<double>(last->bytes()))
+            : 1.0;
     f.us = last->us() - save + static_cast<std::uint64_t>(static_cast<double>(save) * share);
     f.rests_on = "its last pause took " + format_micros(last->us()) + " and copied " +
                  format_bytes(last->bytes());
@@ -142,6 +170,7 @@ void estimate(const CommandLine& o, const v1::ListHistoryResponse& history, Grou
   std::uint64_t count = 0;
   for (const v1::PastOperation& each : history.operations()) {
     if (!is_plain_pause(each) || each.bytes() == 0 || save_us(each) == 0) continue;
+    if (unchanged_bytes(each) > each.bytes() / 8) continue;  // its time is not that of copies
     bytes += each.bytes();
     copying += save_us(each);
     rest += less(each.us(), save_us(each));
@@ -149,7 +178,7 @@ void estimate(const CommandLine& o, const v1::ListHistoryResponse& history, Grou
   }
   if (count == 0) return;
   const double rate = static_cast<double>(bytes) / static_cast<double>(copying);  // MB/s
-  f.us = rest / count + static_cast<std::uint64_t>(static_cast<double>(f.copied_bytes) / rate);
+  f.us = rest / count + static_cast<std::uint64_t>(static_cast<double>(copies) / rate);
   char text[64];
   std::snprintf(text, sizeof text, "%.3g GB/s", rate / 1000);
   f.rests_on = std::to_string(count) + (count == 1 ? " pause" : " pauses") +
@@ -205,12 +234,12 @@ Result<Forecast> forecast_pause(const CommandLine& o, const Known& known) {
                     "group " + name + " would not be paused: other groups have " +
                         format_bytes(of.guest_bytes) + " of it open. `amemctl groups " + name +
                         "` names them. --guests pin leaves this memory on the GPU");
-    estimate(o, known.history, of);
+    estimate(o, group, known.history, of);
     forecast.copied_bytes += of.copied_bytes;
     by_owner[group.owner()] += of.copied_bytes;
     const v1::PastOperation* last = is_whole(o) ? last_pause(group.name(), known.history) : nullptr;
     if (last != nullptr)
-      forecast.last_bytes += last->bytes();
+      forecast.last_bytes += last->bytes() + unchanged_bytes(*last);
     else
       measured = false;
     forecast.groups.push_back(std::move(of));
@@ -230,11 +259,15 @@ std::string forecast_view(const Forecast& forecast) {
     text += name + "a pause would free " + format_bytes(f.copied_bytes + f.dropped_bytes) +
             " of GPU memory: it would copy at most " + format_bytes(f.copied_bytes) + " and drop " +
             format_bytes(f.dropped_bytes) + "\n";
-    text += name +
-            (f.us == 0 ? std::string("the duration is unknown, because nobody has paused a group "
-                                     "here yet. `amemctl bench` measures some pauses")
-                       : "takes about " + format_micros(f.us) + ": " + f.rests_on) +
-            "\n";
+    if (f.unchanged_bytes > 0)
+      text += name + "needs no copy of about " + format_bytes(f.unchanged_bytes) +
+              ", if as little has changed as before the last pause\n";
+    text +=
+        name +
+        (f.us == 0 ? std::string("the duration is unknown, because no pause here shows how long "
+                                 "such copies take. `amemctl bench` measures some pauses")
+                   : "takes about " + format_micros(f.us) + ": " + f.rests_on) +
+        "\n";
     if (const std::string what = stays(f); !what.empty())
       text += name + "stays on the GPU: " + what + "\n";
   }
@@ -259,6 +292,7 @@ std::string to_json(const Forecast& forecast) {
   for (const GroupForecast& f : forecast.groups)
     groups.push_back({{"group", f.group},
                       {"copied_bytes", f.copied_bytes},
+                      {"unchanged_bytes", f.unchanged_bytes},
                       {"dropped_bytes", f.dropped_bytes},
                       {"pinned_bytes", f.pinned_bytes},
                       {"guest_bytes", f.guest_bytes},

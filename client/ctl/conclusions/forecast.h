@@ -23,6 +23,8 @@ struct Known {
 struct GroupForecast {
   std::string group;
   std::uint64_t copied_bytes = 0;      // to the pool, at most: blocks of zeros are not
+  std::uint64_t unchanged_bytes = 0;   // of copied_bytes: in the pool already, if as little has
+                                       // changed as before the last pause
   std::uint64_t dropped_bytes = 0;     // leaves, too, and comes back zeroed
   std::uint64_t pinned_bytes = 0;      // stays: it is registered with a NIC
   std::uint64_t guest_bytes = 0;       // stays: other groups have it open
@@ -42,7 +44,7 @@ struct Forecast {
   std::uint64_t copied_bytes = 0;  // of all groups, at most
   std::uint64_t free_bytes = 0;    // that they may have of the pool
   std::string limit;               // what has so many: "the pool", "the quota of uid 1000"
-  std::uint64_t last_bytes = 0;    // that the last pauses of all these groups copied
+  std::uint64_t last_bytes = 0;    // that the last pauses of all these groups had in the pool
   Fit fit = Fit::kCertain;
 };
 

@@ -173,6 +173,35 @@ TEST_F(ForecastTest, FitsAsTheLastPauseDid) {
   EXPECT_EQ(forecast().fit, Fit::kUnsure) << "the last one counts";
 }
 
+TEST_F(ForecastTest, WhatThePoolHasAlready) {
+  v1::TagUsage& heap = tag("heap", 41 * kGiga);
+  heap.set_retained_bytes(32 * kGiga);
+  v1::PastOperation& last = paused("train", 100'000, 60'000, 2 * kGiga);
+  v1::TagSave& save = *last.add_saves();
+  save.set_tag("heap");
+  save.set_compared_bytes(32 * kGiga);
+  save.set_unchanged_bytes(24 * kGiga);
+  GroupForecast f = forecast().groups.at(0);
+  EXPECT_EQ(f.copied_bytes, 41 * kGiga) << "at most";
+  EXPECT_EQ(f.unchanged_bytes, 24 * kGiga);
+  EXPECT_EQ(f.us, 100'000U);
+  EXPECT_EQ(forecast().last_bytes, 26 * kGiga) << "in the pool, whoever put it there";
+  EXPECT_EQ(forecast().fit, Fit::kLikely);
+  EXPECT_THAT(forecast_view(forecast()), HasSubstr("train: needs no copy of about 24.0 GiB, if"));
+  EXPECT_THAT(to_json(forecast()), HasSubstr("\"unchanged_bytes\":25769803776"));
+
+  // Others have got the space since: then the last pause says nothing of the time.
+  heap.set_retained_bytes(4 * kGiga);
+  f = forecast().groups.at(0);
+  EXPECT_EQ(f.unchanged_bytes, 3 * kGiga);
+  EXPECT_EQ(f.us, 0U);
+  EXPECT_THAT(forecast_view(forecast()), HasSubstr("the duration is unknown"));
+  paused("other", 500'000, 400'000, 19 * kGiga);
+  f = forecast().groups.at(0);
+  EXPECT_EQ(f.us, 900'000U) << "38 GiB at what the other copied, and the rest of its time";
+  EXPECT_THAT(f.rests_on, HasSubstr("1 pause on this node"));
+}
+
 TEST_F(ForecastTest, SeveralGroupsShareThePool) {
   add("rollout");
   tag("heap", 30 * kGiga);
