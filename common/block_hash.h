@@ -60,10 +60,13 @@ struct SetKey {
 ///   hash     writes the hashes of each group: kBlocksPerGroup of them, at Launch::entries
 ///   compare  compares the ranges with their copies in the pool, byte for byte; writes each group's
 ///            sparse::Entry::mask: bit i: block i differs
+///   copy     takes the same masks; copies the blocks that they name to their places in the pool.
+///            sparse::kCopyParts thread blocks serve a group
 constexpr char kKeyKernel[] = "amem_block_key";
 constexpr char kHashKernel[] = "amem_block_hash";
 constexpr char kCompareKernel[] = "amem_block_compare";
-constexpr uint32_t kThreads = 1024;  // a warp for each block of the group
+constexpr char kCopyKernel[] = "amem_block_copy";
+constexpr uint32_t kThreads = 1024;  // of hash and compare: a warp for each block of the group
 constexpr uint32_t kKeyThreads = 256;
 
 /// Adds unit `index` of a block. `key`: the key's units `index`, `index` + 1 and `index` + 2.

@@ -68,3 +68,16 @@ extern "C" __global__ void __launch_bounds__(block_hash::kThreads)
   }
   write_mask(launch, here, __any_sync(0xffffffffU, differs != 0) != 0);
 }
+
+extern "C" __global__ void __launch_bounds__(kCopyThreads)
+    amem_block_copy(const __grid_constant__ Launch launch) {
+  const BlockGroup here = find(launch, blockIdx.x / kCopyParts);
+  constexpr uint32_t kEach = kBlocksPerGroup / kCopyParts;
+  const uint32_t mask = reinterpret_cast<const Entry*>(launch.entries)[here.entry].mask;
+  const uint32_t begin = blockIdx.x % kCopyParts * kEach;
+  for (uint32_t block = begin; block < begin + kEach; ++block) {
+    if ((mask >> block & 1) == 0) continue;
+    uint4* const to = reinterpret_cast<uint4*>(here.pool + here.group * kGroup + block * kBlock);
+    copy_units(to, block_at(here, block), units_of(here, block));
+  }
+}

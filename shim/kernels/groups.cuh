@@ -44,6 +44,21 @@ __device__ inline uint4* block_at(const BlockGroup& here, uint32_t block) {
   return reinterpret_cast<uint4*>(here.device + here.group * kGroup + block * kBlock);
 }
 
+/// By a whole thread block of kCopyThreads. All loads of a full block are under way before its first store: the
+/// link's latency is paid once.
+__device__ inline void copy_units(uint4* to, const uint4* from, uint32_t units) {
+  constexpr uint32_t kEach = kUnitsPerBlock / kCopyThreads;
+  if (units == kUnitsPerBlock) {
+    uint4 held[kEach];
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) held[i] = from[threadIdx.x + i * kCopyThreads];
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) to[threadIdx.x + i * kCopyThreads] = held[i];
+    return;
+  }
+  for (uint32_t i = threadIdx.x; i < units; i += kCopyThreads) to[i] = from[i];
+}
+
 /// By a whole thread block of a warp for each block: sets the bits of the blocks whose warps have
 /// found something.
 __device__ inline void write_mask(const Launch& launch, const BlockGroup& here, bool found) {

@@ -14,21 +14,6 @@ __device__ uint4* slot_at(const BlockGroup& here, uint32_t slot) {
   return reinterpret_cast<uint4*>(here.pool + index_bytes(here.length) + slot * kBlock);
 }
 
-/// By the whole thread block. All loads of a full block are under way before its first store: the
-/// link's latency is paid once.
-__device__ void copy_units(uint4* to, const uint4* from, uint32_t units) {
-  constexpr uint32_t kEach = kUnitsPerBlock / kCopyThreads;
-  if (units == kUnitsPerBlock) {
-    uint4 held[kEach];
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) held[i] = from[threadIdx.x + i * kCopyThreads];
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) to[threadIdx.x + i * kCopyThreads] = held[i];
-    return;
-  }
-  for (uint32_t i = threadIdx.x; i < units; i += kCopyThreads) to[i] = from[i];
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kScanThreads)

@@ -79,7 +79,8 @@ CUresult BlockHasher::make(int ordinal, Device& device) {
   const std::pair<CUfunction*, const char*> kernels[] = {
       {&device.key, block_hash::kKeyKernel},
       {&device.hash, block_hash::kHashKernel},
-      {&device.compare, block_hash::kCompareKernel}};
+      {&device.compare, block_hash::kCompareKernel},
+      {&device.copy, block_hash::kCopyKernel}};
   CUresult r = load_kernels(driver_, ordinal, kBlockHashPtx, kernels, device.kernels);
   constexpr std::uint64_t kTable = kSpace * kGroupBytes;
   if (r == CUDA_SUCCESS) r = device.table.make(driver_, kTable + kTrialBytes + sizeof(Key));
@@ -101,9 +102,9 @@ CUresult BlockHasher::make(int ordinal, Device& device) {
     once.piece.length = sparse::kUnit;
     once.piece.address = reinterpret_cast<std::uintptr_t>(trial) + kGroupBytes;
     once.piece.pool = once.piece.address + sparse::kUnit;
-    for (const CUfunction function : {device.hash, device.compare})
+    for (CUfunction Device::*const kernel : {&Device::hash, &Device::compare, &Device::copy})
       if (r == CUDA_SUCCESS)
-        r = launch_groups(driver_, {function, block_hash::kThreads}, device.kernels.stream, trial,
+        r = launch_groups(driver_, group_kernel(device, kernel), device.kernels.stream, trial,
                           std::span(&once, 1));
   }
   if (r == CUDA_SUCCESS) return CUDA_SUCCESS;
@@ -120,13 +121,24 @@ Status BlockHasher::hash(std::span<const Piece> pieces, std::vector<std::vector<
   hashes.resize(pieces.size());
   for (std::size_t i = 0; i < pieces.size(); ++i)
     hashes[i].resize(sparse::blocks(pieces[i].length));
-  return run(&Device::hash, pieces, [&](const Device& device, const Part& part) {
+  return run(&Device::hash, pieces, {}, [&](const Device& device, const Part& part) {
     const auto* const found = static_cast<const Hash*>(device.table.get()) +
                               part.listed.first_entry * std::uint64_t{sparse::kBlocksPerGroup};
     std::copy_n(found, sparse::blocks(part.listed.piece.length),
                 hashes[part.piece].begin() +
                     static_cast<std::ptrdiff_t>(part.first_group * sparse::kBlocksPerGroup));
   });
+}
+
+Status BlockHasher::copy(std::span<const Piece> pieces,
+                         std::span<const std::vector<std::uint32_t>> masks) {
+  return run(&Device::copy, pieces,
+             [&](const Device& device, const Part& part) {
+               std::uint64_t group = part.first_group;
+               for (sparse::Entry& entry : entries(device, part))
+                 entry.mask = masks[part.piece][group++];
+             },
+             {});
 }
 
 bool BlockHasher::many_zeros(int device, std::span<const Hash> hashes) const {
@@ -137,10 +149,9 @@ bool BlockHasher::many_zeros(int device, std::span<const Hash> hashes) const {
 
 Status BlockHasher::compare(std::span<const Piece> pieces) {
   Status result;
-  const Status ran = run(&Device::compare, pieces, [&](const Device& device, const Part& part) {
-    const auto* const found =
-        static_cast<const sparse::Entry*>(device.table.get()) + part.listed.first_entry;
-    for (std::uint32_t i = 0; i < entries_of(part.listed.piece) && result.ok(); ++i) {
+  const Status ran = run(&Device::compare, pieces, {}, [&](const Device& device, const Part& part) {
+    const std::span<const sparse::Entry> found = entries(device, part);
+    for (std::size_t i = 0; i < found.size() && result.ok(); ++i) {
       if (found[i].mask == 0) continue;
       const std::uint64_t block = (part.first_group + i) * sparse::kBlocksPerGroup +
                                   static_cast<std::uint64_t>(std::countr_zero(found[i].mask));
@@ -156,8 +167,19 @@ Status BlockHasher::compare(std::span<const Piece> pieces) {
   return ran.ok() ? result : ran;
 }
 
+GroupKernel BlockHasher::group_kernel(const Device& device, CUfunction Device::*kernel) {
+  return kernel == &Device::copy
+             ? GroupKernel{device.copy, sparse::kCopyThreads, sparse::kCopyParts}
+             : GroupKernel{device.*kernel, block_hash::kThreads};
+}
+
+std::span<sparse::Entry> BlockHasher::entries(const Device& device, const Part& part) {
+  return part_of_table<sparse::Entry>(device.table.get(), part.listed.first_entry,
+                                      entries_of(part.listed.piece));
+}
+
 Status BlockHasher::run(CUfunction Device::*kernel, std::span<const Piece> pieces,
-                        const std::function<void(const Device&, const Part&)>& done) {
+                        const Visit& fill, const Visit& done) {
   // What of each device's pieces is left: all from this piece and group on.
   struct Rest {
     std::vector<std::size_t> pieces;
@@ -190,10 +212,12 @@ Status BlockHasher::run(CUfunction Device::*kernel, std::span<const Piece> piece
       const Device& device = ready_.at(ordinal);
       // So that what a kernel does not write cannot be an earlier answer.
       std::memset(device.table.get(), 0, used * kGroupBytes);
+      if (fill)
+        for (const Part& part : rest.under_way) fill(device, part);
       LocalDevices::Use use(devices_, ordinal);
       CUresult r = use.result();
       if (r == CUDA_SUCCESS)
-        r = launch_groups(driver_, {device.*kernel, block_hash::kThreads}, device.kernels.stream,
+        r = launch_groups(driver_, group_kernel(device, kernel), device.kernels.stream,
                           device.table.get(), listed);
       if (r != CUDA_SUCCESS) return driver_.error(r, "looking for unchanged blocks" + on(ordinal));
     }
@@ -201,7 +225,8 @@ Status BlockHasher::run(CUfunction Device::*kernel, std::span<const Piece> piece
       auto& [ordinal, rest] = *it;
       const Device& device = ready_.at(ordinal);
       if (Status s = wait(ordinal, device); !s.ok()) return s;
-      for (const Part& part : rest.under_way) done(device, part);
+      if (done)
+        for (const Part& part : rest.under_way) done(device, part);
       rest.under_way.clear();
       it = rest.next == rest.pieces.size() ? rests.erase(it) : std::next(it);
     }

@@ -1,5 +1,5 @@
-// BlockHasher: takes hashes of the blocks of pieces on their devices (common/block_hash.h), and
-// compares pieces with their copies in the pool byte for byte.
+// BlockHasher: takes hashes of the blocks of pieces on their devices (common/block_hash.h), copies
+// scattered blocks to the pool, and compares pieces with their copies in the pool byte for byte.
 //
 // Per device it owns a stream, the kernels, a key, and a table in pinned memory, all made when the
 // device is prepared: a pause allocates nothing. Each device of each process has a key of its own,
@@ -50,6 +50,9 @@ class BlockHasher {
   /// The hashes of the pieces' blocks as they are now, in order, and waits for that.
   /// REQUIRES: it serves all of them.
   Status hash(std::span<const Piece> pieces, std::vector<std::vector<block_hash::Hash>>& hashes);
+  /// Copies the blocks of each piece that its masks name (masks_of()) to their places in the pool,
+  /// and waits for that. REQUIRES: it serves all of them; masks for each.
+  Status copy(std::span<const Piece> pieces, std::span<const std::vector<std::uint32_t>> masks);
   /// So many of these blocks are zero that a sparse copy pays.
   bool many_zeros(int device, std::span<const block_hash::Hash> hashes) const;
   /// Whether the pool has the bytes of each piece, and waits for that. kDataLoss names the first
@@ -65,6 +68,7 @@ class BlockHasher {
     CUfunction key = nullptr;
     CUfunction hash = nullptr;
     CUfunction compare = nullptr;
+    CUfunction copy = nullptr;
     PinnedMemory table;
     block_hash::Hash zero{};  // of a whole block of zeros
   };
@@ -75,11 +79,15 @@ class BlockHasher {
     Listed listed;
   };
 
+  using Visit = std::function<void(const Device&, const Part&)>;
+
   CUresult make(int ordinal, Device& device);
-  /// Serves all groups of the pieces, and calls `done` with each part when the table has what the
-  /// kernel has found.
-  Status run(CUfunction Device::*kernel, std::span<const Piece> pieces,
-             const std::function<void(const Device&, const Part&)>& done);
+  static GroupKernel group_kernel(const Device& device, CUfunction Device::*kernel);
+  static std::span<sparse::Entry> entries(const Device& device, const Part& part);
+  /// Serves all groups of the pieces. Calls `fill` with each part before the kernel runs, when the
+  /// table has zeros for it, and `done` when the table has what the kernel has written.
+  Status run(CUfunction Device::*kernel, std::span<const Piece> pieces, const Visit& fill,
+             const Visit& done);
   Status wait(int ordinal, const Device& device);
 
   const Driver& driver_;

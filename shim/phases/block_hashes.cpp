@@ -21,6 +21,16 @@ std::vector<ByteRun> changed(const std::vector<block_hash::Hash>& before,
   return runs;
 }
 
+std::vector<std::uint32_t> masks_of(std::span<const ByteRun> runs, std::uint64_t length) {
+  std::vector<std::uint32_t> masks(sparse::groups(length));
+  for (const ByteRun& run : runs) {
+    const std::uint64_t first = run.offset / sparse::kBlock;
+    for (std::uint64_t block = first; block < first + sparse::blocks(run.length); ++block)
+      masks[block / sparse::kBlocksPerGroup] |= 1U << (block % sparse::kBlocksPerGroup);
+  }
+  return masks;
+}
+
 const BlockHashes::Hashes* BlockHashes::find(const SavedPlace& place, std::uint64_t epoch) const {
   const auto allocation = allocations_.find(place.id);
   const bool of_epoch = allocation != allocations_.end() && allocation->second.epoch == epoch;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "common/block_hash.h"
@@ -38,6 +39,10 @@ struct ByteRun {
 /// of each block of the piece.
 std::vector<ByteRun> changed(const std::vector<block_hash::Hash>& before,
                              const std::vector<block_hash::Hash>& now, std::uint64_t length);
+
+/// The blocks of the runs: a mask for each group of the piece (sparse::Entry::mask). REQUIRES: runs
+/// as changed() makes them.
+std::vector<std::uint32_t> masks_of(std::span<const ByteRun> runs, std::uint64_t length);
 
 class BlockHashes {
  public:

@@ -42,6 +42,12 @@ void unload_kernels(const Driver& driver, const LoadedKernels& kernels);
 /// The piece has so many groups.
 std::uint32_t entries_of(const Piece& piece);
 
+/// A piece's entries in a table of such.
+template <class T>
+std::span<T> part_of_table(void* table, std::uint32_t first, std::uint32_t count) {
+  return {static_cast<T*>(table) + first, count};
+}
+
 /// Queues the kernel for all of them. `table`: pinned memory. REQUIRES: the device's context is
 /// current.
 CUresult launch_groups(const Driver& driver, const GroupKernel& kernel, CUstream stream,

@@ -11,6 +11,10 @@
 namespace amem::shim {
 namespace {
 
+/// A kernel copies runs of changed blocks that are shorter than this on average. The copy engine,
+/// which is faster for long ones, needs a driver call for each.
+constexpr std::uint64_t kShortRun = 1U << 20;
+
 Status unknown_form(const amem_v1_Copy& copy) {
   return {Code::kInternal, "allocation " + std::to_string(copy.id) +
                                " cannot be copied: this shim does not support form " +
@@ -235,6 +239,8 @@ Status Mover::save_changed(std::vector<Piece>& saved) {
   if (Status s = hasher_.hash(to_compare_, now); !s.ok()) return s;
   fault_point("blocksHashed");
   std::vector<Piece> compared;
+  std::vector<Piece> scattered;
+  std::vector<std::vector<std::uint32_t>> masks;
   for (std::size_t i = 0; i < to_compare_.size(); ++i) {
     Piece piece = to_compare_[i];
     const BlockHashes::Hashes* const before = hashes_.of(piece.place);
@@ -245,12 +251,18 @@ Status Mover::save_changed(std::vector<Piece>& saved) {
     if (sparse) continue;
     compared.push_back(piece);
     piece.form = Form::kDense;
-    if (Status s = copiers_.dense().save_parts(piece, runs); !s.ok()) return s;
     piece.unchanged = piece.length;
     for (const ByteRun& run : runs) piece.unchanged -= run.length;
+    if (piece.length - piece.unchanged < runs.size() * kShortRun) {
+      scattered.push_back(piece);
+      masks.push_back(masks_of(runs, piece.length));
+    } else if (Status s = copiers_.dense().save_parts(piece, runs); !s.ok()) {
+      return s;
+    }
     taken_.emplace_back(piece.place, std::move(now[i]));
     saved.push_back(piece);
   }
+  if (Status s = hasher_.copy(scattered, masks); !s.ok()) return s;
   fault_point("changesQueued");
   to_compare_ = std::move(compared);
   return copiers_.sparse().start();

@@ -20,11 +20,6 @@ constexpr std::uint64_t kTrialBytes = 2 * sparse::kUnit + sparse::index_bytes(sp
 
 std::string on(int ordinal) { return " on device " + std::to_string(ordinal); }
 
-template <class T>
-std::span<T> part_of_table(void* table, std::uint32_t first, std::uint32_t count) {
-  return {static_cast<T*>(table) + first, count};
-}
-
 }  // namespace
 
 SparseCopier::~SparseCopier() {

@@ -75,6 +75,25 @@ def test_what_has_changed_is_copied(node):
     assert copied(node) == 2 * BLOCK
 
 
+@pytest.mark.parametrize("verify", ["0", "1"])
+def test_long_runs_and_scattered_blocks(node, verify):
+    """Long runs are copied by the copy engine, and scattered blocks by a kernel, of pieces that have some of both too."""
+    memory = Memory(node, 12 * MIB, 6 * MIB, 5 * MIB + 8192, env={"AMEM_VERIFY": verify})
+    cycle(node)
+    changes = random.Random(4910)
+    for _ in range(8):
+        blocks = set()
+        for block, size in memory.blocks.items():
+            offsets = [at for at in range(0, size, BLOCK) if changes.random() < 0.1]
+            if changes.random() < 0.5:
+                offsets += range(MIB, 4 * MIB, BLOCK)
+            memory.flip(block, *set(offsets))
+            blocks |= {(block, offset) for offset in offsets}
+        cycle(node)
+        memory.verify()
+        assert len(blocks) * BLOCK - 3 * BLOCK <= copied(node) <= len(blocks) * BLOCK
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_one_random_byte_is_never_missed(node, seed):
     memory = Memory(node, 2 * MIB)

@@ -151,6 +151,17 @@ uint64_t CompareGroup(const Group& group) {
   return compared;
 }
 
+uint64_t CopyGroup(const Group& group) {
+  const uint32_t mask = reinterpret_cast<const Entry*>(group.entry())->mask;
+  uint64_t copied = 0;
+  for (uint32_t i = 0; i < kBlocksPerGroup && group.bytes(i) > 0; ++i) {
+    if ((mask >> i & 1) == 0) continue;
+    memcpy(Bytes(group.range.pool + group.begin(i)), group.block(i), group.bytes(i));
+    copied += group.bytes(i);
+  }
+  return copied;
+}
+
 struct Kind {
   uint64_t (*group)(const Group&);
   bool writes_device;
@@ -175,6 +186,8 @@ constexpr Kind kHash = {HashGroup,
                         kBlocksPerGroup * sizeof(block_hash::Hash)};
 constexpr Kind kCompare = {CompareGroup,         false,         true, false, 1,
                            block_hash::kThreads, sizeof(Entry), true};
+constexpr Kind kCopy = {CopyGroup,  false,        true,          true,
+                        kCopyParts, kCopyThreads, sizeof(Entry), true};
 
 CUresult Run(const Kind& kind, const Launch& launch, const Grid& grid) {
   // What real kernels would leave undone, or do twice.
@@ -273,7 +286,8 @@ const std::map<std::string, Function (*)()>& SparseKernels() {
                                                 {kWordsKernel, MakeWords},
                                                 {block_hash::kKeyKernel, MakeKey},
                                                 {block_hash::kHashKernel, Make<kHash>},
-                                                {block_hash::kCompareKernel, Make<kCompare>}};
+                                                {block_hash::kCompareKernel, Make<kCompare>},
+                                                {block_hash::kCopyKernel, Make<kCopy>}};
   return *kernels;
 }
 

@@ -71,6 +71,15 @@ class BlockHasherTest : public OnDriver {
   BlockHasher hasher{driver(), devices()};
 };
 
+TEST(MasksTest, ARunMaySpanGroups) {
+  EXPECT_EQ(
+      masks_of(
+          std::vector<ByteRun>{{0, kBlock}, {31 * kBlock, 2 * kBlock}, {kGroup + 5 * kBlock, 16}},
+          kGroup + 5 * kBlock + 16),
+      (std::vector<std::uint32_t>{0x80000001U, 0x21U}));
+  EXPECT_EQ(masks_of({}, 16), std::vector<std::uint32_t>{0});
+}
+
 TEST_F(BlockHasherTest, EqualBytesHaveEqualHashesWhereverTheyAre) {
   std::copy_n(bytes.begin(), 3 * kGroup, bytes.begin() + 5 * kGroup);
   put();
@@ -127,6 +136,30 @@ TEST_F(BlockHasherTest, ManyPieces) {
   const auto now = hash(pieces);
   for (std::size_t i = 0; i < 300; ++i)
     EXPECT_EQ(changed(before[i], now[i], 512).empty(), i != 299) << i;
+}
+
+TEST_F(BlockHasherTest, CopiesTheBlocksThatMasksNameAndNoOthers) {
+  // Short last blocks, and pieces that more than one launch takes.
+  std::vector<Piece> pieces = {piece(0, 3 * kGroup), piece(4 * kGroup, kGroup + 3 * kBlock + 48)};
+  for (std::uint64_t i = 0; i < 300; ++i) pieces.push_back(piece(7 * kGroup + i * 512, 512));
+  for (int round = 0; round < 20; ++round) {
+    Bytes expected(kMemory);
+    std::vector<std::vector<std::uint32_t>> masks;
+    for (const Piece& p : pieces) {
+      std::vector<ByteRun> runs;
+      for (std::uint64_t at = 0; at < p.length; at += kBlock) {
+        const std::uint64_t length = std::min(kBlock, p.length - at);
+        if (random() % 10 != 0) continue;
+        runs.push_back({at, length});
+        std::copy_n(bytes.data() + p.offset + at, length, expected.data() + p.offset + at);
+      }
+      masks.push_back(masks_of(runs, p.length));
+    }
+    std::memset(pool, 0, kMemory);
+    const Status copied = hasher.copy(pieces, masks);
+    ASSERT_TRUE(copied.ok()) << copied.text();
+    ASSERT_EQ(std::memcmp(pool, expected.data(), kMemory), 0) << "round " << round;
+  }
 }
 
 TEST_F(BlockHasherTest, ComparesWithThePool) {
