@@ -4,6 +4,7 @@ import argparse
 import fnmatch
 import pathlib
 import platform
+import random
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ sys.path += [str(HERE), *(str(HERE.parent / tests / folder) for tests in ("gpu",
 
 import bench_parts  # noqa: E402
 import heap_parts  # noqa: E402, F401: registers what it has
+import changed_parts  # noqa: E402, F401
 import results  # noqa: E402
 from harness import Failure, Skip, time_limit  # noqa: E402
 from run_cases import Bench, show_logs  # noqa: E402
@@ -39,6 +41,7 @@ class Machine:
         self.rank_bytes = options.rank_bytes
         self.max_bytes = options.max_bytes
         self.small_pool = options.pool
+        self.seed = options.seed
         self.peer_limit = 60 if options.quick else 150
         self.keep = {}
         self.notes = []
@@ -161,9 +164,10 @@ def parse(arguments):
     parser.add_argument("--quick", action="store_true", help="fewer sizes and peers")
     parser.add_argument("--heap-bytes", type=size, default=8 * GIB)
     parser.add_argument("--swap-bytes", type=size, default=16 * GIB)
-    parser.add_argument("--rank-bytes", type=size, default=15 * GIB, help="on each GPU, in heap_all and swap_all")
+    parser.add_argument("--rank-bytes", type=size, default=15 * GIB, help="on each GPU, in heap_all and swap_all; in training")
     parser.add_argument("--max-bytes", type=size, default=256 << 20, help="largest collective")
     parser.add_argument("--pool", type=int, help="the broker's pool in GiB; as the part needs")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of one_byte; a random one, which it prints")
     parser.add_argument("--list", action="store_true", help="name the parts and stop")
     return parser.parse_args(arguments)
 

@@ -82,7 +82,7 @@ PARTS = {"gate": (gate, 0), "control": (control, 0), "launch": (launch, 1), "cal
 
 def machine_of(prefix, folder):
     options = types.SimpleNamespace(prefix=prefix.resolve(), gpus=0, nccl=None, runs=5, quick=True, heap_bytes=0, swap_bytes=0,
-                                    rank_bytes=0, max_bytes=64 << 20, pool=None)
+                                    rank_bytes=0, max_bytes=64 << 20, pool=None, seed=0)
     folder.mkdir()
     machine = bench.Machine(options, folder)
     machine.bench.begin(folder.name)

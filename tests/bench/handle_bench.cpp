@@ -1,11 +1,15 @@
-// amem_handle_bench: what the driver takes for device memory in handles of one size.
+// amem_handle_bench: what the driver takes for memory in handles of one size.
 //
 //   amem_handle_bench [MIB [RUNS [SIZE...]]]      4096 MiB, 5 runs, sizes of a handle in MiB
+//   amem_handle_bench pool [MIB [RUNS [SIZE]]]    host memory: 16384 MiB, 5 runs, of 1024 MiB each
 //
 // A line of JSON for each size, and for each again with the memory of another device, if there is
 // one: milliseconds per GiB that one process spends on creating and exporting so much memory,
-// importing and mapping it, granting a device access, unmapping it, and closing what keeps it. The
-// first run is a warm-up. Exit status: 0, 1 on an error, 2 wrong arguments, 77 without a GPU.
+// importing and mapping it, granting a device access, unmapping it, and closing what keeps it, and
+// on both of these. `pool`: GiB/s of memory like the pool's, on the NUMA nodes of all devices, that
+// one thread creates and exports, and a thread for each node at the same time, if there are several
+// nodes. The first run is a warm-up. Exit status: 0, 1 on an error, 2 wrong arguments, 77 without a
+// GPU.
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,8 +17,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iterator>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/driver.h"
@@ -33,7 +40,11 @@ struct Options {
 };
 
 struct Costs {  // milliseconds per GiB
-  Samples create, import_and_map, access, unmap, close;
+  Samples create, import_and_map, access, unmap, close, unmap_and_close;
+};
+
+struct PoolSpeeds {  // GiB/s
+  Samples one_thread, thread_per_node;
 };
 
 class Trial {
@@ -51,7 +62,7 @@ class Trial {
       std::vector<int> descriptors(count, -1);
       const double times[] = {
           timed([&] {
-            for (int& fd : descriptors) fd = create(there, size);
+            for (int& fd : descriptors) fd = create({CU_MEM_LOCATION_TYPE_DEVICE, {there}}, size);
           }),
           timed([&] {
             for (std::uint64_t i = 0; i < count; ++i)
@@ -68,9 +79,39 @@ class Trial {
       Samples* const samples[] = {&costs.create, &costs.import_and_map, &costs.access, &costs.unmap,
                                   &costs.close};
       for (std::size_t i = 0; i < std::size(times); ++i) samples[i]->add(times[i] / gib);
+      costs.unmap_and_close.add((times[3] + times[4]) / gib);
     }
     must(driver_.cuMemAddressFree_(address, count * size), "cuMemAddressFree");
     return costs;
+  }
+
+  /// Memory of these NUMA nodes in handles of `size` bytes.
+  PoolSpeeds make_pool(const std::vector<int>& nodes, std::uint64_t size, const Options& options) {
+    const std::uint64_t count = options.bytes / size;
+    const double gib = static_cast<double>(count * size) / kGiB;
+    std::vector<int> descriptors(count, -1);
+    const auto make = [&](std::uint64_t first, std::uint64_t step) {
+      for (std::uint64_t i = first; i < count; i += step)
+        descriptors[i] = create({CU_MEM_LOCATION_TYPE_HOST_NUMA, {nodes[i % nodes.size()]}}, size);
+    };
+    const auto give_back = [&] {
+      for (int fd : descriptors) ::close(fd);
+    };
+    PoolSpeeds speeds;
+    for (int run = 0; run <= options.runs; ++run) {
+      const double alone = timed([&] { make(0, 1); });
+      give_back();
+      if (run > 0) speeds.one_thread.add(1000 * gib / alone);
+      if (nodes.size() == 1) continue;
+      const double together = timed([&] {
+        std::vector<std::jthread> threads;
+        for (std::size_t n = 0; n < nodes.size(); ++n)
+          threads.emplace_back([&, n] { make(n, nodes.size()); });
+      });
+      give_back();
+      if (run > 0) speeds.thread_per_node.add(1000 * gib / together);
+    }
+    return speeds;
   }
 
   void must(CUresult result, const char* call) const {
@@ -88,12 +129,12 @@ class Trial {
         .count();
   }
 
-  int create(int device, std::uint64_t size) {
+  int create(const CUmemLocation& location, std::uint64_t size) {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
-    properties.allocFlags.gpuDirectRDMACapable = 1;
+    properties.location = location;
+    properties.allocFlags.gpuDirectRDMACapable = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     CUmemGenericAllocationHandle handle = 0;
     must(driver_.cuMemCreate_(&handle, size, &properties, 0), "cuMemCreate");
     int fd = -1;
@@ -127,21 +168,49 @@ class Trial {
 void print(std::uint64_t size, int there, const Costs& costs) {
   std::printf(
       "{\"handle_bytes\":%llu,\"peer\":%s,\"ms_per_gib\":{\"create and export\":%s,"
-      "\"import and map\":%s,\"access\":%s,\"unmap\":%s,\"close\":%s}}\n",
+      "\"import and map\":%s,\"access\":%s,\"unmap\":%s,\"close\":%s,"
+      "\"unmap and close\":%s}}\n",
       static_cast<unsigned long long>(size), there != 0 ? "true" : "false",
       costs.create.json().c_str(), costs.import_and_map.json().c_str(), costs.access.json().c_str(),
-      costs.unmap.json().c_str(), costs.close.json().c_str());
+      costs.unmap.json().c_str(), costs.close.json().c_str(), costs.unmap_and_close.json().c_str());
   std::fflush(stdout);
+}
+
+void print(std::size_t nodes, const PoolSpeeds& speeds) {
+  std::printf(
+      "{\"numa_nodes\":%zu,\"gib_per_s\":{\"one thread\":%s,\"a thread for each node\":%s}}\n",
+      nodes, speeds.one_thread.json().c_str(), speeds.thread_per_node.json().c_str());
+}
+
+/// Of all devices, as the broker finds them for its pool.
+std::vector<int> numa_nodes(const Driver& driver, int devices) {
+  std::set<int> nodes;
+  for (int i = 0; i < devices; ++i) {
+    CUdevice device = 0;
+    int node = -1;
+    if (driver.cuDeviceGet_(&device, i) == CUDA_SUCCESS &&
+        driver.cuDeviceGetAttribute_(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) ==
+            CUDA_SUCCESS &&
+        node >= 0)
+      nodes.insert(node);
+  }
+  if (nodes.empty()) nodes.insert(0);
+  return {nodes.begin(), nodes.end()};
 }
 
 int run(int argc, char** argv) {
   Options options;
   std::vector<std::uint64_t> numbers;
-  for (int i = 1; i < argc; ++i) {
+  const bool pool = argc > 1 && std::strcmp(argv[1], "pool") == 0;
+  if (pool) {
+    options.bytes = 16ULL << 30;
+    options.sizes = {1024};
+  }
+  for (int i = pool ? 2 : 1; i < argc; ++i) {
     char* end = nullptr;
     numbers.push_back(std::strtoull(argv[i], &end, 10));
     if (numbers.back() > 0 && numbers.back() <= 1U << 20U && *end == '\0') continue;
-    std::fprintf(stderr, "usage: %s [MIB [RUNS [SIZE...]]]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [pool] [MIB [RUNS [SIZE...]]]\n", argv[0]);
     return 2;
   }
   if (!numbers.empty()) options.bytes = numbers[0] << 20U;
@@ -161,6 +230,11 @@ int run(int argc, char** argv) {
     trial.must(driver.cuDeviceGet_(&device, i), "cuDeviceGet");
     trial.must(driver.cuDevicePrimaryCtxRetain_(&context, device), "cuDevicePrimaryCtxRetain");
     trial.must(driver.cuCtxSetCurrent_(context), "cuCtxSetCurrent");
+  }
+  if (pool) {
+    const std::vector<int> nodes = numa_nodes(driver, devices);
+    print(nodes.size(), trial.make_pool(nodes, options.sizes[0] << 20U, options));
+    return 0;
   }
   for (int there = 0; there < std::min(devices, 2); ++there)
     for (const std::uint64_t mib : options.sizes) {

@@ -36,20 +36,24 @@ def operate(broker, *arguments):
 
 
 class Holder:
-    """amem_memory_bench hold, under the shim, in a group, with as much on each of its GPUs, a process each; or crowd, without."""
+    """amem_memory_bench hold, under the shim, in a group, with as much on each of its GPUs, a process each; or crowd, without.
+    `user`: an OtherUser, who runs it."""
 
-    def __init__(self, machine, group, size, gpus=1, shim=True, work="hold", pieces=0):
+    def __init__(self, machine, group, size, gpus=1, shim=True, work="hold", pieces=0, user=None):
         self.group = group
-        self.processes = [self.start(machine, size, number, shim, work, pieces) for number in range(gpus)]
+        self.processes = [self.start(machine, size, number, shim, work, pieces, user) for number in range(gpus)]
         self.expect("ready")
 
-    def start(self, machine, size, gpu, shim, work, pieces):
+    def start(self, machine, size, gpu, shim, work, pieces, user):
         broker = machine.bench.broker()
-        argv = [machine.program("amem_memory_bench"), work, "--bytes", size, "--gpu", gpu, *(["--pieces", pieces] if pieces else [])]
+        program, ctl = (user or machine).program("amem_memory_bench"), user.program("amemctl") if user else broker.ctl
+        argv = [program, work, "--bytes", size, "--gpu", gpu, *(["--pieces", pieces] if pieces else [])]
         if shim:
-            argv = [broker.ctl, "run", "--group", self.group, "--scope", "heap", "--", *argv]
+            argv = [ctl, "run", "--group", self.group, "--scope", "heap", "--", *argv]
+        if user:
+            argv = [*user.prefix, *argv]
         with (machine.folder / f"{self.group}.err").open("ab") as log:
-            return start(argv, broker.environment, machine.bench.marker, text=True,
+            return start(argv, {**broker.environment, **(user.environment if user else {})}, machine.bench.marker, text=True,
                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
 
     def expect(self, answer):
@@ -147,32 +151,6 @@ def heap(machine):
     """8 GiB of one process, dense, kept: first pause, later pauses, resumes, against a plain copy."""
     size = machine.heap_bytes
     yield from pauses(machine, f"heap, {size / GIB:g} GiB, dense", size, 1)
-
-
-@part(gpus=1, limit=300)
-def unchanged(machine):
-    """Pauses that find most bytes in the pool, in one allocation and in pieces of 20 MiB, against a plain copy."""
-    size = machine.heap_bytes
-    for pieces, what in ((0, "one allocation"), (size // (20 << 20), "pieces of 20 MiB")):
-        name = f"unchanged, {size / GIB:g} GiB in {what}"
-        broker = machine.bench.broker(pool_gib=machine.pool_gib(size // GIB + 4))
-        holder = Holder(machine, "heap", size if not pieces else pieces * (20 << 20), pieces=pieces)
-        for percent in (0, 10):
-            times = []
-            for number in range(machine.runs + 2):
-                if number > 1 and percent:
-                    holder.ask(f"change {percent}")
-                _, done = operate(broker, "pause", "heap")
-                operate(broker, "resume", "heap")
-                if number > 1:
-                    times.append(int(done[-1]["elapsed_us"]) / 1000)
-                    machine.keep[f"{name}, {percent} %"] = done[-1]
-            holder.ask("check")
-            save = next(each for each in done[-1]["saves"] if each["tag"] == "heap")
-            yield row(name, f"pause, {percent} % of blocks changed", "amem", times,
-                      note=f"{int(save['copied_bytes']) >> 20} of {int(save['kept_bytes']) >> 20} MiB copied")
-        holder.end()
-    yield from ceiling(machine, f"unchanged, {size / GIB:g} GiB", 1, size, {"pause": "out"})
 
 
 @part(gpus=2, limit=400)

@@ -7,7 +7,8 @@
 //       allocates N bytes on device D, 0 by default, fills them with data that has no zeros, says
 //       "ready", and then obeys lines on stdin: "check" compares every byte and answers "ok",
 //       "change" writes other data, "change PERCENT" writes to so many of the blocks of 64 KiB,
-//       taken at random, "end" ends. What `amemctl pause` pauses meanwhile is this.
+//       taken at random, "flip SEED" changes one byte, taken at random, and says on stderr which,
+//       "end" ends. What `amemctl pause` pauses meanwhile is this.
 //   amem_memory_bench crowd --bytes N [--gpu D]
 //       takes all memory of device D but N bytes, says "ready", and ends with its stdin.
 //
@@ -24,6 +25,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -238,6 +240,7 @@ class Holder {
   void change() {
     fill(words_, ++seed_);
     std::fill(blocks_.begin(), blocks_.end(), 0);
+    flips_.clear();
     std::memcpy(host_, words_.data(), step_);
     each([&](CUdeviceptr at, std::size_t bytes, std::uint64_t number) {
       std::memcpy(host_, &number, sizeof number);
@@ -254,10 +257,29 @@ class Holder {
         if (random_() % 100 >= static_cast<std::uint64_t>(percent)) continue;
         blocks_[block] = random_() | 1;
         std::memcpy(host_, &blocks_[block], sizeof(std::uint64_t));
-        device_.queue_in(at + offset + sizeof(std::uint64_t), host_, sizeof(std::uint64_t));
+        const CUdeviceptr word = at + offset + sizeof(std::uint64_t);
+        device_.queue_in(word, host_, sizeof(std::uint64_t));
         device_.wait();
+        flips_.erase(flips_.lower_bound(word), flips_.lower_bound(word + sizeof(std::uint64_t)));
       }
     });
+  }
+
+  /// One byte becomes another.
+  void flip(std::uint64_t seed) {
+    std::mt19937_64 random{seed};
+    const std::size_t piece = random() % pieces_.size();
+    const std::size_t offset = random() % piece_;
+    const auto bits = static_cast<unsigned char>(1 + random() % 255);
+    const CUdeviceptr at = pieces_[piece] + offset;
+    device_.queue_out(host_, at, 1);
+    device_.wait();
+    *host_ = static_cast<char>(static_cast<unsigned char>(*host_) ^ bits);
+    device_.queue_in(at, host_, 1);
+    device_.wait();
+    flips_[at] ^= bits;
+    std::fprintf(stderr, "flip %llu: byte %zu of allocation %zu, bits %02x\n",
+                 static_cast<unsigned long long>(seed), offset, piece, bits);
   }
 
   bool check() {
@@ -271,6 +293,9 @@ class Holder {
       expected.front() = number;
       for (std::size_t offset = 0; offset + kBlock <= bytes; offset += kBlock, ++block)
         if (blocks_[block] != 0) expected[offset / sizeof(std::uint64_t) + 1] = blocks_[block];
+      auto* const expected_bytes = reinterpret_cast<unsigned char*>(expected.data());
+      for (auto it = flips_.lower_bound(at); it != flips_.end() && it->first < at + bytes; ++it)
+        expected_bytes[it->first - at] ^= it->second;
       right = right && std::memcmp(host_, expected.data(), bytes) == 0;
     });
     return right;
@@ -293,6 +318,7 @@ class Holder {
   std::uint64_t seed_ = 0;
   std::vector<std::uint64_t> words_;
   std::vector<std::uint64_t> blocks_;  // what change(percent) has written to each; 0: nothing
+  std::map<CUdeviceptr, unsigned char> flips_;  // bits that differ since, by address
   std::mt19937_64 random_{49};
   std::vector<CUdeviceptr> pieces_;
 };
@@ -308,6 +334,9 @@ int hold(const Options& options) {
       std::cout << "ok" << std::endl;
     } else if (line.starts_with("change ")) {
       holder.change(std::atoi(line.c_str() + std::strlen("change ")));
+      std::cout << "ok" << std::endl;
+    } else if (line.starts_with("flip ")) {
+      holder.flip(std::strtoull(line.c_str() + std::strlen("flip "), nullptr, 10));
       std::cout << "ok" << std::endl;
     } else if (line == "check") {
       std::cout << (holder.check() ? "ok" : "wrong") << std::endl;
