@@ -101,6 +101,16 @@ def training(machine):
     yield from ceiling(machine, name, 1, size, {"pause": "out"})
 
 
+@part(gpus=1, limit=60)
+def free_beside_copy(machine):
+    """Whether the driver unmaps and frees memory while a copy of other memory runs."""
+    machine.bench.stop_broker()
+    size = machine.heap_bytes // 2
+    report = json.loads(machine.run([machine.program("amem_handle_bench"), "beside", size // MIB, machine.runs, HANDLE // MIB]))
+    for work, figure in report["ms"].items():
+        yield from_report(f"free beside a copy, 2 x {size // MIB} MiB, handles of {HANDLE // MIB} MiB", work, "the driver alone", figure)
+
+
 class OtherUser:
     """nobody, with copies of what it runs: the originals may lie where it may not go. Skip: this machine does not let us, and why."""
 

@@ -2,14 +2,17 @@
 //
 //   amem_handle_bench [MIB [RUNS [SIZE...]]]      4096 MiB, 5 runs, sizes of a handle in MiB
 //   amem_handle_bench pool [MIB [RUNS [SIZE]]]    host memory: 16384 MiB, 5 runs, of 1024 MiB each
+//   amem_handle_bench beside [MIB [RUNS [SIZE]]]  4096 MiB, 5 runs, handles of 20 MiB
 //
 // A line of JSON for each size, and for each again with the memory of another device, if there is
 // one: milliseconds per GiB that one process spends on creating and exporting so much memory,
 // importing and mapping it, granting a device access, unmapping it, and closing what keeps it, and
 // on both of these. `pool`: GiB/s of memory like the pool's, on the NUMA nodes of all devices, that
 // one thread creates and exports, and a thread for each node at the same time, if there are several
-// nodes. The first run is a warm-up. Exit status: 0, 1 on an error, 2 wrong arguments, 77 without a
-// GPU.
+// nodes. `beside`: milliseconds of a copy of so much memory to the host, of unmapping and closing
+// as much other memory in handles of this size, of both at the same time, and of the unmapping and
+// closing while that copy runs. The first run is a warm-up. Exit status: 0, 1 on an error, 2 wrong
+// arguments, 77 without a GPU.
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,6 +48,10 @@ struct Costs {  // milliseconds per GiB
 
 struct PoolSpeeds {  // GiB/s
   Samples one_thread, thread_per_node;
+};
+
+struct Beside {  // milliseconds
+  Samples copy, unmap_and_close, both, unmap_and_close_meanwhile;
 };
 
 class Trial {
@@ -112,6 +119,71 @@ class Trial {
       if (run > 0) speeds.thread_per_node.add(1000 * gib / together);
     }
     return speeds;
+  }
+
+  /// Whether memory can be freed while a copy engine copies other memory of device 0.
+  Beside free_beside_copy(std::uint64_t size, const Options& options) {
+    const std::uint64_t count = options.bytes / size;
+    const std::uint64_t bytes = count * size;
+    CUdeviceptr address = 0;
+    CUdeviceptr copied = 0;
+    void* host = nullptr;
+    CUstream stream = nullptr;
+    must(driver_.cuMemAddressReserve_(&address, bytes, 0, 0, 0), "cuMemAddressReserve");
+    must(driver_.cuMemAddressReserve_(&copied, bytes, 0, 0, 0), "cuMemAddressReserve");
+    must(driver_.cuMemHostAlloc_(&host, bytes, 0), "cuMemHostAlloc");
+    must(driver_.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    const int kept = create({CU_MEM_LOCATION_TYPE_DEVICE, {0}}, bytes);
+    import(kept, copied, bytes);
+    grant(copied, bytes);
+    std::vector<int> descriptors(count, -1);
+    const auto make = [&] {
+      for (std::uint64_t i = 0; i < count; ++i) {
+        descriptors[i] = create({CU_MEM_LOCATION_TYPE_DEVICE, {0}}, size);
+        import(descriptors[i], address + i * size, size);
+        grant(address + i * size, size);
+      }
+    };
+    const auto free = [&] {
+      for (std::uint64_t i = 0; i < count; ++i) {
+        must(driver_.cuMemUnmap_(address + i * size, size), "cuMemUnmap");
+        ::close(descriptors[i]);
+      }
+    };
+    const auto begin_copy = [&] {
+      must(driver_.cuMemcpyDtoHAsync_(host, copied, bytes, stream), "cuMemcpyDtoHAsync");
+    };
+    const auto end_copy = [&] {
+      must(driver_.cuStreamSynchronize_(stream), "cuStreamSynchronize");
+    };
+    Beside beside;
+    for (int run = 0; run <= options.runs; ++run) {
+      const double copy = timed([&] {
+        begin_copy();
+        end_copy();
+      });
+      make();
+      const double freed = timed(free);
+      make();
+      double meanwhile = 0;
+      const double both = timed([&] {
+        begin_copy();
+        meanwhile = timed(free);
+        end_copy();
+      });
+      if (run == 0) continue;
+      beside.copy.add(copy);
+      beside.unmap_and_close.add(freed);
+      beside.both.add(both);
+      beside.unmap_and_close_meanwhile.add(meanwhile);
+    }
+    must(driver_.cuMemUnmap_(copied, bytes), "cuMemUnmap");
+    ::close(kept);
+    must(driver_.cuMemAddressFree_(copied, bytes), "cuMemAddressFree");
+    must(driver_.cuMemAddressFree_(address, bytes), "cuMemAddressFree");
+    must(driver_.cuStreamDestroy_(stream), "cuStreamDestroy");
+    // The host memory is freed when the process ends.
+    return beside;
   }
 
   void must(CUresult result, const char* call) const {
@@ -182,6 +254,15 @@ void print(std::size_t nodes, const PoolSpeeds& speeds) {
       nodes, speeds.one_thread.json().c_str(), speeds.thread_per_node.json().c_str());
 }
 
+void print(std::uint64_t size, const Beside& beside) {
+  std::printf(
+      "{\"handle_bytes\":%llu,\"ms\":{\"a copy\":%s,\"unmap and close\":%s,\"both at once\":%s,"
+      "\"unmap and close, beside the copy\":%s}}\n",
+      static_cast<unsigned long long>(size), beside.copy.json().c_str(),
+      beside.unmap_and_close.json().c_str(), beside.both.json().c_str(),
+      beside.unmap_and_close_meanwhile.json().c_str());
+}
+
 /// Of all devices, as the broker finds them for its pool.
 std::vector<int> numa_nodes(const Driver& driver, int devices) {
   std::set<int> nodes;
@@ -202,15 +283,17 @@ int run(int argc, char** argv) {
   Options options;
   std::vector<std::uint64_t> numbers;
   const bool pool = argc > 1 && std::strcmp(argv[1], "pool") == 0;
+  const bool beside = argc > 1 && std::strcmp(argv[1], "beside") == 0;
   if (pool) {
     options.bytes = 16ULL << 30;
     options.sizes = {1024};
   }
-  for (int i = pool ? 2 : 1; i < argc; ++i) {
+  if (beside) options.sizes = {20};
+  for (int i = pool || beside ? 2 : 1; i < argc; ++i) {
     char* end = nullptr;
     numbers.push_back(std::strtoull(argv[i], &end, 10));
     if (numbers.back() > 0 && numbers.back() <= 1U << 20U && *end == '\0') continue;
-    std::fprintf(stderr, "usage: %s [pool] [MIB [RUNS [SIZE...]]]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [pool|beside] [MIB [RUNS [SIZE...]]]\n", argv[0]);
     return 2;
   }
   if (!numbers.empty()) options.bytes = numbers[0] << 20U;
@@ -234,6 +317,11 @@ int run(int argc, char** argv) {
   if (pool) {
     const std::vector<int> nodes = numa_nodes(driver, devices);
     print(nodes.size(), trial.make_pool(nodes, options.sizes[0] << 20U, options));
+    return 0;
+  }
+  if (beside) {
+    const std::uint64_t size = options.sizes[0] << 20U;
+    print(size, trial.free_beside_copy(size, options));
     return 0;
   }
   for (int there = 0; there < std::min(devices, 2); ++there)
