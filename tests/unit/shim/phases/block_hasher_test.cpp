@@ -179,34 +179,9 @@ TEST_F(BlockHasherTest, ComparesWithThePool) {
             std::string::npos);
 }
 
-CUresult load_result = CUDA_SUCCESS;
-int loads = 0;
-
 TEST_F(BlockHasherTest, WhereThereWasNoMemoryForTheKernelsTheNextPhaseTriesAgain) {
-  static const Driver* real;
-  real = &driver();
-  Driver failing = driver();
-  failing.cuModuleLoadData_ = [](CUmodule* module, const void* image) {
-    ++loads;
-    return load_result == CUDA_SUCCESS ? real->cuModuleLoadData_(module, image) : load_result;
-  };
-  for (const auto& [result, tries] :
-       {std::pair(CUDA_ERROR_OUT_OF_MEMORY, 2), std::pair(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 1)}) {
-    loads = 0;
-    load_result = result;
-    BlockHasher other(failing, devices());
-    for (int i = 0; i < 3; ++i) other.prepare(0);
-    EXPECT_FALSE(other.serves(piece(0, kGroup)));
-    EXPECT_EQ(loads, 1) << "once in a phase";
-    other.finish();
-    load_result = CUDA_SUCCESS;
-    other.prepare(0);
-    EXPECT_EQ(loads, tries);
-    EXPECT_EQ(other.serves(piece(0, kGroup)), tries == 2);
-    other.finish();
-    other.prepare(0);
-    EXPECT_EQ(loads, tries);
-  }
+  check_what_is_loaded_again<BlockHasher>(
+      [this](BlockHasher& other) { return other.serves(piece(0, kGroup)); });
 }
 
 TEST_F(BlockHasherTest, OtherDevicesAndUnalignedPiecesAreNotServed) {

@@ -135,34 +135,9 @@ TEST_F(SparseCopierTest, WhatCannotBePreparedLeavesNothing) {
   EXPECT_EQ(registered, 0);
 }
 
-CUresult load_result = CUDA_SUCCESS;
-int loads = 0;
-
 TEST_F(SparseCopierTest, WhereThereWasNoMemoryForTheKernelsTheNextPhaseTriesAgain) {
-  static const Driver* real;
-  real = &driver();
-  Driver failing = driver();
-  failing.cuModuleLoadData_ = [](CUmodule* module, const void* image) {
-    ++loads;
-    return load_result == CUDA_SUCCESS ? real->cuModuleLoadData_(module, image) : load_result;
-  };
-  for (const auto& [result, tries] :
-       {std::pair(CUDA_ERROR_OUT_OF_MEMORY, 2), std::pair(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 1)}) {
-    loads = 0;
-    load_result = result;
-    SparseCopier other(failing, devices());
-    for (int i = 0; i < 3; ++i) other.prepare(0);
-    EXPECT_FALSE(other.offer(piece(0, kGroup)));
-    EXPECT_EQ(loads, 1) << "once in a phase";
-    EXPECT_TRUE(other.finish().ok());
-    load_result = CUDA_SUCCESS;
-    other.prepare(0);
-    EXPECT_EQ(loads, tries);
-    EXPECT_EQ(other.offer(piece(0, kGroup)), tries == 2);
-    EXPECT_TRUE(other.finish().ok());
-    other.prepare(0);
-    EXPECT_EQ(loads, tries);
-  }
+  check_what_is_loaded_again<SparseCopier>(
+      [this](SparseCopier& other) { return other.offer(piece(0, kGroup)); });
 }
 
 /// The driver, which runs the first kernels only when the device has been given another.
