@@ -58,16 +58,15 @@ BlockHasher::~BlockHasher() {
 }
 
 void BlockHasher::prepare(int ordinal) {
-  if (!tried_.insert(ordinal).second) return;
+  if (!attempts_.begin(ordinal)) return;
   Device device;
   const CUresult r = make(ordinal, device);
   if (r == CUDA_SUCCESS) {
     ready_[ordinal] = std::move(device);
     return;
   }
-  const bool no_memory = r == CUDA_ERROR_OUT_OF_MEMORY;
-  if (no_memory) no_memory_.insert(ordinal);
-  if (!std::exchange(told_, true))
+  const bool no_memory = attempts_.failed(ordinal, r);
+  if (!std::exchange(logged_, true))
     log_info(driver_.error(r, "the kernels that find unchanged blocks" + on(ordinal)).text() +
              "; each pause copies all bytes that it keeps" +
              (no_memory ? ", until there is space for them" : ""));
@@ -78,9 +77,9 @@ CUresult BlockHasher::make(int ordinal, Device& device) {
   if (use.result() != CUDA_SUCCESS) return use.result();
   const std::pair<CUfunction*, const char*> kernels[] = {
       {&device.key, block_hash::kKeyKernel},
-      {&device.hash, block_hash::kHashKernel},
-      {&device.compare, block_hash::kCompareKernel},
-      {&device.copy, block_hash::kCopyKernel}};
+      {&device.hash.function, block_hash::kHashKernel},
+      {&device.compare.function, block_hash::kCompareKernel},
+      {&device.copy.function, block_hash::kCopyKernel}};
   CUresult r = load_kernels(driver_, ordinal, kBlockHashPtx, kernels, device.kernels);
   constexpr std::uint64_t kTable = kSpace * kGroupBytes;
   if (r == CUDA_SUCCESS) r = device.table.make(driver_, kTable + kTrialBytes + sizeof(Key));
@@ -102,10 +101,9 @@ CUresult BlockHasher::make(int ordinal, Device& device) {
     once.piece.length = sparse::kUnit;
     once.piece.address = reinterpret_cast<std::uintptr_t>(trial) + kGroupBytes;
     once.piece.pool = once.piece.address + sparse::kUnit;
-    for (CUfunction Device::*const kernel : {&Device::hash, &Device::compare, &Device::copy})
+    for (const GroupKernel& kernel : {device.hash, device.compare, device.copy})
       if (r == CUDA_SUCCESS)
-        r = launch_groups(driver_, group_kernel(device, kernel), device.kernels.stream, trial,
-                          std::span(&once, 1));
+        r = launch_groups(driver_, kernel, device.kernels.stream, trial, std::span(&once, 1));
   }
   if (r == CUDA_SUCCESS) return CUDA_SUCCESS;
   if (device.kernels.stream != nullptr) devices_.wait(ordinal, device.kernels.stream);
@@ -167,18 +165,12 @@ Status BlockHasher::compare(std::span<const Piece> pieces) {
   return ran.ok() ? result : ran;
 }
 
-GroupKernel BlockHasher::group_kernel(const Device& device, CUfunction Device::*kernel) {
-  return kernel == &Device::copy
-             ? GroupKernel{device.copy, sparse::kCopyThreads, sparse::kCopyParts}
-             : GroupKernel{device.*kernel, block_hash::kThreads};
-}
-
 std::span<sparse::Entry> BlockHasher::entries(const Device& device, const Part& part) {
   return part_of_table<sparse::Entry>(device.table.get(), part.listed.first_entry,
                                       entries_of(part.listed.piece));
 }
 
-Status BlockHasher::run(CUfunction Device::*kernel, std::span<const Piece> pieces,
+Status BlockHasher::run(GroupKernel Device::*kernel, std::span<const Piece> pieces,
                         const Visit& fill, const Visit& done) {
   // What of each device's pieces is left: all from this piece and group on.
   struct Rest {
@@ -217,8 +209,8 @@ Status BlockHasher::run(CUfunction Device::*kernel, std::span<const Piece> piece
       LocalDevices::Use use(devices_, ordinal);
       CUresult r = use.result();
       if (r == CUDA_SUCCESS)
-        r = launch_groups(driver_, group_kernel(device, kernel), device.kernels.stream,
-                          device.table.get(), listed);
+        r = launch_groups(driver_, device.*kernel, device.kernels.stream, device.table.get(),
+                          listed);
       if (r != CUDA_SUCCESS) return driver_.error(r, "looking for unchanged blocks" + on(ordinal));
     }
     for (auto it = rests.begin(); it != rests.end();) {

@@ -10,9 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <set>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "common/block_hash.h"
@@ -36,14 +34,11 @@ class BlockHasher {
   /// tried again in the next phase. REQUIRES: the device is in use.
   void prepare(int device);
   /// Ends the phase.
-  void finish() {
-    for (const int device : std::exchange(no_memory_, {})) tried_.erase(device);
-  }
+  void finish() { attempts_.end_phase(); }
   /// The program has reset this device: all of it went with the context.
   void forget(int device) {
     ready_.erase(device);
-    tried_.erase(device);
-    no_memory_.erase(device);
+    attempts_.forget(device);
   }
 
   bool serves(const Piece& piece) const;
@@ -66,9 +61,9 @@ class BlockHasher {
   struct Device {
     LoadedKernels kernels;
     CUfunction key = nullptr;
-    CUfunction hash = nullptr;
-    CUfunction compare = nullptr;
-    CUfunction copy = nullptr;
+    GroupKernel hash{nullptr, block_hash::kThreads};
+    GroupKernel compare{nullptr, block_hash::kThreads};
+    GroupKernel copy{nullptr, sparse::kCopyThreads, sparse::kCopyParts};
     PinnedMemory table;
     block_hash::Hash zero{};  // of a whole block of zeros
   };
@@ -82,19 +77,17 @@ class BlockHasher {
   using Visit = std::function<void(const Device&, const Part&)>;
 
   CUresult make(int ordinal, Device& device);
-  static GroupKernel group_kernel(const Device& device, CUfunction Device::*kernel);
   static std::span<sparse::Entry> entries(const Device& device, const Part& part);
   /// Serves all groups of the pieces. Calls `fill` with each part before the kernel runs, when the
   /// table has zeros for it, and `done` when the table has what the kernel has written.
-  Status run(CUfunction Device::*kernel, std::span<const Piece> pieces, const Visit& fill,
+  Status run(GroupKernel Device::*kernel, std::span<const Piece> pieces, const Visit& fill,
              const Visit& done);
   Status wait(int ordinal, const Device& device);
 
   const Driver& driver_;
   LocalDevices& devices_;
-  std::set<int> tried_;      // what prepare() need not try again
-  std::set<int> no_memory_;  // of these, in this phase
-  bool told_ = false;        // of what could not be had
+  LoadAttempts attempts_;
+  bool logged_ = false;  // that kernels are missing
   std::map<int, Device> ready_;
 };
 

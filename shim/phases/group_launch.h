@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -38,6 +39,30 @@ CUresult load_kernels(const Driver& driver, int device, const char* ptx,
 /// Also of what load_kernels() has made before an error. REQUIRES: as load_kernels(); all launches
 /// have ended.
 void unload_kernels(const Driver& driver, const LoadedKernels& kernels);
+
+/// On which devices kernels were tried: on each once, and where there was no memory for them again
+/// in the next phase.
+class LoadAttempts {
+ public:
+  /// Whether to try now.
+  bool begin(int device) { return tried_.insert(device).second; }
+  /// The attempt ended with this error. True: the next phase tries again.
+  bool failed(int device, CUresult error) {
+    return error == CUDA_ERROR_OUT_OF_MEMORY && no_memory_.insert(device).second;
+  }
+  void end_phase() {
+    for (const int device : std::exchange(no_memory_, {})) tried_.erase(device);
+  }
+  /// The program has reset the device.
+  void forget(int device) {
+    tried_.erase(device);
+    no_memory_.erase(device);
+  }
+
+ private:
+  std::set<int> tried_;
+  std::set<int> no_memory_;  // of these, in this phase
+};
 
 /// The piece has so many groups.
 std::uint32_t entries_of(const Piece& piece);

@@ -101,7 +101,8 @@ Status Mover::save(const amem_v1_Copies& copies) {
     piece.left_out = left_out(piece.id);
     piece.place = at;
     // Bytes that need not be saved change all the time: the copiers leave them out.
-    if (copy.hash) hasher_.prepare(piece.device);  // the last broker had no use for hashes
+    // The broker that this rank joined may have asked for no hashes, and another one goes on.
+    if (copy.hash) hasher_.prepare(piece.device);
     piece.hash = copy.hash && piece.left_out == nullptr && hasher_.serves(piece);
     if (known && piece.hash) {
       to_compare_.push_back(piece);

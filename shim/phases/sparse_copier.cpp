@@ -32,15 +32,14 @@ void SparseCopier::settle(int ordinal, const Device& device) {
 }
 
 void SparseCopier::prepare(int ordinal) {
-  if (!tried_.insert(ordinal).second) return;
+  if (!attempts_.begin(ordinal)) return;
   Device device;
   const CUresult r = make(ordinal, device);
   if (r == CUDA_SUCCESS) {
     ready_[ordinal] = std::move(device);
     return;
   }
-  const bool no_memory = r == CUDA_ERROR_OUT_OF_MEMORY;
-  if (no_memory) no_memory_.insert(ordinal);
+  const bool no_memory = attempts_.failed(ordinal, r);
   if (!std::exchange(warned_, true))
     log_warn(driver_.error(r, "the kernels of sparse copies" + on(ordinal)).text() +
              ". amem copies all bytes, with the zeros, and AMEM_VERIFY has no effect" +
@@ -83,8 +82,7 @@ CUresult SparseCopier::make(int ordinal, Device& device) {
 
 void SparseCopier::forget(int ordinal) {
   ready_.erase(ordinal);
-  tried_.erase(ordinal);
-  no_memory_.erase(ordinal);
+  attempts_.forget(ordinal);
 }
 
 bool SparseCopier::serves(const Piece& piece) const {
@@ -270,7 +268,7 @@ CUresult SparseCopier::launch_words(const Device& device, std::uint32_t first,
 
 Status SparseCopier::finish() {
   Status result;
-  for (const int ordinal : std::exchange(no_memory_, {})) tried_.erase(ordinal);
+  attempts_.end_phase();
   for (auto& [ordinal, device] : ready_) {
     device.offered.clear();
     device.scanned = 0;

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <map>
-#include <set>
 #include <span>
 #include <vector>
 
@@ -108,8 +107,7 @@ class SparseCopier final : public FormCopier {
 
   const Driver& driver_;
   LocalDevices& devices_;
-  std::set<int> tried_;      // what prepare() need not try again
-  std::set<int> no_memory_;  // of these, in this phase
+  LoadAttempts attempts_;
   std::map<int, Device> ready_;
   bool warned_ = false;
 };

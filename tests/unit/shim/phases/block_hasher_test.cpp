@@ -181,7 +181,8 @@ TEST_F(BlockHasherTest, ComparesWithThePool) {
 
 TEST_F(BlockHasherTest, WhereThereWasNoMemoryForTheKernelsTheNextPhaseTriesAgain) {
   check_what_is_loaded_again<BlockHasher>(
-      [this](BlockHasher& other) { return other.serves(piece(0, kGroup)); });
+      [this](BlockHasher& other) { return other.serves(piece(0, kGroup)); },
+      [](BlockHasher& other) { other.finish(); });
 }
 
 TEST_F(BlockHasherTest, OtherDevicesAndUnalignedPiecesAreNotServed) {

@@ -137,7 +137,8 @@ TEST_F(SparseCopierTest, WhatCannotBePreparedLeavesNothing) {
 
 TEST_F(SparseCopierTest, WhereThereWasNoMemoryForTheKernelsTheNextPhaseTriesAgain) {
   check_what_is_loaded_again<SparseCopier>(
-      [this](SparseCopier& other) { return other.offer(piece(0, kGroup)); });
+      [this](SparseCopier& other) { return other.offer(piece(0, kGroup)); },
+      [](SparseCopier& other) { EXPECT_TRUE(other.finish().ok()); });
 }
 
 /// The driver, which runs the first kernels only when the device has been given another.
