@@ -128,7 +128,8 @@ std::uint64_t unchanged_bytes(const v1::PastOperation& pause) {
   return bytes;
 }
 
-/// What a pause would find in the pool, by what the last one found of these tags.
+/// Bytes of the chosen tags that a pause need not copy, if as much of each tag is unchanged as at
+/// the last pause.
 std::uint64_t still_unchanged(const CommandLine& o, const v1::GroupInfo& group,
                               const v1::PastOperation& last) {
   std::uint64_t bytes = 0;
@@ -143,14 +144,15 @@ std::uint64_t still_unchanged(const CommandLine& o, const v1::GroupInfo& group,
   return bytes;
 }
 
-/// From the group's last pause, else from what the node's others copied in their time.
+/// From the group's last pause (null: there is none), else from what the node's others copied in
+/// their time.
 void estimate(const CommandLine& o, const v1::GroupInfo& group,
-              const v1::ListHistoryResponse& history, GroupForecast& f) {
-  const v1::PastOperation* last = last_pause(f.group, history);
+              const v1::ListHistoryResponse& history, const v1::PastOperation* last,
+              GroupForecast& f) {
   if (last != nullptr)
     f.unchanged_bytes = std::min(f.copied_bytes, still_unchanged(o, group, *last));
   const std::uint64_t copies = f.copied_bytes - f.unchanged_bytes;
-  // What the last pause did not copy, this one may have to, if others have got the space since.
+  // If others have taken the space since, a pause copies also what the last one did not.
   const bool alike = last != nullptr && f.unchanged_bytes >= unchanged_bytes(*last) / 8 * 7;
   if (alike && is_whole(o)) {
     const std::uint64_t save = std::min(save_us(*last), last->us());
@@ -170,7 +172,7 @@ void estimate(const CommandLine& o, const v1::GroupInfo& group,
   std::uint64_t count = 0;
   for (const v1::PastOperation& each : history.operations()) {
     if (!is_plain_pause(each) || each.bytes() == 0 || save_us(each) == 0) continue;
-    if (unchanged_bytes(each) > each.bytes() / 8) continue;  // its time is not that of copies
+    if (unchanged_bytes(each) > each.bytes() / 8) continue;  // its save hardly copied
     bytes += each.bytes();
     copying += save_us(each);
     rest += less(each.us(), save_us(each));
@@ -234,11 +236,11 @@ Result<Forecast> forecast_pause(const CommandLine& o, const Known& known) {
                     "group " + name + " would not be paused: other groups have " +
                         format_bytes(of.guest_bytes) + " of it open. `amemctl groups " + name +
                         "` names them. --guests pin leaves this memory on the GPU");
-    estimate(o, group, known.history, of);
+    const v1::PastOperation* last = last_pause(group.name(), known.history);
+    estimate(o, group, known.history, last, of);
     forecast.copied_bytes += of.copied_bytes;
     by_owner[group.owner()] += of.copied_bytes;
-    const v1::PastOperation* last = is_whole(o) ? last_pause(group.name(), known.history) : nullptr;
-    if (last != nullptr)
+    if (last != nullptr && is_whole(o))
       forecast.last_bytes += last->bytes() + unchanged_bytes(*last);
     else
       measured = false;
