@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The checks that build nothing: scripts, folders and includes, pages, board and alerts, chart, layout. CI runs them, and so does
-# whoever is about to commit: they take 20 seconds. Needs the packages of deploy/deps.sh --dev.
+# The checks that build nothing: scripts, folders and includes, pages, board and alerts, chart, layout. Run it before
+# each commit. CI runs it too. It takes 20 seconds. Needs the packages of deploy/deps.sh --dev.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -112,7 +112,7 @@ def free_beside_copy(machine):
 
 
 class OtherUser:
-    """nobody, with copies of what it runs: the originals may lie where it may not go. Skip: this machine does not let us, and why."""
+    """Runs programs as the user nobody, from copies that this user can read. Raises Skip if this machine does not allow it."""
 
     def __init__(self, machine):
         if os.geteuid() != 0 or shutil.which("setpriv") is None:

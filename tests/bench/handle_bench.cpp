@@ -7,12 +7,12 @@
 // A line of JSON for each size, and for each again with the memory of another device, if there is
 // one: milliseconds per GiB that one process spends on creating and exporting so much memory,
 // importing and mapping it, granting a device access, unmapping it, and closing what keeps it, and
-// on both of these. `pool`: GiB/s of memory like the pool's, on the NUMA nodes of all devices, that
-// one thread creates and exports, and a thread for each node at the same time, if there are several
-// nodes. `beside`: milliseconds of a copy of so much memory to the host, of unmapping and closing
-// as much other memory in handles of this size, of both at the same time, and of the unmapping and
-// closing while that copy runs. The first run is a warm-up. Exit status: 0, 1 on an error, 2 wrong
-// arguments, 77 without a GPU.
+// on the last two together. `pool`: GiB/s of memory like the pool's, on the NUMA nodes of all
+// devices, that one thread creates and exports, and a thread for each node at the same time, if
+// there are several nodes. `beside`: milliseconds of a copy of so much memory to the host, of
+// unmapping and closing as much other memory in handles of this size, of both at the same time, and
+// of the unmapping and closing while that copy runs. The first run is a warm-up. Exit status: 0, 1
+// on an error, 2 wrong arguments, 77 without a GPU.
 #include <unistd.h>
 
 #include <algorithm>
