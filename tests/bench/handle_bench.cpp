@@ -11,8 +11,9 @@
 // devices, that one thread creates and exports, and a thread for each node at the same time, if
 // there are several nodes. `beside`: milliseconds of a copy of so much memory to the host, of
 // unmapping and closing as much other memory in handles of this size, of both at the same time, and
-// of the unmapping and closing while that copy runs. The first run is a warm-up. Exit status: 0, 1
-// on an error, 2 wrong arguments, 77 without a GPU.
+// of the unmapping and closing while that copy runs; and where the process keeps the handles: of
+// the unmapping while the copy runs, of then releasing them, and of closing. The first run is a
+// warm-up. Exit status: 0, 1 on an error, 2 wrong arguments, 77 without a GPU.
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,6 +53,7 @@ struct PoolSpeeds {  // GiB/s
 
 struct Beside {  // milliseconds
   Samples copy, unmap_and_close, both, unmap_and_close_meanwhile;
+  Samples unmap_meanwhile, release_after, close_after;  // with the handles kept
 };
 
 class Trial {
@@ -171,7 +173,28 @@ class Trial {
         meanwhile = timed(free);
         end_copy();
       });
+      make();
+      std::vector<CUmemGenericAllocationHandle> handles(count);
+      begin_copy();
+      const double unmapped = timed([&] {
+        for (std::uint64_t i = 0; i < count; ++i) {
+          const CUdeviceptr at = address + i * size;
+          must(driver_.cuMemRetainAllocationHandle_(&handles[i], reinterpret_cast<void*>(at)),
+               "cuMemRetainAllocationHandle");
+          must(driver_.cuMemUnmap_(at, size), "cuMemUnmap");
+        }
+      });
+      end_copy();
+      const double released = timed([&] {
+        for (const auto handle : handles) must(driver_.cuMemRelease_(handle), "cuMemRelease");
+      });
+      const double closed = timed([&] {
+        for (int fd : descriptors) ::close(fd);
+      });
       if (run == 0) continue;
+      beside.unmap_meanwhile.add(unmapped);
+      beside.release_after.add(released);
+      beside.close_after.add(closed);
       beside.copy.add(copy);
       beside.unmap_and_close.add(freed);
       beside.both.add(both);
@@ -257,10 +280,12 @@ void print(std::size_t nodes, const PoolSpeeds& speeds) {
 void print(std::uint64_t size, const Beside& beside) {
   std::printf(
       "{\"handle_bytes\":%llu,\"ms\":{\"a copy\":%s,\"unmap and close\":%s,\"both at once\":%s,"
-      "\"unmap and close, beside the copy\":%s}}\n",
+      "\"unmap and close, beside the copy\":%s,\"unmap beside the copy, handles kept\":%s,"
+      "\"release of kept handles\":%s,\"close, nothing else left\":%s}}\n",
       static_cast<unsigned long long>(size), beside.copy.json().c_str(),
       beside.unmap_and_close.json().c_str(), beside.both.json().c_str(),
-      beside.unmap_and_close_meanwhile.json().c_str());
+      beside.unmap_and_close_meanwhile.json().c_str(), beside.unmap_meanwhile.json().c_str(),
+      beside.release_after.json().c_str(), beside.close_after.json().c_str());
 }
 
 /// Of all devices, as the broker finds them for its pool.
