@@ -167,6 +167,7 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
 
   o.nvls = read_flag(getenv, "AMEM_NVLS", false, complaints);
   o.verify = read_flag(getenv, "AMEM_VERIFY", false, complaints);
+  o.unmap_ahead = read_flag(getenv, "AMEM_UNMAP_AHEAD", true, complaints);
 
   const char* source = value_of(getenv, "AMEM_GROUP").empty() ? "AMEM_GROUPID" : "AMEM_GROUP";
   if (const std::string_view group = value_of(getenv, source); !group.empty()) {

@@ -54,6 +54,7 @@ struct Options {
   std::string trace;           // AMEM_TRACE: file to write calls to; %p is the pid
   bool nvls = false;           // AMEM_NVLS=1: NCCL may use multicast, with brokered memory
   bool verify = false;         // AMEM_VERIFY=1: checksums of what is saved and loaded
+  bool unmap_ahead = true;     // AMEM_UNMAP_AHEAD=0: a pause unmaps nothing before all is saved
   // AMEM_SLAB: MiB, bytes here; 0: no slabs; nothing: as the device's memory allows
   std::optional<std::uint64_t> slab_size;
   bool gate_waits = true;                       // AMEM_GATE=wait|error

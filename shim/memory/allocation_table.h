@@ -63,7 +63,8 @@ struct HeldAllocation {
   bool guest = false;     // another group's; its tag is that group's, too
   bool shared = false;    // a peer may have been given a ticket for it
   bool own = false;       // this process has made the memory itself
-  bool resident = true;   // physical memory is here
+  bool resident = true;   // physical memory is here, and mapped as the program wants it
+  bool unmapped = false;  // else: it is here, and a pause has unmapped it ahead of its Release
   bool arriving = false;  // it has come back in a resume that has not ended
   Token token{};
   std::uint32_t refs = 0;          // handles the program holds
@@ -72,6 +73,9 @@ struct HeldAllocation {
   std::uint64_t real = 0;          // the driver's handle, 0: released (mappings keep the memory)
   std::uint64_t made = 0;          // likewise, of new memory that a resume is to bring back
   std::set<PinnedBy> pins;         // with one, it stays through a pause
+
+  /// Its memory has left.
+  bool away() const { return !resident && !unmapped; }
 };
 
 struct Mapping {
@@ -121,8 +125,10 @@ class AllocationTable {
     return a.refs == 0 && a.mapped_at.empty() && a.bindings == 0;
   }
   /// The driver's handle is still needed. Mappings alone do without; of memory that is only bound
-  /// it could not be fetched again.
-  static bool needs_real(const HeldAllocation& a) { return a.refs > 0 || a.bindings > 0; }
+  /// it could not be fetched again, and memory that is unmapped would be gone.
+  static bool needs_real(const HeldAllocation& a) {
+    return a.refs > 0 || a.bindings > 0 || (a.unmapped && !a.mapped_at.empty());
+  }
   void forget(std::uint64_t id) {
     allocations_.erase(id);
     empty_.store(allocations_.empty(), std::memory_order_release);

@@ -141,7 +141,7 @@ std::vector<amem_v1_Holding_Item> Holdings::list(
   for (const auto& [id, a] : table.allocations()) {
     std::uint32_t pins = 0;
     for (const PinnedBy& by : a.pins) pins |= 1U << static_cast<unsigned>(by.reason);
-    items.push_back({id, pins, !a.resident});
+    items.push_back({id, pins, a.away()});
   }
   for (const std::uint64_t id : given)
     if (table.find(id) == nullptr) items.push_back({id, 0, false});
@@ -158,14 +158,14 @@ bool Holdings::holds_nothing() { return table.empty(); }
 bool Holdings::is_paused(std::uint64_t id) {
   std::lock_guard lock(mutex);
   const HeldAllocation* a = table.find(id);
-  return a != nullptr && !a->resident;
+  return a != nullptr && a->away();
 }
 
 std::uint64_t Holdings::bytes_paused() {
   std::lock_guard lock(mutex);
   std::uint64_t bytes = 0;
   for (const auto& [id, a] : table.allocations())
-    if (!a.resident || a.arriving) bytes += a.size;
+    if (a.away() || a.arriving) bytes += a.size;
   return bytes;
 }
 
@@ -192,9 +192,9 @@ std::vector<Holdings::TagUsage> Holdings::usage() {
   std::map<std::pair<std::string, int>, TagUsage> found;
   for (const auto& [id, a] : table.allocations()) {
     TagUsage& usage = found.try_emplace({a.tag, a.device}, TagUsage{a.tag, a.device}).first->second;
-    (a.imported   ? usage.imported_bytes
-     : a.resident ? usage.resident_bytes
-                  : usage.paused_bytes) += a.size;
+    (a.imported ? usage.imported_bytes
+     : a.away() ? usage.paused_bytes
+                : usage.resident_bytes) += a.size;
     ++usage.allocations;
   }
   std::vector<TagUsage> usages;

@@ -130,21 +130,16 @@ Status Residency::take_paused(const std::function<bool(const HeldAllocation&)>& 
 
   std::vector<HeldAllocation*> going;
   for (auto& [id, a] : holdings_.table.allocations())
-    if (a.resident && a.pins.empty() && chosen(a)) going.push_back(&a);
+    if (!a.away() && a.pins.empty() && chosen(a)) going.push_back(&a);
   std::vector<Mapping*> mapped;
   for (HeldAllocation* a : going) {
     a->resident = false;
+    if (std::exchange(a->unmapped, false)) continue;
     // What is refused here and below is left to drop_leftovers().
     if (a->bindings > 0) multicast_.leave(a->id);
     for (const Address address : a->mapped_at) mapped.push_back(&holdings_.table.mapping(address));
   }
-  std::sort(mapped.begin(), mapped.end(), at_lower_address);
-  for (const AllocationTable::Run& run : AllocationTable::runs(mapped, false)) {
-    const Timed timed(timings_.unmap);
-    // Neighbours may come from different reservations, which a driver may refuse to unmap as one.
-    if (driver_.cuMemUnmap_(run.address, run.size) == CUDA_SUCCESS) continue;
-    for (Mapping* m : holdings_.table.overlapping(run.address, run.size)) m->stale = true;
-  }
+  unmap(std::move(mapped));
   for (HeldAllocation* a : going) {
     const Timed timed(timings_.release);
     ++timings_.handles;
@@ -156,6 +151,71 @@ Status Residency::take_paused(const std::function<bool(const HeldAllocation&)>& 
   for (const HeldAllocation* a : going)
     if (!is_stale(*a)) bytes += a->size;
   return status;
+}
+
+/// REQUIRES: the lock is held.
+void Residency::unmap(std::vector<Mapping*> mapped) {
+  std::sort(mapped.begin(), mapped.end(), at_lower_address);
+  for (const AllocationTable::Run& run : AllocationTable::runs(mapped, false)) {
+    const Timed timed(timings_.unmap);
+    // Neighbours may come from different reservations, which a driver may refuse to unmap as one.
+    if (driver_.cuMemUnmap_(run.address, run.size) == CUDA_SUCCESS) continue;
+    for (Mapping* m : holdings_.table.overlapping(run.address, run.size)) m->stale = true;
+  }
+}
+
+void Residency::unmap_ahead(std::span<const std::uint64_t> ids) {
+  std::lock_guard lock(holdings_.mutex);
+  std::vector<HeldAllocation*> going;
+  std::vector<Mapping*> mapped;
+  for (const std::uint64_t id : ids) {
+    HeldAllocation* a = holdings_.table.find(id);
+    if (a == nullptr || !a->resident || a->mapped_at.empty() || a->bindings > 0 ||
+        !a->pins.empty() || holdings_.ensure_real(*a) != CUDA_SUCCESS)
+      continue;
+    a->resident = false;
+    a->unmapped = true;
+    going.push_back(a);
+    for (const Address address : a->mapped_at) mapped.push_back(&holdings_.table.mapping(address));
+  }
+  unmap(std::move(mapped));
+  // What neighbours could not do together they may do one by one. The rest is left to leave().
+  for (HeldAllocation* a : going)
+    if (const Status s = drop_leftovers_of(*a); !s.ok()) log_debug(s.text());
+}
+
+Status Residency::map_again() {
+  std::lock_guard lock(holdings_.mutex);
+  Status first_error;
+  std::vector<Mapping*> mapped;
+  bool any = false;
+  for (auto& [id, a] : holdings_.table.allocations()) {
+    if (!a.unmapped) continue;
+    any = true;
+    std::vector<Mapping*> of_this;
+    CUresult r = CUDA_SUCCESS;
+    for (const Address address : a.mapped_at) {
+      Mapping& m = holdings_.table.mapping(address);
+      if (std::exchange(m.stale, false)) continue;  // the driver had refused to unmap this one
+      const Timed timed(timings_.map);
+      r = driver_.cuMemMap_(address, a.size, 0, a.real, 0);
+      if (r != CUDA_SUCCESS) break;
+      of_this.push_back(&m);
+    }
+    if (r != CUDA_SUCCESS) {
+      if (first_error.ok()) first_error = driver_.error(r, "mapping " + describe(a) + " again");
+      for (Mapping* m : of_this) drop_mapping(*m);
+      continue;
+    }
+    a.unmapped = false;
+    a.resident = true;
+    if (!AllocationTable::needs_real(a)) holdings_.drop_real(a);
+    mapped.insert(mapped.end(), of_this.begin(), of_this.end());
+  }
+  if (!any) return {};
+  const Status granted = grant(std::move(mapped));
+  Absence::update(holdings_);
+  return first_error.ok() ? granted : first_error;
 }
 
 CUresult Residency::drop_mapping(Mapping& mapping) {
@@ -292,9 +352,12 @@ Status Residency::arrive(std::uint64_t id, const char* getting, const GetMemory&
 
 Status Residency::finish_return(std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
-  std::vector<Mapping*> mapped;
-  mapped.swap(returned_);
   bytes = std::exchange(returned_bytes_, 0);
+  return grant(std::exchange(returned_, {}));
+}
+
+/// REQUIRES: the lock is held.
+Status Residency::grant(std::vector<Mapping*> mapped) {
   std::sort(mapped.begin(), mapped.end(), at_lower_address);
   for (const AllocationTable::Run& run : AllocationTable::runs(mapped, true)) {
     if (run.access.empty()) continue;

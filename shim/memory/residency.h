@@ -2,8 +2,10 @@
 // back with a resume. Service thread.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +34,14 @@ class Residency {
   Result<Site> site(std::uint64_t id);
   /// What the driver refuses is left to drop_leftovers().
   void drop_temporary_mappings();
+
+  /// Unmaps these already, if the program has mapped them and nothing else keeps them in place. The
+  /// driver's handles keep their memory, so that leave() takes it, or map_again() brings it back.
+  /// What the driver refuses stays mapped. REQUIRES: as of leave(); nothing uses them any more.
+  void unmap_ahead(std::span<const std::uint64_t> ids);
+  /// Maps the same memory again that unmap_ahead() has unmapped and no leave() has taken. What the
+  /// driver refuses to map is not lost, and a next call tries it again.
+  Status map_again();
 
   /// Unmaps and releases what has one of the tags (`except`: what has none of them), all of it when
   /// there are none; what is pinned stays, and with tags what is another group's. `bytes`: what
@@ -64,7 +74,7 @@ class Residency {
   /// The resume has ended: what came back is the program's again.
   void arrived();
 
-  /// What leave(), undo(), come_back() and finish_return() have spent since the last call.
+  /// What this has spent on driver calls since the last call.
   Timings take_timings() { return std::exchange(timings_, {}); }
 
  private:
@@ -73,6 +83,10 @@ class Residency {
                      std::uint64_t& bytes);
   using GetMemory = std::function<CUresult(HeldAllocation& a, CUmemGenericAllocationHandle* real)>;
   Status arrive(std::uint64_t id, const char* getting, const GetMemory& get);
+  /// Neighbours in one call. What the driver refuses is stale from then on.
+  void unmap(std::vector<Mapping*> mapped);
+  /// The access that the program has given, likewise.
+  Status grant(std::vector<Mapping*> mapped);
   CUresult drop_mapping(Mapping& mapping);
   bool is_stale(const HeldAllocation& a);
   Status drop_leftovers_of(HeldAllocation& a);

@@ -6,30 +6,28 @@
 namespace amem::shim {
 
 void CopyMarks::prepare(int device) {
-  if (devices_with_.contains(device)) return;
-  Device made;
+  Device& made = devices_with_[device];
+  if (made.spacing > 0) return;
   made.spacing = spacing_;
   for (std::size_t i = 0; i < kEvents; ++i) {
     CUevent event = nullptr;
     if (driver_.cuEventCreate_(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) break;
     made.free.push_back(event);
   }
-  devices_with_[device] = std::move(made);
 }
 
-void CopyMarks::queued(int device, CUstream stream, std::uint64_t bytes) {
-  const auto it = devices_with_.find(device);
-  if (it == devices_with_.end()) return;
-  Device& d = it->second;
+std::uint64_t CopyMarks::queued(int device, CUstream stream, std::uint64_t bytes) {
+  Device& d = devices_with_[device];
   d.queued += bytes;
   const auto due = [&d] {
     return d.queued - (d.marks.empty() ? 0 : d.marks.back().bytes) >= d.spacing;
   };
   if (due() && d.free.empty()) thin(d);
-  if (!due() || d.free.empty()) return;
-  if (driver_.cuEventRecord_(d.free.back(), stream) != CUDA_SUCCESS) return;
-  d.marks.push_back({d.free.back(), d.queued});
-  d.free.pop_back();
+  if (due() && !d.free.empty() && driver_.cuEventRecord_(d.free.back(), stream) == CUDA_SUCCESS) {
+    d.marks.push_back({d.free.back(), d.queued});
+    d.free.pop_back();
+  }
+  return d.queued;
 }
 
 /// Keeps the second, the fourth and so on: the last one, too.
@@ -46,7 +44,7 @@ void CopyMarks::thin(Device& device) {
 }
 
 void CopyMarks::follow(const Follow& how) {
-  if (!how.tell) return;
+  if (!how.tell && !how.reached) return;
   // Devices copy beside each other: the marks of all in the order of their places.
   struct Next {
     double place;
@@ -64,6 +62,8 @@ void CopyMarks::follow(const Follow& how) {
   std::stable_sort(all.begin(), all.end(),
                    [](const Next& a, const Next& b) { return a.place < b.place; });
   std::map<int, std::uint64_t> done;
+  if (how.reached)
+    for (const auto& [ordinal, device] : devices_with_) how.reached(ordinal, 0);
   auto told = std::chrono::steady_clock::now();
   for (const Next& next : all) {
     LocalDevices::Use use(devices_, next.device);
@@ -71,6 +71,8 @@ void CopyMarks::follow(const Follow& how) {
         driver_.cuEventSynchronize_(next.mark.event) != CUDA_SUCCESS)
       return;
     done[next.device] = next.mark.bytes;
+    if (how.reached) how.reached(next.device, next.mark.bytes);
+    if (!how.tell) continue;
     const auto now = std::chrono::steady_clock::now();
     if (now - told < how.interval) continue;
     told = now;
@@ -84,7 +86,7 @@ void CopyMarks::clear() {
   for (auto& [ordinal, device] : devices_with_) {
     for (const Mark& mark : device.marks) device.free.push_back(mark.event);
     device.marks.clear();
-    device.spacing = spacing_;
+    if (device.spacing > 0) device.spacing = spacing_;
     device.queued = 0;
   }
 }

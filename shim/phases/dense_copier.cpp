@@ -84,14 +84,22 @@ Status DenseCopier::copy(const Piece& piece, Way way) {
                                 std::to_string(piece.length) + " bytes of allocation " +
                                 std::to_string(piece.id) + " on device " +
                                 std::to_string(piece.device));
-  if (way != Way::kClear) marks_.queued(piece.device, stream.value(), piece.length);
+  if (way == Way::kClear) return {};
+  const std::uint64_t queued = marks_.queued(piece.device, stream.value(), piece.length);
+  if (way == Way::kSave) queued_[piece.id] = queued;
   return {};
+}
+
+std::uint64_t DenseCopier::queued(std::uint64_t id) const {
+  const auto it = queued_.find(id);
+  return it == queued_.end() ? 0 : it->second;
 }
 
 Status DenseCopier::finish() {
   marks_.follow(std::exchange(follow_, {}));
   marks_.clear();
   offered_.clear();
+  queued_.clear();
   error_ = {};
   Status result;
   for (const auto& [device, stream] : streams_) {

@@ -2,7 +2,9 @@
 // clears memory. It says how far its copies are (copy_marks.h). Service thread only.
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <unordered_map>
 #include <vector>
 
 #include "common/driver.h"
@@ -31,6 +33,9 @@ class DenseCopier final : public FormCopier {
   Status save_parts(const Piece& piece, std::span<const ByteRun> parts);
   /// Queues zeros for a piece that lies nowhere.
   Status clear(const Piece& piece);
+  /// Of copies that save this allocation: what CopyMarks::queued() has returned for the last one
+  /// since the last finish(). 0: there were none.
+  std::uint64_t queued(std::uint64_t id) const;
   /// Until finish(): who is told how far the copies are.
   void follow(const CopyMarks::Follow& how) { follow_ = how; }
 
@@ -45,6 +50,7 @@ class DenseCopier final : public FormCopier {
   CopyMarks::Follow follow_;
   std::map<int, CUstream> streams_;
   std::vector<Piece> offered_;
+  std::unordered_map<std::uint64_t, std::uint64_t> queued_;  // by allocation
   Status error_;  // of copies that have been queued since anybody asked
 };
 

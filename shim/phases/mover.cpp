@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -204,8 +205,47 @@ void Mover::settle(std::uint64_t& bytes) {
   bytes = std::exchange(bytes_, 0);
 }
 
+CopyMarks::Reached Mover::unmap_ahead(std::span<const Piece> saved) {
+  // Checksums are taken when all copies have ended.
+  if (!options_.unmap_ahead || options_.verify) return {};
+  struct Saved {
+    int device = 0;
+    std::uint64_t bytes = 0;
+    bool dense = true;  // the other forms' copiers do not say how far they are
+  };
+  std::map<std::uint64_t, Saved> allocations;
+  for (const Piece& piece : saved) {
+    Saved& whole = allocations[piece.id];
+    whole.device = piece.device;
+    whole.bytes += piece.length;
+    whole.dense = whole.dense && piece.form == Form::kDense;
+  }
+  using Queue = std::multimap<std::uint64_t, std::uint64_t>;  // allocations, by their last copies
+  std::map<int, Queue> queues;
+  bool copies = false;
+  for (const auto& [id, whole] : allocations) {
+    const std::uint64_t queued = copiers_.dense().queued(id);
+    copies = copies || queued > 0;
+    const auto known = memory_.handles.known(id);
+    if (whole.dense && known && known->size == whole.bytes)
+      queues[whole.device].emplace(queued, id);
+  }
+  if (!copies) return {};
+  return [this, queues = std::move(queues)](int device, std::uint64_t bytes) mutable {
+    Queue& queue = queues[device];
+    const auto end = queue.upper_bound(bytes);
+    std::vector<std::uint64_t> ids;
+    std::transform(queue.begin(), end, std::back_inserter(ids),
+                   [](const auto& each) { return each.second; });
+    queue.erase(queue.begin(), end);
+    if (ids.empty()) return;
+    memory_.residency.unmap_ahead(ids);
+    fault_point("unmappedAhead");
+  };
+}
+
 Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
-                          const CopyMarks::Follow& follow) {
+                          CopyMarks::Follow follow) {
   std::vector<Piece> saved;
   Status result = save_changed(saved);
   for (const auto& [form, copier] : copiers_.all()) {
@@ -220,7 +260,9 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
     }
   }
   for (const Piece& piece : saved) bytes_ += piece.stored - piece.unchanged;
+  // The hasher has read what it needs when this returns.
   if (result.ok()) result = hash(saved);
+  if (result.ok()) follow.reached = unmap_ahead(saved);
   if (Status s = wait(follow); result.ok()) result = s;
   if (result.ok()) {
     for (const Piece& piece : saved) backups_.add(piece);

@@ -60,9 +60,10 @@ class Mover {
   Status restore(std::uint64_t id, std::uint64_t size);
   /// Wait until all queued copies have ended, also after an error. `bytes`: how many went between
   /// device and pool. `stored`: what the broker cannot know, encoded forms and checksums.
-  /// `follow`: tells meanwhile how far they are.
+  /// `follow`: tells meanwhile how far they are. Allocations that have been saved may be unmapped
+  /// then (Residency::unmap_ahead()), also after an error.
   Status finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
-                     const CopyMarks::Follow& follow = {});
+                     CopyMarks::Follow follow = {});
   /// kDataLoss: what was loaded is not what was saved.
   Status finish_load(std::uint64_t& bytes, const CopyMarks::Follow& follow = {});
   /// Waits for whatever was queued; nobody wants to know what has come of it.
@@ -82,6 +83,9 @@ class Mover {
   Status save_changed(std::vector<Piece>& saved);
   /// Takes the hashes of what is copied meanwhile, as far as they are wanted and can be had.
   Status hash(std::vector<Piece>& saved);
+  /// Unmaps what this save has copied or need not copy while the copies of the rest run: what to do
+  /// when they have come so far. Nothing: none does.
+  CopyMarks::Reached unmap_ahead(std::span<const Piece> saved);
   Status wait(const CopyMarks::Follow& follow = {});
   /// The phase has ended.
   void settle(std::uint64_t& bytes);

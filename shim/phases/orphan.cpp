@@ -76,7 +76,7 @@ Result<std::vector<Orphan::Paused>> Orphan::restorable() {
   std::vector<Paused> paused;
   std::lock_guard lock(memory_.holdings.mutex);
   for (const auto& [id, a] : memory_.holdings.table.allocations()) {
-    if (a.resident && !a.arriving) continue;
+    if (!a.away() && !a.arriving) continue;
     const char* obstacle = nullptr;
     if (is_shared(a))
       obstacle = "other processes may share it";

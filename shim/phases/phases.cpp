@@ -202,9 +202,11 @@ void Phases::release(const amem_v1_Release& release) {
   for (pb_size_t i = 0; i < release.tags_count; ++i) tags.insert(release.tags[i]);
   const std::set<std::uint64_t> listed = std::exchange(listed_, {});
   std::uint64_t bytes = 0;
-  const Status s = release.undo     ? undo(bytes)
-                   : release.listed ? memory_.residency.leave(listed, bytes)
-                                    : memory_.residency.leave(tags, release.except, bytes);
+  Status s = release.undo     ? undo(bytes)
+             : release.listed ? memory_.residency.leave(listed, bytes)
+                              : memory_.residency.leave(tags, release.except, bytes);
+  // What a pause has unmapped and does not take.
+  if (const Status mapped = memory_.residency.map_again(); s.ok()) s = mapped;
   fault_point("releaseDone");
   copy_status_ = {};
   map_status_ = {};
@@ -291,18 +293,17 @@ void Phases::ask(const amem_v1_Ask& ask) {
   // The table of what a rank is asked for in one word.
   struct Row {
     RankPhase phase;
-    void (*run)(Phases&);
+    Status (*run)(Phases&);
   };
   static constexpr std::array kRows = {
-      Row{RankPhase::kOpen, [](Phases& phases) { phases.open(); }},
+      Row{RankPhase::kOpen, [](Phases& phases) { return phases.open(); }},
 #ifdef AMEM_TEST_SEAMS
-      Row{RankPhase::kTest, [](Phases&) {}},
+      Row{RankPhase::kTest, [](Phases&) { return Status(); }},
 #endif
   };
   for (const Row& row : kRows) {
     if (number_of(row.phase) != ask.phase) continue;
-    row.run(*this);
-    return done(ask.epoch, row.phase, {}, 0, ask.wave);
+    return done(ask.epoch, row.phase, row.run(*this), 0, ask.wave);
   }
   done(ask.epoch, static_cast<RankPhase>(ask.phase),
        {Code::kUnimplemented, "this shim does not support phase " + std::to_string(ask.phase) +
@@ -310,14 +311,23 @@ void Phases::ask(const amem_v1_Ask& ask) {
        0, ask.wave);
 }
 
-void Phases::open() {
+Status Phases::open() {
+  Status mapped = memory_.residency.map_again();
   paused_ = shut_ = rests_ = false;
   memory_.residency.arrived();
   heap_.keep(true);
-  gate_.open();
+  if (mapped.ok()) {
+    gate_.open();
+  } else {
+    mapped = {mapped.code(), mapped.text() +
+                                 ", after a pause that was called off. This process cannot go on: "
+                                 "its calls fail from now on. Restart the job"};
+    gate_.fail();
+  }
   mover_.backups().drop_others([this](std::uint64_t id) { return memory_.holdings.is_paused(id); });
   mover_.hashes().drop_others([this](std::uint64_t id) { return memory_.holdings.holds(id); });
   report_.go_on();
+  return mapped;
 }
 
 void Phases::done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,
@@ -344,9 +354,10 @@ void Phases::done(std::uint64_t epoch, RankPhase phase, const Status& status, st
     when.from_us = micros(std::max(of.first, began) - began);
     when.to_us = micros(of.last - began);
   };
-  if (phase == RankPhase::kSave || phase == RankPhase::kLoad) {
+  if (phase == RankPhase::kSave || phase == RankPhase::kLoad)
     tell(mover_.copies(), spent.copy_us, spent.has_copy, spent.copy);
-  } else {
+  // What a resume maps while it loads is told with its Map.
+  if (phase != RankPhase::kLoad) {
     const Timings timings = memory_.residency.take_timings();
     tell(timings.import, spent.import_us, spent.has_import, spent.import);
     tell(timings.map, spent.map_us, spent.has_map, spent.map);
@@ -370,6 +381,8 @@ void Phases::disconnected() {
   mapped_bytes_ = 0;
   listed_.clear();
   memory_.residency.drop_made();
+  // A pause that had not got to its Release is called off by the next broker, if there is one.
+  if (const Status s = memory_.residency.map_again(); !s.ok()) log_error(s.text());
   clock_ = {};
   memory_.residency.take_timings();
 }
@@ -401,6 +414,8 @@ void Phases::lost() {
   cut_.end();
   orphan_.ends();
   memory_.residency.drop_made();
+  const Status mapped = memory_.residency.map_again();
+  if (!mapped.ok()) log_error(mapped.text());
   if (paused_ && memory_.holdings.bytes_paused() > 0) {
     memory_.residency.arrived();
     log_error(
@@ -418,6 +433,7 @@ void Phases::lost() {
   if (const std::uint64_t bytes = memory_.holdings.bytes_paused(); bytes > 0)
     log_error(std::to_string(bytes) +
               " bytes of paused tags are lost. The program must not touch them");
+  if (!mapped.ok()) return gate_.fail();
   gate_.open();
 }
 

@@ -70,7 +70,7 @@ class Phases final : public Session::Handler {
   /// it, and a resume may find no space.
   void drop_leftovers();
   void ask(const amem_v1_Ask& ask);
-  void open();
+  Status open();
   void done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,
             std::uint32_t wave = 0);
 

@@ -179,7 +179,7 @@ def test_reading_saved_bytes_does_not_hold_up_the_end(node: Node) -> None:
     assert program.wait_for("made", stream="out")
     node.ctl("pause", "train", "--tag", "kv")
     program.send("")
-    program.faults("cuMemUnmap:1:hold")
+    program.faults("releaseBegins:1:hold")
     pause = node.ctl.start("pause", "train", "--tag", "weights")
     pause.wait_phase("release")
     program.held(SERVICE_THREAD)

@@ -208,7 +208,7 @@ def test_a_guest_dies(node_with, phase):
     weights, other = block(owner, 1), block(owner, 2)
     open_ipc(owner, guest, weights)
     if phase != "guests":
-        owner.faults({"save": "cuMemcpyDtoHAsync:1:hold", "release": "cuMemUnmap:1:hold"}[phase])
+        owner.faults({"save": "cuMemcpyDtoHAsync:1:hold", "release": "releaseBegins:1:hold"}[phase])
     pause = node.ctl.start("pause", "train")
     pause.wait_phase(phase)
     guest.kill()

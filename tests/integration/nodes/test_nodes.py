@@ -239,7 +239,7 @@ def test_a_leader_that_is_lost_after_a_node_was_told_to_release(build, tmp_path)
     nodes = Nodes(build, tmp_path, 3)
     try:
         job = nodes.job("train")
-        job.ranks[1].faults("cuMemUnmap:1:hold")
+        job.ranks[1].faults("releaseBegins:1:hold")
         pause = nodes.start("pause", "train")
         eventually(lambda: nodes[1].ctl.group("train")["phase"] == "release", what="node 1 releases")
         nodes[0].broker.kill()

@@ -181,7 +181,7 @@ def test_a_device_too_small_for_all_brings_none_back(bare_node):
 
 
 def test_a_rank_that_dies_after_the_point_of_no_return(node, engines):
-    engines[0].ranks[1].faults("cuMemUnmap:1:kill")
+    engines[0].ranks[1].faults("releaseBegins:1:kill")
     node.ctl("pause", *ENGINES)
     assert states(node) == ["paused"] * 2
     node.ctl("resume", *ENGINES)

@@ -137,7 +137,7 @@ def test_a_rank_that_goes_out_is_killed_while_it_saves(swapping, space):
 
 def test_a_rank_that_goes_out_is_killed_while_it_releases(swapping):
     node, train, rollout = swapping()
-    train.ranks[1].faults("cuMemUnmap:1:kill")
+    train.ranks[1].faults("releaseBegins:1:kill")
     node.ctl("swap", "train", "rollout")
     assert states(node) == ("paused", "running")
     rollout.check()

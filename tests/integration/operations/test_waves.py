@@ -93,7 +93,7 @@ def test_a_rank_killed_in_a_later_wave_takes_nothing_from_its_peer(swapping):
 
 def test_a_rank_killed_while_it_lets_go_of_a_wave(swapping):
     node, train, rollout = swapping()
-    train.ranks[1].faults("cuMemUnmap:3:kill")
+    train.ranks[1].faults("releaseBegins:2:kill")
     node.ctl.try_("swap", "train", "rollout")
     if states(node) == ("paused", "running"):
         rollout.check()

@@ -74,7 +74,7 @@ def test_a_paused_group_is_resumed_by_the_next(bare_node):
     cycle(node, job)
 
 
-@pytest.mark.parametrize("rule", ["cuMemcpyDtoHAsync:2:hold", "cuMemUnmap:1:hold"])
+@pytest.mark.parametrize("rule", ["cuMemcpyDtoHAsync:2:hold", "releaseBegins:1:hold"])
 def test_in_the_middle_of_a_pause(bare_node, rule):
     """The rank is inside the driver when its broker dies: it ends that, and then comes back."""
     node = bare_node

@@ -60,7 +60,7 @@ def test_killed_in_save(node):
 def test_killed_in_release(node):
     """Beyond the point of no return: the pause goes on without it."""
     job = node.job()
-    job.ranks[1].faults("cuMemUnmap:1:kill")
+    job.ranks[1].faults("releaseBegins:1:kill")
     node.ctl("pause", "train")
     assert job.ranks[1].wait() == -signal.SIGKILL
     assert node.ctl.state("train") == "paused"
@@ -258,7 +258,7 @@ def test_slow_in_release_leaves_the_group_paused(bare_node):
     node = bare_node
     quick_broker(node, "release")
     job = node.job()
-    job.ranks[1].faults("cuMemUnmap:1:hold")
+    job.ranks[1].faults("releaseBegins:1:hold")
     answer = node.ctl.try_("pause", "train")
     assert answer.code == 6
     assert f"pid {job.ranks[1].pid}" in answer.error

@@ -126,7 +126,8 @@ def test_in_quiesce(node):
 
 @pytest.mark.parametrize("phase, call, code, state", [
     ("save", "cuMemcpyDtoHAsync", 1, "running"),
-    ("release", "cuMemUnmap", 0, "paused"),
+    ("save", "cuMemUnmap", 1, "running"),
+    ("release", "releaseBegins", 0, "paused"),
 ])
 def test_in_pause(node, phase, call, code, state):
     """The service thread is in the driver, and stays there."""

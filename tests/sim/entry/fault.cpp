@@ -50,8 +50,9 @@ std::optional<int> Number(const std::string& text) {
 
 /// Of the shim (shim/process/fault_points.h).
 bool IsFaultPoint(const std::string& name) {
-  constexpr const char* kPoints[] = {"freePasses", "freeDone",   "releaseBegins", "releaseDone",
-                                     "mapDone",    "loadBegins", "blocksHashed",  "changesQueued"};
+  constexpr const char* kPoints[] = {"freePasses",   "freeDone",      "releaseBegins",
+                                     "releaseDone",  "mapDone",       "loadBegins",
+                                     "blocksHashed", "changesQueued", "unmappedAhead"};
   return std::find(std::begin(kPoints), std::end(kPoints), name) != std::end(kPoints);
 }
 

@@ -75,6 +75,22 @@ TEST_F(CopyMarksTest, SayHowFarCopiesAreHoweverManyThereAre) {
   EXPECT_EQ(follow(std::chrono::hours(1)), Told{}) << "not so soon again";
 }
 
+TEST_F(CopyMarksTest, SayWhichCopiesHaveEndedToWhoeverActsOnThat) {
+  LocalDevices::Use use(devices(), 0);
+  ASSERT_EQ(driver().cuMemcpyHtoDAsync_(memory, host.data(), kMiB, stream), CUDA_SUCCESS);
+  EXPECT_EQ(marks.queued(0, stream, kMiB), kMiB);
+  EXPECT_EQ(marks.queued(0, stream, kMiB), 2 * kMiB);
+  EXPECT_EQ(marks.queued(1, nullptr, kMiB), kMiB) << "of a device without events, too";
+  std::vector<std::pair<int, std::uint64_t>> reached;
+  marks.follow({.reached = [&](int device, std::uint64_t bytes) {
+    reached.emplace_back(device, bytes / kMiB);
+  }});
+  using Reached = std::vector<std::pair<int, std::uint64_t>>;
+  EXPECT_EQ(reached, (Reached{{0, 0}, {1, 0}, {0, 1}, {0, 2}}));
+  marks.clear();
+  EXPECT_EQ(marks.queued(0, stream, kMiB), kMiB) << "of the next phase";
+}
+
 TEST_F(CopyMarksTest, ADeviceThatWasNotPreparedHasNone) {
   marks.forget(0);
   queue(3);
