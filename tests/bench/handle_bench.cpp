@@ -8,12 +8,12 @@
 // one: milliseconds per GiB that one process spends on creating and exporting so much memory,
 // importing and mapping it, granting a device access, unmapping it, and closing what keeps it, and
 // on the last two together. `pool`: GiB/s of memory like the pool's, on the NUMA nodes of all
-// devices, that one thread creates and exports, and a thread for each node at the same time, if
-// there are several nodes. `beside`: milliseconds of a copy of so much memory to the host, of
-// unmapping and closing as much other memory in handles of this size, of both at the same time, and
-// of the unmapping and closing while that copy runs; and where the process keeps the handles: of
-// the unmapping while the copy runs, of then releasing them, and of closing. The first run is a
-// warm-up. Exit status: 0, 1 on an error, 2 wrong arguments, 77 without a GPU.
+// devices, that one thread creates and exports, and several threads at the same time: one for each
+// node, two where there is one node. `beside`: milliseconds of a copy of so much memory to the
+// host, of unmapping and closing as much other memory in handles of this size, of both at the same
+// time, and of the unmapping and closing while that copy runs; and where the process keeps the
+// handles: of the unmapping while the copy runs, of then releasing them, and of closing. The first
+// run is a warm-up. Exit status: 0, 1 on an error, 2 wrong arguments, 77 without a GPU.
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ struct Costs {  // milliseconds per GiB
 };
 
 struct PoolSpeeds {  // GiB/s
-  Samples one_thread, thread_per_node;
+  Samples one_thread, threads;
 };
 
 struct Beside {  // milliseconds
@@ -111,14 +111,14 @@ class Trial {
       const double alone = timed([&] { make(0, 1); });
       give_back();
       if (run > 0) speeds.one_thread.add(1000 * gib / alone);
-      if (nodes.size() == 1) continue;
       const double together = timed([&] {
+        const std::size_t count_of_threads = std::max<std::size_t>(2, nodes.size());
         std::vector<std::jthread> threads;
-        for (std::size_t n = 0; n < nodes.size(); ++n)
-          threads.emplace_back([&, n] { make(n, nodes.size()); });
+        for (std::size_t n = 0; n < count_of_threads; ++n)
+          threads.emplace_back([&, n] { make(n, count_of_threads); });
       });
       give_back();
-      if (run > 0) speeds.thread_per_node.add(1000 * gib / together);
+      if (run > 0) speeds.threads.add(1000 * gib / together);
     }
     return speeds;
   }
@@ -272,9 +272,9 @@ void print(std::uint64_t size, int there, const Costs& costs) {
 }
 
 void print(std::size_t nodes, const PoolSpeeds& speeds) {
-  std::printf(
-      "{\"numa_nodes\":%zu,\"gib_per_s\":{\"one thread\":%s,\"a thread for each node\":%s}}\n",
-      nodes, speeds.one_thread.json().c_str(), speeds.thread_per_node.json().c_str());
+  std::printf("{\"numa_nodes\":%zu,\"gib_per_s\":{\"one thread\":%s,\"%s\":%s}}\n", nodes,
+              speeds.one_thread.json().c_str(),
+              nodes > 1 ? "a thread for each node" : "two threads", speeds.threads.json().c_str());
 }
 
 void print(std::uint64_t size, const Beside& beside) {

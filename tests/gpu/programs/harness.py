@@ -150,7 +150,8 @@ class NvmlMemory(ctypes.Structure):
 
 
 class Gpus:
-    """The GPUs as the management library sees them, through ctypes: no package is needed, no CUDA touched."""
+    """The GPUs as the management library sees them, through ctypes: no package is needed, no CUDA touched. Where
+    CUDA_VISIBLE_DEVICES has numbers or UUIDs, those that CUDA shows, in its order."""
 
     def __init__(self):
         self.handles = []
@@ -159,10 +160,15 @@ class Gpus:
             count = ctypes.c_uint()
             if self.nvml.nvmlInit_v2() != 0 or self.nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
                 return
-            for index in range(count.value):
+            chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+            names = map(str, range(count.value)) if chosen is None else chosen.split(",")
+            for name in names:
                 handle = ctypes.c_void_p()
-                if self.nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
-                    self.handles.append(handle)
+                found = (self.nvml.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle)) if name.isdigit() else
+                         self.nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)))
+                if found != 0:
+                    break  # as CUDA does: what follows is not visible
+                self.handles.append(handle)
 
     def count(self):
         return len(self.handles)

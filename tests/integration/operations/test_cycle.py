@@ -186,7 +186,7 @@ def test_a_rank_whose_thread_is_held_in_the_driver_answers(node):
     program.ask(f"expand 0 {2 * MIB} 1")
     node.ctl("pause", "train")
     node.ctl("resume", "train")
-    program.faults("releaseBegins:1:hold")
+    program.faults("cuMemUnmap:1:hold")
     program.send("drop")
     program.held()
     answer = node.ctl.try_("pause", "train", "--timeout", "1s")
