@@ -21,6 +21,7 @@ enum class RankPhase : std::uint8_t {
   kLoad = 5,
   kMeasure = 6,
   kOpen = 7,
+  kDetach = 8,  // nothing of the pool that a checkpoint does not support is mapped
 #ifdef AMEM_TEST_SEAMS
   kTest = 100,
 #endif
@@ -36,6 +37,7 @@ inline constexpr std::array kRankPhases = {
     RankPhaseRule{RankPhase::kSave, "save"},       RankPhaseRule{RankPhase::kRelease, "release"},
     RankPhaseRule{RankPhase::kMap, "map"},         RankPhaseRule{RankPhase::kLoad, "load"},
     RankPhaseRule{RankPhase::kMeasure, "measure"}, RankPhaseRule{RankPhase::kOpen, "open"},
+    RankPhaseRule{RankPhase::kDetach, "detach"},
 #ifdef AMEM_TEST_SEAMS
     RankPhaseRule{RankPhase::kTest, "test"},
 #endif

@@ -39,7 +39,7 @@ void asked(const Caller& caller, spdlog::format_string_t<Arguments...> format,
 }  // namespace
 
 Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
-               Record* record, Workers::Runs runs)
+               Record* record, Workers::Runs runs, ProcessCalls* processes)
     : loop_(loop),
       config_(config),
       devices_(devices),
@@ -58,7 +58,16 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       sessions_(loop, ranks_, accounts_, config.isolation),
       saved_(node_, loop),
       outbox_(node_, sessions_),
-      means_{node_, devices, workers_, outbox_, saved_, loop, config.deadlines.create * 9 / 10},
+      no_processes_(loop),
+      means_{node_,
+             devices,
+             workers_,
+             outbox_,
+             saved_,
+             loop,
+             processes != nullptr ? *processes : no_processes_,
+             config.deadlines.create * 9 / 10,
+             config.deadlines.checkpoint * 9 / 10},
       operations_(means_, config.swap_duplex, [this](GroupEntry& group) { groups_.drive(group); }),
       groups_(node_, loop, config.deadlines, sessions_, events_, operations_),
       requests_(means_, nodes_, sessions_, operations_, groups_),

@@ -38,9 +38,10 @@ namespace amem {
 class Broker {
  public:
   /// Everything passed in outlives the broker. Without a record nothing outlives it. `runs`: where
-  /// devices are called.
+  /// devices are called. `processes`: null: none can be checkpointed.
   Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
-         Record* record = nullptr, Workers::Runs runs = Workers::Runs::kThreads);
+         Record* record = nullptr, Workers::Runs runs = Workers::Runs::kThreads,
+         ProcessCalls* processes = nullptr);
   ~Broker();
 
   /// Takes up what another amemd has left with the holder. Before start(). kDataLoss: it is not to
@@ -129,6 +130,7 @@ class Broker {
   SessionServer sessions_;
   SavedBytes saved_;
   Outbox outbox_;
+  NoProcessCalls no_processes_;
   const Means means_;
   Operations operations_;
   Groups groups_;

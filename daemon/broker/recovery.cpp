@@ -41,6 +41,7 @@ std::optional<Interrupted> interrupted(const v1::record::Group& row) {
   found.task.op = what.resume() ? Operation::kResume : Operation::kPause;
   found.task.selection.tags = {what.tags().begin(), what.tags().end()};
   found.task.selection.except = what.except();
+  found.task.deep = what.deep();
   found.restart = static_cast<OnRestart>(what.restart());
   found.phase = what.phase();
   found.loaded = what.loaded();
@@ -379,7 +380,7 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
     ranks.push_back(std::move(rank));
   }
   const Standing standing{row.paused() ? GroupState::kPaused : GroupState::kRunning,
-                          Epoch(row.epoch()), interrupted(row), row.by_operator()};
+                          Epoch(row.epoch()), interrupted(row), row.by_operator(), row.deep()};
   GroupEntry& group = groups_.restore(id, row.name(), account, standing, std::move(labels));
   group.tag_discards = {row.tag_discards().begin(), row.tag_discards().end()};
   group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};

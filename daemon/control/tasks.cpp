@@ -42,6 +42,16 @@ Result<Task> read(Operation op, const Request& request) {
   }
   for (const auto& each : {task.selection.tags, task.discard})
     if (Status status = check_tags(each); !status.ok()) return status;
+  if constexpr (requires { request.deep(); }) {
+    task.deep = request.deep();
+    if (task.deep && !task.selection.all())
+      return Status(Code::kInvalidArgument,
+                    "a deep pause takes all memory of a group. Pass no tags with it");
+    if (task.deep && request.nodes_size() > 0)
+      return Status(Code::kInvalidArgument,
+                    "a deep pause is of one node. Pass no nodes with it, and pause each node deep "
+                    "after the group is paused on all");
+  }
   return task;
 }
 

@@ -59,6 +59,7 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
   row.set_paused(standing.rest == GroupState::kPaused);
   row.set_epoch(standing.epoch.attempt);
   row.set_by_operator(standing.by_operator);
+  row.set_deep(standing.deep);
   for (const FleetShare& share : group.shares) {
     v1::record::Share& each = *row.add_shares();
     each.set_transaction(share.transaction);
@@ -76,6 +77,7 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
     what.set_phase(under_way->phase);
     what.set_loaded(under_way->loaded);
     what.set_waves(waves);
+    what.set_deep(under_way->task.deep);
   }
   return row;
 }

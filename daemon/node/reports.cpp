@@ -148,6 +148,7 @@ void report_group(const Node& node, const Caller& caller, const GroupEntry& grou
   info.set_address(address_of(group));
   info.set_owner(to_string(group.account->owner()));
   info.set_state(to_proto(machine.state()));
+  info.set_deep(machine.deep());
   info.set_phase(std::string(phase_name(machine.phase())));
   info.set_uid(group.account->owner().uid);
   info.set_rank_count(static_cast<std::uint32_t>(machine.members().ids().size()));

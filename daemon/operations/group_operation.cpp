@@ -109,6 +109,14 @@ void GroupOperation::dropped(const Leaving& leaving, const Workers::Uses& after)
   group_.machine.tell(event::Dropped{note}, Clock::now());
 }
 
+std::vector<CheckpointTarget> GroupOperation::processes_of(const std::vector<RankId>& ranks) const {
+  std::vector<CheckpointTarget> processes;
+  for (const RankId id : ranks)
+    if (const Rank* const rank = means_.node.find_rank(id))
+      processes.push_back({rank->peer.pid, group_.machine.members().label(id)});
+  return processes;
+}
+
 std::set<std::uint32_t> GroupOperation::lanes_of(const std::set<DeviceUuid>& devices) const {
   std::set<std::uint32_t> lanes;
   for (const DeviceUuid& device : devices) lanes.insert(means_.devices.lane(device));

@@ -12,8 +12,10 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "daemon/base/event_loop.h"
+#include "daemon/checkpoint/group_checkpoint.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/workers.h"
 #include "daemon/node/node.h"
@@ -30,7 +32,9 @@ struct Means {
   Outbox& outbox;
   SavedBytes& saved;
   EventLoop& loop;
-  Duration create_limit;  // for what is asked of a device at once; shorter than the phase
+  ProcessCalls& processes;
+  Duration create_limit;      // for what is asked of a device at once; shorter than the phase
+  Duration checkpoint_limit;  // for all processes of a group; shorter than the phase
 };
 
 /// The way back to an operation from a later turn of the loop: runs `what`, and lets the group go
@@ -55,6 +59,8 @@ class GroupOperation {
   /// what the driver says of it.
   BytesByDevice drop(const Allocations::Filter& leaves,
                      std::function<void(const BytesByDevice&)> gone = nullptr);
+  /// The processes of these ranks.
+  std::vector<CheckpointTarget> processes_of(const std::vector<RankId>& ranks) const;
   /// In which lanes of the holder memory of these devices is.
   std::set<std::uint32_t> lanes_of(const std::set<DeviceUuid>& devices) const;
 

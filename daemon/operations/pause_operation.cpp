@@ -266,6 +266,16 @@ void PauseOperation::run(const action::Drop&) {
   for (const auto& [device, bytes] : closing) exchange_->closing[device] += bytes;
 }
 
+void PauseOperation::run(const action::Checkpoint& checkpoint) {
+  const auto answer = [this, back = back_](const Status& status) {
+    back([&] { group_.machine.tell(event::Checkpointed{status}, Clock::now()); });
+  };
+  // The next amemd must know that processes may be locked.
+  if (const Status written = means_.node.records.write(group_); !written.ok())
+    return group_.machine.tell(event::Checkpointed{written}, Clock::now());
+  checkpoint_all(means_.processes, processes_of(checkpoint.ranks), means_.checkpoint_limit, answer);
+}
+
 bool PauseOperation::lacks_space(const Workers::Uses& uses) const {
   const BytesByDevice need = needs(means_.node.allocations, exchange_->arriving, {});
   return std::any_of(need.begin(), need.end(), [&](const auto& entry) {

@@ -35,6 +35,7 @@ class PauseOperation final : public GroupOperation {
   void run(const action::Save& save);
   void run(const action::Release& release);
   void run(const action::Drop& drop);
+  void run(const action::Checkpoint& checkpoint);
 
   /// The rank has looked for zeros. False: it was not asked for that.
   bool measured(RankId rank, const amem_v1_Measured& told);

@@ -31,6 +31,13 @@ ResumeOperation::~ResumeOperation() {
   for (const auto& [number, asked] : asked_) means_.loop.cancel(asked.late);
 }
 
+void ResumeOperation::run(const action::Restore& restore) {
+  restore_all(means_.processes, processes_of(restore.ranks), means_.checkpoint_limit,
+              [this, back = back_](const Status& status) {
+                back([&] { group_.machine.tell(event::Restored{status}, Clock::now()); });
+              });
+}
+
 void ResumeOperation::run(const action::Admit&) {
   // Else the next amemd would not know that this has begun to change what the ranks have.
   if (Status status = means_.node.records.write(group_); !status.ok())

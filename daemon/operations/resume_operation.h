@@ -29,6 +29,7 @@ class ResumeOperation final : public GroupOperation {
   ~ResumeOperation();
 
   using GroupOperation::run;
+  void run(const action::Restore& restore);
   void run(const action::Admit& admit);
   void run(const action::Create& create);
   void run(const action::Vacated& space);

@@ -58,6 +58,12 @@ struct SaveSent {
 struct Dropped {
   std::string note;  // what an operator should know (memory that did not become free), or empty
 };
+struct Checkpointed {  // all processes
+  Status status;       // not OK: none is
+};
+struct Restored {
+  Status status;  // not OK: some are checkpointed still
+};
 struct Admitted {
   Status status;
 };
@@ -77,9 +83,9 @@ struct GiveUp {      // they never will be: what is held is called off, or rolle
 }  // namespace event
 
 using Event = std::variant<event::CutStatus, event::PhaseDone, event::Copied, event::FreedUnloaded,
-                           event::GuestsLeft, event::SaveSent, event::Dropped, event::Admitted,
-                           event::Created, event::StepOf, event::CutTaken, event::AllLeft,
-                           event::GoOn, event::GiveUp>;
+                           event::GuestsLeft, event::SaveSent, event::Dropped, event::Checkpointed,
+                           event::Restored, event::Admitted, event::Created, event::StepOf,
+                           event::CutTaken, event::AllLeft, event::GoOn, event::GiveUp>;
 
 enum class GroupState : std::uint8_t { kRunning, kPausing, kPaused, kResuming };
 std::string_view to_string(GroupState state);
@@ -139,7 +145,15 @@ struct Release {  // to these ranks: of a pause what has been saved, of a resume
   Epoch epoch;
   std::vector<RankId> ranks;
 };
-struct Drop {};   // close the descriptors of what has been released; answered by Dropped
+struct Drop {};      // close the descriptors of what has been released; answered by Dropped
+struct Checkpoint {  // these ranks' processes; answered by Checkpointed
+  Epoch epoch;
+  std::vector<RankId> ranks;
+};
+struct Restore {  // likewise, what of them is checkpointed or locked; answered by Restored
+  Epoch epoch;
+  std::vector<RankId> ranks;
+};
 struct Admit {};  // compare need and free memory; answered by Admitted
 struct Create {   // create what is not resident, send it to its keepers with Map and Load at once;
                   // answered by Created, unless the epoch has passed
@@ -187,8 +201,9 @@ struct Finished {
 using Action =
     std::variant<action::Begun, action::AwaitGuests, action::Quiesce, action::Step,
                  action::Reported, action::Measure, action::Save, action::Leaves, action::Ready,
-                 action::Unready, action::Release, action::Drop, action::Admit, action::Create,
-                 action::Load, action::Vacated, action::Ask, action::Arrived, action::Answer,
-                 action::Progress, action::StateChanged, action::Finished>;
+                 action::Unready, action::Release, action::Drop, action::Checkpoint,
+                 action::Restore, action::Admit, action::Create, action::Load, action::Vacated,
+                 action::Ask, action::Arrived, action::Answer, action::Progress,
+                 action::StateChanged, action::Finished>;
 
 }  // namespace amem

@@ -14,15 +14,13 @@ constexpr Duration kTellCopiesAgain = std::chrono::milliseconds(100);
 }  // namespace
 
 Course::Course(Home home, Terms terms, Epoch epoch, Time now)
-    : home_(home), terms_(std::move(terms)), epoch_(epoch), began_(now) {
+    : home_(home), terms_(std::move(terms)), epoch_(epoch), began_(now), deep_(terms_.deep) {
   const std::vector<RankId> ranks = home_.members.ids();
   participants_.insert(ranks.begin(), ranks.end());
   if (terms_.interrupted)
     take_up(*terms_.interrupted, now);
-  else if (terms_.task.op == Operation::kResume)
-    enter(kResumeBegins, now);
   else
-    enter(terms_.guests ? kPauseWithGuestsBegins : kPauseBegins, now);
+    enter(terms_.begins, now);
 }
 
 // ---- a restart of the broker --------------------------------------------------------------------
@@ -92,6 +90,11 @@ void Course::act(PhaseEntry entry, Time now) {
       return actions.push_back(action::Release{epoch_, participants()});
     case PhaseEntry::kDrop:
       return actions.push_back(action::Drop{});
+    case PhaseEntry::kCheckpoint:
+      deep_ = true;  // as the record says before the first is locked
+      return actions.push_back(action::Checkpoint{epoch_, participants()});
+    case PhaseEntry::kRestore:
+      return actions.push_back(action::Restore{epoch_, participants()});
     case PhaseEntry::kAdmit:
       return actions.push_back(action::Admit{});
     case PhaseEntry::kCreate:
@@ -152,6 +155,8 @@ bool Course::holds(Reason reason) const {
       return no_space_;
     case Reason::kMoreToSave:
       return more_;
+    case Reason::kDeep:
+      return terms_.task.op == Operation::kPause && terms_.task.deep;
     case Reason::kRunsOn:
       return terms_.rest == GroupState::kRunning;
     case Reason::kHeld:
@@ -181,6 +186,8 @@ void Course::fail(const Status& status, Time now) {
       return finish(GroupState::kRunning, trouble_, now);
     case OnFailure::kGoOn:
       return;
+    case OnFailure::kStay:
+      return finish(GroupState::kPaused, trouble_, now);
     case OnFailure::kEnd: {
       const bool pause = terms_.task.op == Operation::kPause;  // only what runs is paused
       return finish(pause ? GroupState::kRunning : terms_.rest, trouble_, now);
@@ -314,6 +321,18 @@ void Course::on(const event::SaveSent& event, Time now) {
 void Course::on(const event::Dropped& event, Time now) {
   if (rule(phase_).entry == PhaseEntry::kDrop && !event.note.empty()) home_.note = event.note;
   done(PhaseEntry::kDrop, {}, now);
+}
+
+void Course::on(const event::Checkpointed& event, Time now) {
+  if (rule(phase_).entry != PhaseEntry::kCheckpoint) return;
+  deep_ = event.status.ok();
+  done(PhaseEntry::kCheckpoint, event.status, now);
+}
+
+void Course::on(const event::Restored& event, Time now) {
+  if (rule(phase_).entry != PhaseEntry::kRestore) return;
+  deep_ = !event.status.ok();
+  done(PhaseEntry::kRestore, event.status, now);
 }
 
 void Course::done(PhaseEntry entry, const Status& status, Time now) {

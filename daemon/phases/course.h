@@ -69,7 +69,8 @@ class Course {
     Duration timeout{};   // not 0: instead of the deadline of quiesce (pause) or map+load (resume)
     bool inside = false;  // begun by the ranks' own requests
     Held held = Held::kNo;
-    bool guests = false;  // of a pause: other groups' ranks have some of the memory open
+    Phase begins = kPauseBegins;
+    bool deep = false;  // nothing of the group's processes is on the devices
     std::optional<Interrupted> interrupted = {};  // of the same task: goes on with that
   };
   struct End {
@@ -102,6 +103,8 @@ class Course {
   /// The phase in which the broker waits for this rank now; empty: it does not.
   std::string_view waiting_for(RankId rank) const;
   Time wakeup() const;
+  /// A process of the group may be locked or checkpointed, as far as the operation has got.
+  bool deep() const { return deep_; }
   /// Nothing follows once it has ended.
   const std::optional<End>& end() const { return end_; }
   /// REQUIRES: it has ended; once.
@@ -118,6 +121,8 @@ class Course {
   }
   void on(const event::SaveSent& event, Time now);
   void on(const event::Dropped& event, Time now);
+  void on(const event::Checkpointed& event, Time now);
+  void on(const event::Restored& event, Time now);
   void on(const event::Admitted& event, Time now) { done(PhaseEntry::kAdmit, event.status, now); }
   void on(const event::Created& event, Time now) { done(PhaseEntry::kCreate, event.status, now); }
   void on(const event::StepOf& event, Time now);
@@ -155,6 +160,7 @@ class Course {
   Time deadline_ = kNever;
   bool no_space_ = false;          // in save: the pool has none before zeros are looked for
   bool more_ = false;              // this is a wave, and not the last
+  bool deep_;                      // see deep()
   bool loaded_ = false;            // the ranks have everything that was to come back
   std::set<RankId> participants_;  // the ranks that were members when it began
   std::set<RankId> waiting_;       // of these, the ones whose answer to this phase is to come

@@ -27,15 +27,20 @@ Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView 
     : Group(std::move(name), deadlines, now, std::move(memory)) {
   state_ = rest_ = standing.rest;
   by_operator_ = standing.by_operator;
+  deep_ = standing.deep;
   epoch_ = standing.epoch;
   members_ = std::move(members);
   for (const RankId rank : members_.ids()) expected_.insert(rank);
   if (!standing.under_way) return;
+  note_ = "amemd ended during " + standing.under_way->phase + " and has restarted";
+  if (standing.under_way->restart == OnRestart::kStay) {
+    state_ = rest_ = GroupState::kPaused;
+    return;
+  }
   interrupted_ = standing.under_way;
   patience_ = now + patience;
   const bool pause = interrupted_->task.op == Operation::kPause;
   state_ = pause ? GroupState::kPausing : GroupState::kResuming;
-  note_ = "amemd ended during " + interrupted_->phase + " and has restarted";
 }
 
 std::optional<Action> Group::next_action() {
@@ -84,15 +89,18 @@ void Group::go_on_if_all_are_back(Time now) {
   patience_ = kNever;
   actions_.push_back(action::Begun{what.task});
   epoch_ = epoch_.attempt + 1;
-  course_.emplace(Course::Home{deadlines_, members_, actions_, note_},
-                  Course::Terms{.task = what.task, .rest = rest_of(what.task), .interrupted = what},
-                  epoch_, now);
+  course_.emplace(
+      Course::Home{deadlines_, members_, actions_, note_},
+      Course::Terms{
+          .task = what.task, .rest = rest_of(what.task), .deep = deep_, .interrupted = what},
+      epoch_, now);
 }
 
 Standing standing_of(const Group& group) {
   const bool at_rest = !group.course_ && !group.interrupted_;
   return {at_rest ? group.state_ : group.rest_, group.epoch(),
-          group.course_ ? group.course_->interrupted() : group.interrupted_, group.by_operator_};
+          group.course_ ? group.course_->interrupted() : group.interrupted_, group.by_operator_,
+          group.deep()};
 }
 
 bool will_take(const Group& group, const std::string& tag) {
@@ -119,6 +127,7 @@ std::string_view Group::waiting_for(RankId rank) const {
 bool Group::satisfied(const Task& task) const {
   const Selection& what = task.selection;
   if (task.op == Operation::kResume) return state_ == GroupState::kRunning && !memory_.paused(what);
+  if (what.all() && task.deep) return state_ == GroupState::kPaused && deep_;
   return state_ == GroupState::kPaused ||
          (state_ == GroupState::kRunning && !what.all() && !memory_.can_leave(what));
 }
@@ -143,7 +152,9 @@ Status Group::can_start(const Task& task) const {
                 "registered with a NIC (`amemctl groups` says how much)"};
   return {Code::kFailedPrecondition,
           what + "group '" + name_ + "' is already " +
-              std::string(task.op == Operation::kPause ? "paused" : "running")};
+              std::string(task.op == Operation::kResume ? "running"
+                          : task.deep                   ? "paused, with nothing left on its devices"
+                                                        : "paused")};
 }
 
 Status Group::start(const Task& task, Duration timeout, Time now, Held held) {
@@ -163,9 +174,13 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Ti
   actions_.push_back(action::Begun{task});
   actions_.push_back(action::StateChanged{state_});
   epoch_ = epoch_.attempt + 1;
-  const bool guests = pause && memory_.opened(task.selection);
+  Phase begins = deep_ ? kDeepResumeBegins : kResumeBegins;
+  if (pause && rest_ == GroupState::kPaused)
+    begins = kDeepeningBegins;
+  else if (pause)
+    begins = memory_.opened(task.selection) ? kPauseWithGuestsBegins : kPauseBegins;
   course_.emplace(Course::Home{deadlines_, members_, actions_, note_},
-                  Course::Terms{task, rest, timeout, inside, held, guests}, epoch_, now);
+                  Course::Terms{task, rest, timeout, inside, held, begins, deep_}, epoch_, now);
 }
 
 void Group::tell(Event event, Time now) {
@@ -180,6 +195,7 @@ void Group::settle_if_ended(Time now) {
   if (state_ == GroupState::kRunning) by_operator_ = false;
   since_ = now;
   epoch_ = course_->epoch();
+  deep_ = course_->deep();
   const bool inside = course_->terms().inside;
   Outcome outcome = course_->take_outcome(now);
   course_.reset();

@@ -43,6 +43,7 @@ struct Standing {
   Epoch epoch;                             // the last
   std::optional<Interrupted> under_way;    // what the next broker goes on with
   bool by_operator = false;                // an operator has paused all of it, or is about to
+  bool deep = false;                       // Group::deep()
 };
 
 class Group {
@@ -88,6 +89,9 @@ class Group {
   const std::string& name() const { return name_; }
   const Members& members() const { return members_; }
   GroupState state() const { return state_; }
+  /// A process of it may be locked or checkpointed: nothing of it can work on memory before a
+  /// resume.
+  bool deep() const { return course_ ? course_->deep() : deep_; }
   Phase phase() const { return course_ ? course_->phase() : Phase::kNone; }
   Epoch epoch() const { return course_ ? course_->epoch() : epoch_; }
   Time since() const { return since_; }
@@ -132,7 +136,8 @@ class Group {
 
   GroupState state_ = GroupState::kRunning;
   GroupState rest_ = GroupState::kRunning;  // before what is under way
-  bool by_operator_ = false;                // an operator has paused all of it, or is about to
+  bool deep_ = false;
+  bool by_operator_ = false;  // an operator has paused all of it, or is about to
   Time since_;
   Epoch epoch_;  // the last one
   Members members_;

@@ -27,7 +27,10 @@ enum class Phase : std::uint8_t {
   kLoad,  // "map+load"
   kTurn,  // of what comes in: the others of its transaction have not loaded, or not left
   kOpen,
-  kRollback,  // of a resume: the ranks release again what they had mapped
+  kRollback,    // of a resume: the ranks release again what they had mapped
+  kDetach,      // of a deep pause, once all has left
+  kCheckpoint,  // the same
+  kRestore,     // of a resume after it, before anything else
 #ifdef AMEM_TEST_SEAMS
   kTest,  // after a drop
 #endif
@@ -43,13 +46,14 @@ struct Deadlines {
   Duration create = std::chrono::seconds(60);
   Duration load = std::chrono::seconds(60);
   Duration open = std::chrono::seconds(10);
+  Duration checkpoint = std::chrono::seconds(60);    // of all processes of a group; also a restore
   Duration request = std::chrono::seconds(60);       // for the other ranks to ask for the same
   Duration stall = std::chrono::milliseconds(20);    // of a quiesce, see docs/protocol.md
   Duration guests = std::chrono::milliseconds(500);  // short: a swap is held up by it
 
   /// No phase lasts longer, whatever its operation waits for; but for what a timeout adds.
   Duration longest() const {
-    return guests + quiesce + 3 * save + 2 * release + 4 * create + load + open;
+    return guests + quiesce + 3 * save + 3 * release + 4 * create + load + open + 2 * checkpoint;
   }
 };
 
@@ -59,6 +63,7 @@ enum class OnFailure : std::uint8_t {
   kGoOn,      // noted; the operation goes on and ends with that error
   kEnd,       // nothing has been done yet: as it was
   kRollBack,  // kRollback comes next: the ranks release again, what was created is dropped, PAUSED
+  kStay,      // the operation ends with that error, PAUSED
 };
 
 /// What the death of a rank that takes part does.
@@ -74,6 +79,7 @@ enum class OnRestart : std::uint8_t {
   kRelease,   // the bytes are safe: the ranks release, again perhaps, and the pause goes on
   kRollBack,  // as OnFailure
   kOpen,      // everything is there: the ranks open, again perhaps
+  kStay,      // nothing: PAUSED, and deep, which a resume settles
 };
 
 /// What the operation does when the phase begins: the action of that name (actions.h).
@@ -89,6 +95,8 @@ enum class PhaseEntry : std::uint8_t {
   kCreate,
   kLoad,
   kAsk,  // the row's answer, of each rank
+  kCheckpoint,
+  kRestore,
 };
 
 /// What the phase counts anew when it begins.
@@ -152,6 +160,10 @@ inline constexpr std::array kPhases = {
     PhaseRule{Phase::kOpen,     "open",     PhaseEntry::kAsk,         RankPhase::kOpen,    Phase::kRunning, Counts::kNothing,  Gates::kOpen,     OnComeback::kAsk,     &Deadlines::open,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kOpen},
 
     PhaseRule{Phase::kRollback, "rollback", PhaseEntry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kAttempts, Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRollBack},
+    // The group is paused whatever becomes of these. A restore finds out how far a checkpoint has got.
+    PhaseRule{Phase::kDetach,    "detach",     PhaseEntry::kAsk,        RankPhase::kDetach, Phase::kCheckpoint, Counts::kNothing, Gates::kAsBefore, OnComeback::kAsk,  &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kCheckpoint,"checkpoint", PhaseEntry::kCheckpoint, RankPhase::kNone,   Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
+    PhaseRule{Phase::kRestore,   "restore",    PhaseEntry::kRestore,    RankPhase::kNone,   Phase::kAdmit,   Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
 #ifdef AMEM_TEST_SEAMS
     PhaseRule{Phase::kTest,     "test",     PhaseEntry::kAsk,         RankPhase::kTest,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
 #endif
@@ -161,6 +173,8 @@ inline constexpr std::array kPhases = {
 inline constexpr Phase kPauseBegins = Phase::kQuiesce;
 inline constexpr Phase kPauseWithGuestsBegins = Phase::kGuests;
 inline constexpr Phase kResumeBegins = Phase::kAdmit;
+inline constexpr Phase kDeepeningBegins = Phase::kDetach;  // of what is paused already
+inline constexpr Phase kDeepResumeBegins = Phase::kRestore;
 inline constexpr Phase kRollbackBegins = Phase::kRollback;
 
 /// What the next broker begins with.
@@ -172,6 +186,7 @@ constexpr Phase first_phase(OnRestart restart) {
       return Phase::kRollback;
     case OnRestart::kCallOff:
     case OnRestart::kOpen:
+    case OnRestart::kStay:  // begins nothing
       break;
   }
   return Phase::kOpen;
@@ -181,6 +196,7 @@ constexpr Phase first_phase(OnRestart restart) {
 enum class Reason : std::uint8_t {
   kNoSpace,      // the pool has none for all bytes as they are, and nothing has been sent
   kMoreToSave,  // this was a wave, and not the last
+  kDeep,        // nothing is to stay on the devices
   kRunsOn,      // without chosen tags, or without those that could not come back, a group runs on
   kHeld,        // others of its transaction (daemon/transactions/transaction.h) are not as far yet
 #ifdef AMEM_TEST_SEAMS
@@ -204,6 +220,7 @@ inline constexpr std::array kForks = {
     Fork{Phase::kSave, Reason::kNoSpace,     Phase::kMeasure},
     Fork{Phase::kSave, Reason::kHeld,       Phase::kAgree},
     Fork{Phase::kDrop, Reason::kMoreToSave, Phase::kSaveMore},
+    Fork{Phase::kDrop, Reason::kDeep,       Phase::kDetach},
     Fork{Phase::kDrop, Reason::kRunsOn,     Phase::kOpen},
 #ifdef AMEM_TEST_SEAMS
     Fork{Phase::kDrop, Reason::kTest,       Phase::kTest},

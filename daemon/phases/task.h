@@ -44,6 +44,7 @@ struct Task {
   Selection selection;
   std::set<std::string> discard;  // of a pause: drops the bytes of these, whatever their policy
   GuestPolicy guests = GuestPolicy::kDefault;  // of a pause
+  bool deep = false;  // of a pause of everything: nothing of its processes stays on the devices
   friend bool operator==(const Task&, const Task&) = default;
 };
 

@@ -23,7 +23,7 @@
 namespace amem {
 
 /// How a record begins; another number is another form.
-inline constexpr char kRecordMagic[16] = "amem record 2\n";
+inline constexpr char kRecordMagic[16] = "amem record 3\n";
 
 using RowKey = std::uint64_t;
 

@@ -335,6 +335,8 @@ const std::vector<Setting>& settings() {
        get_deadline<&Deadlines::create>},
       {"deadlines.load", "for mapping and copying from the pool", set_deadline<&Deadlines::load>,
        get_deadline<&Deadlines::load>},
+      {"deadlines.checkpoint", "for the driver to checkpoint or restore all processes of a group",
+       set_deadline<&Deadlines::checkpoint>, get_deadline<&Deadlines::checkpoint>},
       {"deadlines.open", "for opening the gates", set_deadline<&Deadlines::open>,
        get_deadline<&Deadlines::open>},
       {"deadlines.request", "for all ranks to ask for the same pause or resume",

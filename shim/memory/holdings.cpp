@@ -169,6 +169,14 @@ std::uint64_t Holdings::bytes_paused() {
   return bytes;
 }
 
+std::uint64_t Holdings::bytes_here() {
+  std::lock_guard lock(mutex);
+  std::uint64_t bytes = 0;
+  for (const auto& [id, a] : table.allocations())
+    if (!a.away()) bytes += a.size;
+  return bytes;
+}
+
 std::string Holdings::name(std::uint64_t id) {
   std::lock_guard lock(mutex);
   const HeldAllocation* a = table.find(id);

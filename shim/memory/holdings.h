@@ -77,6 +77,8 @@ struct Holdings {
   bool is_paused(std::uint64_t id);
   /// Bytes of allocations that are not on their devices, or on their way back.
   std::uint64_t bytes_paused();
+  /// Bytes of allocations that are on their devices.
+  std::uint64_t bytes_here();
   /// For messages: describe(), and its tag.
   std::string name(std::uint64_t id);
 

@@ -297,6 +297,7 @@ void Phases::ask(const amem_v1_Ask& ask) {
   };
   static constexpr std::array kRows = {
       Row{RankPhase::kOpen, [](Phases& phases) { return phases.open(); }},
+      Row{RankPhase::kDetach, [](Phases& phases) { return phases.detach(); }},
 #ifdef AMEM_TEST_SEAMS
       Row{RankPhase::kTest, [](Phases&) { return Status(); }},
 #endif
@@ -328,6 +329,24 @@ Status Phases::open() {
   mover_.hashes().drop_others([this](std::uint64_t id) { return memory_.holdings.holds(id); });
   report_.go_on();
   return mapped;
+}
+
+Status Phases::detach() {
+  if (!paused_)
+    return {Code::kFailedPrecondition, "this process is not paused, so it cannot be checkpointed"};
+  if (retrying_)
+    return {Code::kFailedPrecondition,
+            "the driver still has memory of the pause, so this process cannot be checkpointed. Try "
+            "again, or resume"};
+  if (const std::uint64_t stays = memory_.holdings.bytes_here(); stays > 0)
+    return {Code::kFailedPrecondition,
+            std::to_string(stays) +
+                " bytes of this process's memory stay on their devices, because a NIC or another "
+                "group has them. A deep pause requires that all memory leaves"};
+  rest(false);  // a free would wait in the driver
+  const Status detached = mover_.pool().detach();
+  if (!detached.ok()) rest(true);
+  return detached;
 }
 
 void Phases::done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,

@@ -71,6 +71,9 @@ class Phases final : public Session::Handler {
   void drop_leftovers();
   void ask(const amem_v1_Ask& ask);
   Status open();
+  /// Nothing that this process has may keep the driver from checkpointing it. Afterwards no call of
+  /// the driver is made before the next command.
+  Status detach();
   void done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,
             std::uint32_t wave = 0);
 

@@ -19,7 +19,8 @@ bool contains(const std::vector<int>& list, int value) {
 Status PoolView::add(const amem_v1_PoolSegment& message, Fd fd) {
   if (const auto known = segments_.find(message.index); known != segments_.end()) {
     const std::uint64_t size = known->second.view->size();
-    if (size == message.size) return {};
+    if (size == message.size)
+      return known->second.detached ? attach(known->second, message, fd) : Status();
     return {Code::kInternal, "the broker says that pool segment " + std::to_string(message.index) +
                                  " has " + std::to_string(message.size) + " bytes, but it had " +
                                  std::to_string(size) +
@@ -99,6 +100,9 @@ Result<PoolView::Spot> PoolView::stage(const amem_v1_Copy& copy, int device, Seg
                         "there is no pool segment " + std::to_string(copy.segment));
   }
   Segment& segment = it->second;
+  if (segment.detached)
+    return Status(Code::kInternal, "pool segment " + std::to_string(copy.segment) +
+                                       " has not come again since the group was deep");
   const std::uint64_t size = segment.view->size();
   const std::uint64_t bytes = copy.stored != 0 ? copy.stored : copy.length;
   if (copy.segment_offset > size || bytes > size - copy.segment_offset)
@@ -114,6 +118,29 @@ Result<CUdeviceptr> PoolView::load_again(CUdeviceptr address, std::uint64_t byte
   if (!found.ok()) return found.status();
   return stage(*found.value(), address - found.value()->view->address(), bytes, device,
                SegmentView::Use::kRead);
+}
+
+Status PoolView::attach(Segment& segment, const amem_v1_PoolSegment& message, const Fd& fd) {
+  const std::string what = "pool segment " + std::to_string(message.index);
+  if (!fd)
+    return {Code::kResourceExhausted,
+            what + " came without its descriptor" + kNoSpaceForDescriptors};
+  if (Status s = segment.view->map(fd, what); !s.ok()) return s;
+  segment.detached = false;
+  for (const int device : prepared_)
+    if (Status s = grant(segment, device); !s.ok()) return s;
+  return {};
+}
+
+Status PoolView::detach() {
+  for (auto& [index, segment] : segments_) {
+    const Result<bool> detached = segment.view->detach();
+    if (!detached.ok()) return detached.status();
+    if (!detached.value()) continue;
+    segment.detached = true;
+    segment.reachable_from.clear();
+  }
+  return {};
 }
 
 void PoolView::settle() {

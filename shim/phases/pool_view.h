@@ -44,14 +44,19 @@ class PoolView {
   Status let_cpu_read(CUdeviceptr address);
   /// All copies have ended.
   void settle();
+  /// Lets go of the segments that the driver does not checkpoint. The broker sends them again
+  /// before copies that need them.
+  Status detach();
 
  private:
   struct Segment {
     std::unique_ptr<SegmentView> view;
     std::vector<int> reachable_from;  // device ordinals that have been granted access
+    bool detached = false;
   };
 
   Result<Segment> map(const amem_v1_PoolSegment& message, const Fd& fd);
+  Status attach(Segment& segment, const amem_v1_PoolSegment& message, const Fd& fd);
   Status grant(Segment& segment, int device);
   Result<CUdeviceptr> stage(Segment& segment, std::uint64_t offset, std::uint64_t bytes, int device,
                             SegmentView::Use use);

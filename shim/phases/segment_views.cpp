@@ -24,13 +24,28 @@ class HostNumaView final : public SegmentView {
     CUmemAllocationProp properties{};
     if (driver_.cuMemGetAllocationPropertiesFromHandle_(&properties, handle) == CUDA_SUCCESS)
       location_ = properties.location;
-    CUresult r = driver_.cuMemAddressReserve_(&address_, size_, 0, 0, 0);
+    // Saved bytes are known by their addresses, so a segment that was detached has it still.
+    CUresult r =
+        address_ != 0 ? CUDA_SUCCESS : driver_.cuMemAddressReserve_(&address_, size_, 0, 0, 0);
     if (r == CUDA_SUCCESS) {
       r = driver_.cuMemMap_(address_, size_, 0, handle, 0);
-      if (r != CUDA_SUCCESS) driver_.cuMemAddressFree_(address_, size_);
+      if (r != CUDA_SUCCESS && !detached_) {
+        driver_.cuMemAddressFree_(address_, size_);
+        address_ = 0;
+      }
     }
     driver_.cuMemRelease_(handle);
-    return r == CUDA_SUCCESS ? Status() : driver_.error(r, "mapping " + what);
+    if (r != CUDA_SUCCESS) return driver_.error(r, "mapping " + what);
+    detached_ = readable_ = false;
+    return {};
+  }
+  /// A process that has imported memory mapped cannot be checkpointed.
+  Result<bool> detach() override {
+    if (detached_) return true;
+    if (const CUresult r = driver_.cuMemUnmap_(address_, size_); r != CUDA_SUCCESS)
+      return driver_.error(r, "unmapping a segment of the host pool");
+    detached_ = true;
+    return true;
   }
   CUresult grant(int device) override {
     return allow({CU_MEM_LOCATION_TYPE_DEVICE, {device}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -53,6 +68,7 @@ class HostNumaView final : public SegmentView {
 
   CUmemLocation location_{CU_MEM_LOCATION_TYPE_HOST, {0}};
   bool readable_ = false;
+  bool detached_ = false;
 };
 
 template <class View>

@@ -31,8 +31,12 @@ class SegmentView {
   SegmentView(const SegmentView&) = delete;
   SegmentView& operator=(const SegmentView&) = delete;
 
-  /// Once, before all others. `what`: the segment, for errors.
+  /// Once, before all others, and again after detach(): at the same address. `what`: the segment,
+  /// for errors.
   virtual Status map(const Fd& fd, const std::string& what) = 0;
+  /// Lets go of what the driver does not checkpoint. False: nothing was to be let go of. REQUIRES:
+  /// no copy is under way.
+  virtual Result<bool> detach() { return false; }
   /// Lets a device reach it. REQUIRES: the device's context is current.
   virtual CUresult grant(int device) = 0;
   /// The program has reset this device. True: other devices reach the segment no more either.

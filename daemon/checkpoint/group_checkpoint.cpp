@@ -1,0 +1,105 @@
+#include "daemon/checkpoint/group_checkpoint.h"
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+namespace amem {
+namespace {
+
+/// The calls that one after the other may take their limit: a checkpoint that fails at its last,
+/// and is undone.
+constexpr int kCallsInTurn = 6;
+
+class Run : public std::enable_shared_from_this<Run> {
+ public:
+  Run(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
+      CheckpointDone done)
+      : calls_(calls), limit_(limit / kCallsInTurn), done_(std::move(done)) {
+    for (CheckpointTarget& target : targets) each_.push_back({std::move(target), {}});
+  }
+
+  void checkpoint() {
+    look([this] {
+      ask(ProcessState::kRunning, ProcessAction::kLock, [this] {
+        if (!error_.ok()) return restore();
+        ask(ProcessState::kLocked, ProcessAction::kCheckpoint, [this] {
+          if (!error_.ok()) return restore();
+          done_({});
+        });
+      });
+    });
+  }
+
+  void restore() {
+    look([this] {
+      ask(ProcessState::kCheckpointed, ProcessAction::kRestore, [this] {
+        ask(ProcessState::kLocked, ProcessAction::kUnlock, [this] { done_(error_); });
+      });
+    });
+  }
+
+ private:
+  struct Each {
+    CheckpointTarget target;
+    ProcessState state = ProcessState::kUnknown;
+  };
+  using Then = std::function<void()>;
+
+  void look(const Then& then) {
+    for (Each& each : each_) each.state = ProcessState::kUnknown;
+    ask(ProcessState::kUnknown, ProcessAction::kState, [this, then] {
+      for (const Each& each : each_)
+        if (each.state == ProcessState::kFailed)
+          note({Code::kAborted, each.target.label +
+                                    ": the driver has lost this process, and each of its calls "
+                                    "fails. End it, and restart the job"});
+      then();
+    });
+  }
+
+  /// Of all in this state, at once; then goes on.
+  void ask(ProcessState in, ProcessAction action, const Then& then) {
+    std::vector<std::size_t> chosen;
+    for (std::size_t i = 0; i < each_.size(); ++i)
+      if (each_[i].state == in) chosen.push_back(i);
+    if (chosen.empty()) return then();
+    const auto missing = std::make_shared<std::size_t>(chosen.size());
+    for (const std::size_t i : chosen)
+      calls_.call(each_[i].target.pid, action, limit_,
+                  [self = shared_from_this(), i, missing, then](const ProcessAnswer& answer) {
+                    self->each_[i].state = answer.state;
+                    if (!answer.status.ok() && answer.state != ProcessState::kGone)
+                      self->note({answer.status.code(),
+                                  self->each_[i].target.label + ": " + answer.status.text()});
+                    if (--*missing == 0) then();
+                  });
+  }
+
+  void note(const Status& error) {
+    if (error_.ok())
+      error_ = error;
+    else if (error_.text().find(error.text()) == std::string::npos)
+      error_ = {error_.code(), error_.text() + "; " + error.text()};
+  }
+
+  ProcessCalls& calls_;
+  const Duration limit_;
+  const CheckpointDone done_;
+  std::vector<Each> each_;
+  Status error_;
+};
+
+}  // namespace
+
+void checkpoint_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
+                    CheckpointDone done) {
+  std::make_shared<Run>(calls, std::move(targets), limit, std::move(done))->checkpoint();
+}
+
+void restore_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
+                 CheckpointDone done) {
+  std::make_shared<Run>(calls, std::move(targets), limit, std::move(done))->restore();
+}
+
+}  // namespace amem

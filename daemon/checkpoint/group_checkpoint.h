@@ -1,0 +1,33 @@
+// Checkpoints and restores all processes of a group, side by side.
+//
+// Both find out first what state each process is in, so that they go on from where another amemd,
+// or a call that was cut off, has left them. For the loop's thread.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/checkpoint/process_calls.h"
+
+namespace amem {
+
+struct CheckpointTarget {
+  pid_t pid = 0;
+  std::string label;  // for messages: "rank 3 (pid 123)"
+};
+
+using CheckpointDone = std::function<void(const Status&)>;
+
+/// Locks all, then checkpoints all. If one fails, brings all back and says which process failed, at
+/// which call, and which process the driver has lost. Ends within `limit`. `calls` outlives it.
+void checkpoint_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
+                    CheckpointDone done);
+/// Restores all that are checkpointed, then unlocks all that are locked. Not OK: which process is
+/// not running, and why.
+void restore_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
+                 CheckpointDone done);
+
+}  // namespace amem

@@ -1,0 +1,160 @@
+// All processes of a group are checkpointed, or none; and restored from whatever state they are in.
+#include "daemon/checkpoint/group_checkpoint.h"
+
+#include <gmock/gmock.h>
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace amem {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using enum ProcessState;
+
+/// Processes and a driver that does what it is told, a call at a time.
+class FakeCalls final : public ProcessCalls {
+ public:
+  using Call = std::pair<pid_t, ProcessAction>;
+
+  void call(pid_t pid, ProcessAction action, Duration limit,
+            std::function<void(const ProcessAnswer&)> done) override {
+    limits += action == ProcessAction::kState ? Duration() : limit;
+    asked.push_back([this, pid, action, done = std::move(done)] { done(answer(pid, action)); });
+    most = std::max(most, asked.size());
+  }
+  void run() {
+    while (!asked.empty()) {
+      const auto next = std::move(asked.front());
+      asked.pop_front();
+      next();
+    }
+  }
+
+  std::map<pid_t, ProcessState> states;
+  std::map<Call, Status> failing;
+  std::set<Call> losing;
+  std::vector<Call> made;
+  std::deque<std::function<void()>> asked;
+  std::size_t most = 0;
+  Duration limits{};
+
+ private:
+  ProcessAnswer answer(pid_t pid, ProcessAction action) {
+    ProcessState& state = states.at(pid);
+    if (action == ProcessAction::kState) return {{}, state};
+    made.emplace_back(pid, action);
+    if (losing.contains({pid, action})) {
+      state = kFailed;
+      return {{Code::kInternal, "lost"}, state};
+    }
+    if (const auto failure = failing.find({pid, action}); failure != failing.end())
+      return {failure->second, state};
+    static const std::map<ProcessAction, std::pair<ProcessState, ProcessState>> kSteps = {
+        {ProcessAction::kLock, {kRunning, kLocked}},
+        {ProcessAction::kCheckpoint, {kLocked, kCheckpointed}},
+        {ProcessAction::kRestore, {kCheckpointed, kLocked}},
+        {ProcessAction::kUnlock, {kLocked, kRunning}}};
+    const auto [from, to] = kSteps.at(action);
+    if (state != from) return {{Code::kInternal, "CUDA_ERROR_ILLEGAL_STATE"}, state};
+    state = to;
+    return {{}, state};
+  }
+};
+
+class GroupCheckpointTest : public ::testing::Test {
+ protected:
+  GroupCheckpointTest() { calls.states = {{11, kRunning}, {22, kRunning}}; }
+
+  using Way = void (*)(ProcessCalls&, std::vector<CheckpointTarget>, Duration, CheckpointDone);
+  Status all(Way way) {
+    std::optional<Status> ended;
+    way(calls, {{11, "rank 0 (pid 11)"}, {22, "rank 1 (pid 22)"}}, std::chrono::seconds(54),
+        [&](const Status& status) { ended = status; });
+    calls.run();
+    EXPECT_TRUE(ended.has_value());
+    return ended.value_or(Status(Code::kInternal, "it has not ended"));
+  }
+  void expect_states(ProcessState first, ProcessState second) {
+    EXPECT_EQ(calls.states.at(11), first);
+    EXPECT_EQ(calls.states.at(22), second);
+  }
+
+  FakeCalls calls;
+};
+
+TEST_F(GroupCheckpointTest, AllAreLockedBeforeTheFirstIsCheckpointed) {
+  EXPECT_TRUE(all(checkpoint_all).ok());
+  expect_states(kCheckpointed, kCheckpointed);
+  using enum ProcessAction;
+  EXPECT_THAT(calls.made, ElementsAre(std::pair(11, kLock), std::pair(22, kLock),
+                                      std::pair(11, kCheckpoint), std::pair(22, kCheckpoint)));
+  EXPECT_EQ(calls.most, 2U) << "side by side";
+  calls.made.clear();
+  EXPECT_TRUE(all(restore_all).ok());
+  expect_states(kRunning, kRunning);
+  EXPECT_THAT(calls.made, ElementsAre(std::pair(11, kRestore), std::pair(22, kRestore),
+                                      std::pair(11, kUnlock), std::pair(22, kUnlock)));
+}
+
+TEST_F(GroupCheckpointTest, OneThatCannotBeLockedUnlocksTheOthers) {
+  calls.failing[{22, ProcessAction::kLock}] = {Code::kDeadlineExceeded, "no answer"};
+  const Status status = all(checkpoint_all);
+  EXPECT_EQ(status.code(), Code::kDeadlineExceeded);
+  EXPECT_THAT(status.text(), HasSubstr("rank 1 (pid 22): no answer"));
+  expect_states(kRunning, kRunning);
+}
+
+TEST_F(GroupCheckpointTest, OneThatCannotBeCheckpointedRestoresTheOthers) {
+  calls.failing[{11, ProcessAction::kCheckpoint}] = {Code::kInternal, "refused"};
+  EXPECT_THAT(all(checkpoint_all).text(), HasSubstr("rank 0 (pid 11): refused"));
+  expect_states(kRunning, kRunning);
+}
+
+TEST_F(GroupCheckpointTest, OneThatTheDriverLosesIsNamedAndTheOthersRun) {
+  calls.losing.emplace(11, ProcessAction::kCheckpoint);
+  const Status status = all(checkpoint_all);
+  EXPECT_THAT(status.text(), HasSubstr("rank 0 (pid 11): lost"));
+  EXPECT_THAT(status.text(), HasSubstr("rank 0 (pid 11): the driver has lost this process"));
+  expect_states(kFailed, kRunning);
+}
+
+TEST_F(GroupCheckpointTest, ItGoesOnFromWhereAnotherHasEnded) {
+  calls.states = {{11, kLocked}, {22, kCheckpointed}};
+  EXPECT_TRUE(all(checkpoint_all).ok());
+  expect_states(kCheckpointed, kCheckpointed);
+  calls.states = {{11, kLocked}, {22, kCheckpointed}};
+  EXPECT_TRUE(all(restore_all).ok());
+  expect_states(kRunning, kRunning);
+}
+
+TEST_F(GroupCheckpointTest, ARestoreThatFailsLeavesItForTheNext) {
+  calls.states = {{11, kCheckpointed}, {22, kCheckpointed}};
+  calls.failing[{22, ProcessAction::kRestore}] = {Code::kResourceExhausted, "no memory"};
+  EXPECT_EQ(all(restore_all).code(), Code::kResourceExhausted);
+  expect_states(kRunning, kCheckpointed);
+  calls.failing.clear();
+  EXPECT_TRUE(all(restore_all).ok());
+  expect_states(kRunning, kRunning);
+}
+
+TEST_F(GroupCheckpointTest, AProcessThatHasEndedIsNoFailure) {
+  calls.states[22] = kGone;
+  EXPECT_TRUE(all(checkpoint_all).ok());
+  EXPECT_TRUE(all(restore_all).ok());
+}
+
+TEST_F(GroupCheckpointTest, CallsInTurnEndWithinTheLimit) {
+  calls.failing[{11, ProcessAction::kCheckpoint}] = {Code::kInternal, "refused"};
+  (void)all(checkpoint_all);
+  // Lock, checkpoint, restore, unlock, of one process; two looks come on top.
+  EXPECT_LE(calls.limits / 2, std::chrono::seconds(54));
+}
+
+}  // namespace
+}  // namespace amem

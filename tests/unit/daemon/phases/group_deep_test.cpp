@@ -1,0 +1,199 @@
+// A pause after which nothing of a group's processes is on the devices, and the resume after it.
+#include <gmock/gmock.h>
+
+#include <optional>
+
+#include "tests/unit/fixtures/group_fixture.h"
+
+namespace amem {
+namespace {
+
+using ::testing::ElementsAre;
+
+class GroupDeepTest : public GroupTest {
+ protected:
+  static Task deep_pause() {
+    Task task(Operation::kPause);
+    task.deep = true;
+    return task;
+  }
+  void to_detach() {
+    ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
+    quiet(1);
+    quiet(2);
+    group.save_sent(kOk, {1}, now);
+    done(1, RankPhase::kSave);
+    both(RankPhase::kRelease);
+    group.dropped("", now);
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kDetach);
+  }
+  void to_checkpoint() {
+    to_detach();
+    both(RankPhase::kDetach);
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kCheckpoint);
+  }
+  void to_deep() {
+    to_checkpoint();
+    group.checkpointed(kOk, now);
+    drain();
+    ASSERT_EQ(group.state(), GroupState::kPaused);
+  }
+  void to_restore() {
+    to_deep();
+    ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+    drain();
+    ASSERT_EQ(group.phase(), Phase::kRestore);
+  }
+  /// As the next broker finds it.
+  ToldGroup& restart() {
+    Members members;
+    members.add(1, "rank 0 (pid 11)");
+    members.add(2, "rank 1 (pid 22)");
+    next.emplace("train", Deadlines(), now, MemoryView(), standing_of(group), std::move(members),
+                 seconds(60));
+    return *next;
+  }
+
+  std::optional<ToldGroup> next;
+};
+
+TEST_F(GroupDeepTest, ProcessesAreCheckpointedOnceAllHasLeft) {
+  to_detach();
+  const auto* ask = find<action::Ask>();
+  ASSERT_NE(ask, nullptr);
+  EXPECT_EQ(ask->what, RankPhase::kDetach);
+  EXPECT_THAT(ask->ranks, ElementsAre(1, 2));
+  EXPECT_FALSE(group.deep());
+  done(1, RankPhase::kDetach);
+  drain();
+  EXPECT_EQ(find<action::Checkpoint>(), nullptr) << "the other is not ready";
+  done(2, RankPhase::kDetach);
+  drain();
+  const auto* checkpoint = find<action::Checkpoint>();
+  ASSERT_NE(checkpoint, nullptr);
+  EXPECT_THAT(checkpoint->ranks, ElementsAre(1, 2));
+  EXPECT_TRUE(standing_of(group).deep) << "from the first call on, as far as a restart knows";
+  group.checkpointed(kOk, now);
+  drain();
+  expect_finished(Code::kOk, GroupState::kPaused);
+  EXPECT_TRUE(group.deep());
+}
+
+TEST_F(GroupDeepTest, WhatIsPausedAlreadyIsMadeDeep) {
+  to_paused();
+  EXPECT_FALSE(group.start(Operation::kPause, {}, now).ok());
+  ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
+  drain();
+  EXPECT_EQ(group.phase(), Phase::kDetach);
+  both(RankPhase::kDetach);
+  group.checkpointed(kOk, now);
+  drain();
+  EXPECT_TRUE(group.deep());
+  EXPECT_FALSE(group.start(deep_pause(), {}, now).ok()) << "it is already";
+  EXPECT_FALSE(group.start(Operation::kPause, {}, now).ok()) << "it is paused, too";
+}
+
+TEST_F(GroupDeepTest, AFailureBeforeTheFirstCallLeavesItPaused) {
+  to_detach();
+  done(1, RankPhase::kDetach, {Code::kFailedPrecondition, "a NIC has memory"});
+  drain();
+  expect_finished(Code::kAborted, GroupState::kPaused, "a NIC has memory");
+  EXPECT_FALSE(group.deep());
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  EXPECT_EQ(group.phase(), Phase::kAdmit);
+}
+
+TEST_F(GroupDeepTest, ACheckpointThatFailsIsUndone) {
+  to_checkpoint();
+  group.checkpointed({Code::kInternal, "rank 1 (pid 22): the driver refuses"}, now);
+  drain();
+  expect_finished(Code::kInternal, GroupState::kPaused, "the driver refuses");
+  EXPECT_FALSE(group.deep());
+}
+
+TEST_F(GroupDeepTest, ACheckpointWithoutAnAnswerIsSettledByTheResume) {
+  to_checkpoint();
+  now = group.wakeup();
+  group.tick(now);
+  drain();
+  expect_finished(Code::kDeadlineExceeded, GroupState::kPaused);
+  EXPECT_TRUE(group.deep());
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  EXPECT_EQ(group.phase(), Phase::kRestore);
+}
+
+TEST_F(GroupDeepTest, AResumeRestoresBeforeAnythingElse) {
+  to_restore();
+  const auto* restore = find<action::Restore>();
+  ASSERT_NE(restore, nullptr);
+  EXPECT_THAT(restore->ranks, ElementsAre(1, 2));
+  EXPECT_EQ(find<action::Admit>(), nullptr);
+  group.restored(kOk, now);
+  expect<action::Admit>("Admit");
+  EXPECT_FALSE(group.deep());
+}
+
+TEST_F(GroupDeepTest, ARestoreThatFailsIsTriedAgain) {
+  to_restore();
+  group.restored({Code::kResourceExhausted, "rank 0 (pid 11): no memory"}, now);
+  drain();
+  expect_finished(Code::kResourceExhausted, GroupState::kPaused, "no memory");
+  EXPECT_TRUE(group.deep());
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  EXPECT_EQ(group.phase(), Phase::kRestore);
+}
+
+TEST_F(GroupDeepTest, ARankThatEndsIsNotWaitedFor) {
+  to_detach();
+  done(1, RankPhase::kDetach);
+  group.leave(2, false, now);
+  drain();
+  const auto* checkpoint = find<action::Checkpoint>();
+  ASSERT_NE(checkpoint, nullptr);
+  EXPECT_THAT(checkpoint->ranks, ElementsAre(1));
+}
+
+TEST_F(GroupDeepTest, ANextBrokerGoesOnWithADetach) {
+  to_detach();
+  restart();
+  EXPECT_FALSE(next->deep());
+  next->join(1, "");
+  next->join(2, "");
+  next->tick(now);
+  EXPECT_EQ(next->phase(), Phase::kRelease);
+  for (const RankId rank : {1U, 2U})
+    next->phase_done(rank, next->epoch(), RankPhase::kRelease, {}, 0, now);
+  next->dropped("", now);
+  EXPECT_EQ(next->phase(), Phase::kDetach) << "it knows that the pause was to be deep";
+}
+
+TEST_F(GroupDeepTest, ANextBrokerLeavesItsProcessesAsTheyAre) {
+  for (const bool restoring : {false, true}) {
+    restoring ? to_restore() : to_checkpoint();
+    restart();
+    EXPECT_EQ(next->state(), GroupState::kPaused);
+    EXPECT_TRUE(next->deep());
+    next->join(1, "");
+    next->join(2, "");
+    next->tick(now);
+    EXPECT_EQ(next->phase(), Phase::kNone);
+    ASSERT_TRUE(next->start(Operation::kResume, {}, now).ok());
+    EXPECT_EQ(next->phase(), Phase::kRestore);
+    if (restoring) break;
+    group.checkpointed({Code::kInternal, ""}, now);
+    drain();
+    ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+    group.admitted(kOk, now);
+    group.created(kOk, now);
+    both(RankPhase::kMap);
+    both(RankPhase::kLoad);
+    both(RankPhase::kOpen);
+    drain();
+    ASSERT_EQ(group.state(), GroupState::kRunning);
+  }
+}
+
+}  // namespace
+}  // namespace amem
