@@ -428,6 +428,7 @@ Status ControlClient::pause(const Groups& groups, const Choice& what, std::uint3
                             const OnProgress& on_progress) {
   v1::PauseRequest request;
   request.set_guests(what.guests);
+  request.set_deep(what.deep);
   *request.mutable_discard() = {what.discard.begin(), what.discard.end()};
   *request.mutable_nodes() = {impl_->nodes.begin(), impl_->nodes.end()};
   if (Status status = choose(request, groups, what, timeout_ms); !status.ok()) return status;

@@ -37,6 +37,7 @@ struct Choice {
   std::vector<std::string> except;
   std::vector<std::string> discard;  // of a pause: tags whose bytes it drops, whatever their policy
   v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED;  // of a pause
+  bool deep = false;  // of a pause: nothing of the processes stays on the devices
 };
 
 /// Groups, each once.

@@ -173,6 +173,9 @@ void add_operations(CLI::App& app, CommandLine& o) {
   pause.add_flag("--dry-run", o.dry_run,
                  "Change nothing. Say whether the bytes fit into the pool, how long the pause "
                  "would take, and what would stay on the GPU. Exit code 7: the bytes may not fit");
+  pause.add_flag("--deep", o.deep,
+                 "Leave nothing on the GPUs: the driver checkpoints the processes after the pause, "
+                 "and a resume restores them first. Also for groups that are paused already");
   add_explain(pause, o);
   CLI::App& resume = add(app, o, Command::kResume, "resume",
                          "Resume groups: create their GPU memory again and restore its bytes");
@@ -271,6 +274,10 @@ std::string fault_of_operation(const CommandLine& o) {
            "--trace FILE` writes all of them";
   if (o.all && !o.nodes.empty())
     return name + ": --all asks one broker only. Remove --nodes, or unset AMEM_NODES";
+  if (o.deep && !(o.tags.empty() && o.except.empty()))
+    return name + ": --deep takes all memory of a group and cannot be used with --tag or --except";
+  if (o.deep && (o.dry_run || !o.nodes.empty()))
+    return name + ": --deep cannot be used with --dry-run or --nodes";
   if (o.dry_run && (o.explain || !o.trace.empty()))
     return name + ": --dry-run cannot be used with --explain or --trace";
   if (o.dry_run && !o.nodes.empty())

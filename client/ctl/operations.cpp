@@ -81,10 +81,10 @@ int operate_once(const Invocation& s) {
       o.timeout ? static_cast<std::uint32_t>(o.timeout->count()) : std::uint32_t{0};
   Status status;
   if (o.command == Command::kPause) {
-    status =
-        s.broker.pause(o.groups, {o.tags, o.except, o.discard, o.guests}, timeout, on_progress);
+    status = s.broker.pause(o.groups, {o.tags, o.except, o.discard, o.guests, o.deep}, timeout,
+                            on_progress);
   } else if (o.command == Command::kResume) {
-    status = s.broker.resume(o.groups, {o.tags, o.except, {}, {}}, timeout, on_progress);
+    status = s.broker.resume(o.groups, {o.tags, o.except, {}, {}, false}, timeout, on_progress);
   } else {
     status = s.broker.swap(o.groups, o.into, o.discard, timeout, on_progress, o.guests);
   }

@@ -18,12 +18,14 @@ Standing standing_of(const Row& row) {
   standing.rest = row.paused ? GroupState::kPaused : GroupState::kRunning;
   standing.epoch = row.attempt;
   standing.by_operator = row.by_operator;
+  standing.deep = row.deep;
   if (!row.under_way) return standing;
   standing.under_way.emplace();
   standing.under_way->task.op = row.resume ? Operation::kResume : Operation::kPause;
   if (row.tag != 0) standing.under_way->task.selection.tags = {std::string(1, row.tag)};
   standing.under_way->restart = static_cast<OnRestart>(row.restart);
   standing.under_way->loaded = row.loaded;
+  standing.under_way->task.deep = row.is_to_be_deep;
   return standing;
 }
 
@@ -49,11 +51,13 @@ void BrokerSide::record(int group, bool waves) {
   row.paused = standing.rest == GroupState::kPaused;
   row.attempt = u8(standing.epoch.attempt);
   row.by_operator = standing.by_operator;
+  row.deep = standing.deep;
   if (!standing.under_way) return;
   const Interrupted& what = *standing.under_way;
   row.under_way = true;
   row.resume = what.task.op == Operation::kResume;
   row.loaded = what.loaded;
+  row.is_to_be_deep = what.task.deep;
   row.waves = waves;
   if (!what.task.selection.tags.empty()) row.tag = what.task.selection.tags.begin()->front();
   row.restart = u8(what.restart);

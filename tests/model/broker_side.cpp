@@ -32,6 +32,8 @@ RankPhase phase_of(Kind kind) {
       return RankPhase::kMap;
     case Kind::kLoaded:
       return RankPhase::kLoad;
+    case Kind::kDetached:
+      return RankPhase::kDetach;
     default:
       return RankPhase::kOpen;
   }
@@ -50,6 +52,7 @@ void BrokerSide::send(int rank, const Message& message) {
   Process& p = process(rank);
   if (!p.lives || p.over || p.expected || !effect()) return;
   if (p.in.full()) return m_.breaks("the model's queues are long enough");
+  if (p.checkpointed) m_.breaks("nothing is asked of a process that is checkpointed");
   p.in.push(message);
 }
 
@@ -64,6 +67,7 @@ void BrokerSide::act(int group, const action::Begun& begun) {
   it.was_paused = m_.state.paused[at(group)];
   it.pause = begun.task.op == Operation::kPause;
   it.whole = begun.task.selection.all();
+  it.deep = begun.task.deep;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
     if (piece(i).exists && begun.task.selection.takes({piece(i).tag})) set_bit(it.selected, i);
 }
@@ -373,6 +377,7 @@ void BrokerSide::act(int group, const action::Drop&) {
 // ---- a resume -----------------------------------------------------------------------------------
 
 void BrokerSide::act(int group, const action::Admit&) {
+  record(group);
   const bool after = job(group).by_operator && m_.transaction->swaps() && m_.scenario.duplex;
   if (after && m_.scenario.space >= 0 && !std::exchange(m_.state.limited, true))
     m_.state.space = u8(m_.scenario.space);
@@ -484,13 +489,49 @@ void BrokerSide::act(int group, const action::Vacated&) {
   if (std::exchange(job(group).awaits_space, false)) create_slice(group);
 }
 
-void BrokerSide::act(int group, const action::Ask& open) {
-  job(group).opened = true;
+void BrokerSide::act(int group, const action::Ask& ask) {
+  const bool open = ask.what == RankPhase::kOpen;
+  job(group).opened = open;
   record(group);
-  for (const RankId id : open.ranks) {
-    const bool forgotten = m_.bug == Bug::kOpensAllButOne && id == open.ranks.back();
-    if (!forgotten) send(rank_of(id), message_of(Kind::kOpen, open.epoch));
+  for (const RankId id : ask.ranks) {
+    const bool forgotten = m_.bug == Bug::kOpensAllButOne && id == ask.ranks.back();
+    if (!forgotten) send(rank_of(id), message_of(open ? Kind::kOpen : Kind::kDetach, ask.epoch));
   }
+}
+
+// ---- a deep pause -------------------------------------------------------------------------------
+
+/// All are locked first. Whoever makes the calls goes on with one that was under way when amemd
+/// died.
+void BrokerSide::act(int group, const action::Checkpoint& checkpoint) {
+  if (m_.bug != Bug::kCheckpointsUnrecorded) record(group);
+  const bool refused = m_.fault("the driver refuses a checkpoint, and all are brought back");
+  for (const RankId id : checkpoint.ranks) {
+    Process& p = process(rank_of(id));
+    if (!p.lives || !effect()) continue;
+    if (p.gate == Gate::kOpen || p.in.count > 0)
+      m_.breaks("only what is paused, and asked nothing, is checkpointed");
+    p.checkpointed = true;
+  }
+  if (refused)
+    for (const RankId id : checkpoint.ranks)
+      if (effect()) process(rank_of(id)).checkpointed = false;
+  Status status;
+  if (refused) status = {Code::kInternal, "the driver"};
+  tell(group, event::Checkpointed{status});
+}
+
+void BrokerSide::act(int group, const action::Restore& restore) {
+  Status status;
+  for (const RankId id : restore.ranks) {
+    Process& p = process(rank_of(id));
+    if (!p.checkpointed || !effect()) continue;
+    if (m_.fault("the driver does not restore it"))
+      status = {Code::kInternal, "the driver"};
+    else
+      p.checkpointed = false;
+  }
+  tell(group, event::Restored{status});
 }
 
 void BrokerSide::act(int group, const action::Arrived& arrived) {
@@ -568,7 +609,9 @@ std::vector<int> members_of(const Request& request) {
 Task task_of(const Request& request, bool out) {
   Selection what;
   if (request.tag != 0) what.tags = {std::string(1, request.tag)};
-  return {out ? Operation::kPause : Operation::kResume, what};
+  Task task(out ? Operation::kPause : Operation::kResume, what);
+  task.deep = out && request.deep;
+  return task;
 }
 
 Status BrokerSide::can_begin(int group, const Task& task) {

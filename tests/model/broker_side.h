@@ -48,6 +48,8 @@ class BrokerSide {
   void act(int group, const action::Unready& unready);
   void act(int group, const action::Release& release);
   void act(int group, const action::Drop& drop);
+  void act(int group, const action::Checkpoint& checkpoint);
+  void act(int group, const action::Restore& restore);
   void act(int group, const action::Admit& admit);
   void act(int group, const action::Create& create);
   void act(int group, const action::Load& load);

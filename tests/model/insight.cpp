@@ -4,14 +4,15 @@ namespace amem {
 
 std::shared_ptr<const Insight::GroupCopy> Insight::copy(const Group& group) {
   return std::make_shared<const GroupCopy>(GroupCopy{
-      group.state_, group.rest_, group.by_operator_, group.epoch_, group.members_, group.requests_,
-      group.course_, group.expected_, group.interrupted_, group.patience_});
+      group.state_, group.rest_, group.deep_, group.by_operator_, group.epoch_, group.members_,
+      group.requests_, group.course_, group.expected_, group.interrupted_, group.patience_});
 }
 
 void Insight::put_back(const GroupCopy& copy, Group& group) {
   group.actions_.clear();
   group.state_ = copy.state;
   group.rest_ = copy.rest;
+  group.deep_ = copy.deep;
   group.by_operator_ = copy.by_operator;
   group.epoch_ = copy.epoch;
   group.members_ = copy.members;
@@ -30,7 +31,7 @@ std::uint64_t Insight::until(Time time, Time now) {
 
 void Insight::add(const Group& group, Time now, model::Digest& digest) {
   digest.add(static_cast<std::uint64_t>(group.state_));
-  digest.add(group.by_operator_);
+  digest.add((group.by_operator_ ? 1U : 0U) | (group.deep_ ? 2U : 0U));
   digest.add(group.epoch_.attempt);
   digest.add_all(group.members_.ids());
   const std::vector<Task> tasks = group.requests_.tasks();
@@ -57,8 +58,8 @@ void Insight::add(const Course& course, Time now, model::Digest& digest) {
   digest.add(static_cast<std::uint64_t>(course.terms_.rest));
   digest.add(static_cast<std::uint64_t>(course.terms_.timeout.count()));
   digest.add((course.terms_.inside ? 1U : 0U) | (course.terms_.held != Held::kNo ? 2U : 0U) |
-             (course.terms_.guests ? 4U : 0U) | (course.no_space_ ? 8U : 0U) |
-             (course.more_ ? 16U : 0U) | (course.loaded_ ? 32U : 0U));
+             (course.deep_ ? 4U : 0U) | (course.no_space_ ? 8U : 0U) | (course.more_ ? 16U : 0U) |
+             (course.loaded_ ? 32U : 0U));
   digest.add(course.epoch_.attempt);
   digest.add(course.epoch_.wave);
   digest.add(static_cast<std::uint64_t>(course.phase_));
@@ -77,6 +78,7 @@ void Insight::add(const Task& task, model::Digest& digest) {
   digest.add(task.discard.size());
   for (const std::string& tag : task.discard) digest.add(tag);
   digest.add(static_cast<std::uint64_t>(task.guests));
+  digest.add(task.deep);
 }
 
 void Insight::add(const Cut& cut, Time now, model::Digest& digest) {

@@ -23,6 +23,7 @@ class Insight {
   struct GroupCopy {
     GroupState state;
     GroupState rest;
+    bool deep;
     bool by_operator;
     Epoch epoch;
     Members members;

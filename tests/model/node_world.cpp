@@ -293,19 +293,22 @@ std::string NodeWorld::text(Event event) const {
       return "request " + std::to_string(m_.state.script_at + 1) + " is made";
     case Event::kHandle: {
       const Message& m = m_.state.ranks[event.who].in.messages[0];
-      static constexpr std::string_view kNames[] = {"nothing", "Quiesce",   "Measure", "Save",
-                                                    "Release", "Map, Load", "Open",    "Make"};
+      static constexpr std::string_view kNames[] = {"nothing", "Quiesce", "Measure",
+                                                    "Save",    "Release", "Map, Load",
+                                                    "Open",    "Detach",  "Make"};
       return rank + " handles " + std::string(kNames[static_cast<std::size_t>(m.kind)]) + " of " +
              std::to_string(m.attempt) + "." + std::to_string(m.wave) + (m.undo ? " (undo)" : "");
     }
     case Event::kRead: {
       const Message& m = m_.state.ranks[event.who].out.messages[0];
       static constexpr std::string_view kNames[] = {"quiet",  "measured", "saved",  "released",
-                                                    "mapped", "loaded",   "opened", "freed",
-                                                    "asks",   "made"};
+                                                    "mapped", "loaded",   "opened", "detached",
+                                                    "freed",  "asks",     "made"};
       return "the broker reads of " + rank + ": " +
-             std::string(kNames[static_cast<std::size_t>(m.kind) - 8]) + " " +
-             std::to_string(m.attempt) + "." + std::to_string(m.wave) + (m.undo ? " (failed)" : "");
+             std::string(kNames[static_cast<std::size_t>(m.kind) -
+                                static_cast<std::size_t>(Kind::kQuiet)]) +
+             " " + std::to_string(m.attempt) + "." + std::to_string(m.wave) +
+             (m.undo ? " (failed)" : "");
     }
     case Event::kGone:
       return "the broker sees the end of " + rank;

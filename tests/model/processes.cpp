@@ -20,6 +20,10 @@ void Processes::handle(int rank) {
       return bring(rank, message);
     case Kind::kMake:
       return make(rank, message);
+    case Kind::kDetach: {
+      const bool has_memory = p.maps != decltype(p.maps){};
+      return answer(rank, Kind::kDetached, message, has_memory || m_.fault("it cannot detach"));
+    }
     case Kind::kOpen:
       open(rank, message);
       return answer(rank, Kind::kOpened, message, m_.fault("it says that it could not open"));
@@ -169,6 +173,7 @@ void Processes::die(int rank) {
   p.lives = p.connected = false;
   p.over = true;
   p.gate = Gate::kShut;
+  p.checkpointed = false;
   p.maps = {};
   p.hashes = {};
   p.in.clear();

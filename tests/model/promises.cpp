@@ -45,6 +45,7 @@ void Promises::programs_run_in_turns() {
     }
   for (int rank = 0; rank < kMostRanks; ++rank) {
     const Process& p = m_.state.ranks[at(rank)];
+    if (p.runs() && p.checkpointed) m_.breaks("no process that is checkpointed runs");
     if (!p.runs() || p.lost || !p.member) continue;
     const int group = group_of_rank(rank);
     const Group& machine = *m_.groups[at(group)];
@@ -136,10 +137,11 @@ void Promises::finished(int group, const Outcome& outcome, GroupState is) {
   if (is != GroupState::kRunning && is != GroupState::kPaused)
     m_.breaks("an operation ends with a group that runs or is paused");
   if (job.pause) {
-    const bool left = job.released && job.whole;
+    const bool left = (job.released && job.whole) || job.was_paused;
     if (is != (left ? GroupState::kPaused : GroupState::kRunning))
       m_.breaks("a pause ends running before the point of no return, else paused");
-    if (ok && !job.released) m_.breaks("a pause that succeeds has released");
+    if (ok && !job.released && !job.was_paused) m_.breaks("a pause that succeeds has released");
+    if (ok && job.deep && !machine.deep()) m_.breaks("a deep pause that succeeds ends deep");
   } else {
     if (ok && is != GroupState::kRunning) m_.breaks("a resume that succeeds ends running");
     if (!ok && !job.opened && is == GroupState::kRunning && job.was_paused)
@@ -209,6 +211,8 @@ void Promises::whole_group(int group) {
     const Process& p = m_.state.ranks[at(rank)];
     if (!p.lives || !p.connected || !p.member || p.lost) continue;
     if ((p.gate == Gate::kOpen) != runs) m_.breaks("the gates of a group are as the group is");
+    if (p.checkpointed && !machine.deep())
+      m_.breaks("no process stays checkpointed that a resume would not restore");
     for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
       const Piece& piece = m_.state.pieces[at(i)];
       if (!has(p.holds, i)) continue;

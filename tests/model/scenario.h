@@ -16,6 +16,7 @@ struct Request {
   std::vector<int> groups;   // that go out, or are paused or resumed
   std::vector<int> in = {};  // of a swap
   char tag = 0;              // of this alone; 0: of all
+  bool deep = false;         // of a pause: the processes are checkpointed
 };
 
 struct PieceOf {
@@ -91,6 +92,7 @@ enum class Bug : std::uint8_t {
   kRetainsWhatNobodyKnows,
   kTakesRetainedSpace,
   kComparesWithAnotherPlace,
+  kCheckpointsUnrecorded,
 };
 
 struct Mutation {

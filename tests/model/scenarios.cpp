@@ -20,6 +20,15 @@ const std::vector<Scenario>& worlds() {
        .pieces = two_of(0),
        .script = {{kPause, {0}}, {kResume, {0}}, {kPause, {0}}, {kResume, {0}}},
        .faults = 2},
+      {.name = "deep",
+       .about = "its processes are checkpointed, at once and once it is paused",
+       .pieces = two_of(0),
+       .script = {{kPause, {0}, {}, 0, true},
+                  {kResume, {0}},
+                  {kPause, {0}},
+                  {kPause, {0}, {}, 0, true},
+                  {kResume, {0}}},
+       .faults = 2},
       {.name = "makes",
        .about = "ranks make some of the memory themselves",
        .pieces = {{0, {0, 1}, 'a', true, false, true},
@@ -164,15 +173,23 @@ std::vector<Scenario> with_restarts(std::vector<Scenario> all) {
     std::string_view of;
     int faults;
   };
-  static constexpr Again kAgain[] = {
-      {"restart-pause", "pause", 1},       {"restart-inside", "inside", 1},
-      {"restart-makes", "makes", 1},       {"restart-makes-open", "makes-open", 1},
-      {"restart-joins", "joins", 0},       {"restart-discard", "discard", 1},
-      {"restart-tags", "tags", 1},         {"restart-guests", "guests", 1},
-      {"restart-turns", "turns", 0},       {"restart-set", "set", 0},
-      {"restart-swap", "swap", 0},         {"restart-waves", "waves", 0},
-      {"restart-swap-set", "swap-set", 0}, {"restart-in-turn", "in-turn", 1},
-      {"restart-retain", "retain", 1},     {"restart-retain-turns", "retain-turns", 0}};
+  static constexpr Again kAgain[] = {{"restart-pause", "pause", 1},
+                                     {"restart-inside", "inside", 1},
+                                     {"restart-deep", "deep", 1},
+                                     {"restart-makes", "makes", 1},
+                                     {"restart-makes-open", "makes-open", 1},
+                                     {"restart-joins", "joins", 0},
+                                     {"restart-discard", "discard", 1},
+                                     {"restart-tags", "tags", 1},
+                                     {"restart-guests", "guests", 1},
+                                     {"restart-turns", "turns", 0},
+                                     {"restart-set", "set", 0},
+                                     {"restart-swap", "swap", 0},
+                                     {"restart-waves", "waves", 0},
+                                     {"restart-swap-set", "swap-set", 0},
+                                     {"restart-in-turn", "in-turn", 1},
+                                     {"restart-retain", "retain", 1},
+                                     {"restart-retain-turns", "retain-turns", 0}};
   for (const Again& again : kAgain) {
     const auto is_it = [&](const Scenario& each) { return each.name == again.of; };
     Scenario copy = *std::find_if(all.begin(), all.end(), is_it);
@@ -235,6 +252,8 @@ const std::vector<Mutation>& mutations() {
        "all can come to rest"},
       {Bug::kWritesWhenItHasSent, "the record says that ranks release when they have been told",
        "restart-pause", "before every rank has its memory"},
+      {Bug::kCheckpointsUnrecorded, "the record does not say that processes may be locked",
+       "restart-deep", "nothing is asked of a process"},
       {Bug::kKeepsNothingOfAResume, "the holder is not given what a resume has made",
        "restart-pause", "finds everything that was on a device"},
       {Bug::kTakesWhatIsUnloaded, "the next broker takes what a resume had not loaded",

@@ -57,6 +57,7 @@ enum class Kind : std::uint8_t {
   kRelease,
   kBring,  // Map, and Load of `loads`
   kOpen,
+  kDetach,
   kMake,
   // from a rank
   kQuiet,
@@ -66,6 +67,7 @@ enum class Kind : std::uint8_t {
   kMapped,
   kLoaded,
   kOpened,
+  kDetached,
   kFreed,
   kAsks,
   kMade,
@@ -119,8 +121,9 @@ struct Process {
   bool lost = false;       // likewise: its session has ended, it lives
   bool expected = false;   // likewise: of the broker before; it has not come back
   Gate gate = Gate::kShut;
-  bool paused = false;  // has let go of everything in a pause
-  bool rests = false;   // its gate is shut, and its program may free
+  bool paused = false;        // has let go of everything in a pause
+  bool rests = false;         // its gate is shut, and its program may free
+  bool checkpointed = false;  // or locked: whoever calls its driver waits
   bool copy_failed = false;
   bool map_failed = false;
   std::uint8_t holds = 0;                        // pieces
@@ -200,6 +203,7 @@ struct Job {
   bool awaits_space = false;  // nothing more can be created now
   bool creating = false;
   bool was_paused = false;
+  bool deep = false;
   std::uint8_t member = 0;    // of the transaction
   std::uint8_t selected = 0;  // pieces
   std::uint8_t wave = 0;      // pieces that leave now
@@ -217,6 +221,8 @@ struct Row {
   bool loaded = false;
   bool waves = false;
   bool by_operator = false;
+  bool deep = false;
+  bool is_to_be_deep = false;
   char tag = 0;
   std::uint8_t attempt = 0;
   std::uint8_t restart = 0;

@@ -265,7 +265,7 @@ std::string state_text(const v1::GroupInfo& group) {
     case v1::GROUP_STATE_PAUSING:
       return "pausing" + phase;
     case v1::GROUP_STATE_PAUSED:
-      return "paused";
+      return group.deep() ? "paused (deep)" : "paused";
     case v1::GROUP_STATE_RESUMING:
       return "resuming" + phase;
     default:
