@@ -22,6 +22,7 @@
 #include "daemon/base/unix_listener.h"
 #include "daemon/broker/broker.h"
 #include "daemon/broker/holder_supervisor.h"
+#include "daemon/checkpoint/checkpointer.h"
 #include "daemon/control/control_service.h"
 #include "daemon/control/ending.h"
 #include "daemon/control/upgrades.h"
@@ -128,7 +129,9 @@ int serve(Config config, const Successor& successor, bool& replaced) {
   if (Status status = can_isolate(config.isolation); !status.ok()) return fail(status);
   HolderSupervisor supervisor(loop, config);
   if (Status status = supervisor.attach(); !status.ok()) return fail(status);
-  Broker broker(loop, config, devices, nvml, &supervisor.record());
+  Checkpointer checkpointer(loop);
+  Broker broker(loop, config, devices, nvml, &supervisor.record(), Workers::Runs::kThreads,
+                &checkpointer);
   if (Status status = broker.take_up(supervisor.take_stock()); !status.ok()) return fail(status);
   if (Status status = broker.start(); !status.ok()) return fail(status);
   MetricsEndpoint metrics(loop, config.metrics_listen, [&](MetricsEndpoint::Answer answer) {

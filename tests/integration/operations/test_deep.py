@@ -1,0 +1,165 @@
+"""Deep pauses: the driver checkpoints a group's processes after the pause, and nothing of them stays on the GPUs."""
+import pytest
+
+from sim_node import eventually
+from sim_node.flipped import FlippedMemory as Memory
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def deep_node(bare_node):
+    """A node on which processes can be checkpointed."""
+    bare_node.settings["AMEM_SIM_CHECKPOINT"] = "1"
+    return bare_node
+
+
+def on_devices(node):
+    """Bytes in use, contexts included."""
+    return sum(device["used_bytes"] for device in node.ctl.devices())
+
+
+def started(node, *flags, **options):
+    """Two processes of a group, each on its GPU."""
+    node.start_broker(*flags, **options)
+    return [Memory(node, 4 * MIB, 2 * MIB, name=f"rank{device}", device=device) for device in (0, 1)]
+
+
+def is_deep(node):
+    group = node.ctl.group("train")
+    return group["state"] == "GROUP_STATE_PAUSED" and group["deep"]
+
+
+def runs_on(node, ranks):
+    assert node.ctl.state("train") == "running"
+    assert not node.ctl.group("train")["deep"]
+    for rank in ranks:
+        rank.verify()
+        rank.flip(next(iter(rank.blocks)), 77)
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    for rank in ranks:
+        rank.verify()
+
+
+def test_nothing_stays_on_the_devices(deep_node):
+    ranks = started(deep_node)
+    for _ in range(3):
+        deep_node.ctl("pause", "train", "--deep")
+        assert is_deep(deep_node)
+        assert on_devices(deep_node) == 0
+        assert "paused (deep)" in deep_node.ctl("groups").out
+        deep_node.ctl("resume", "train")
+        for rank in ranks:
+            rank.verify()
+    runs_on(deep_node, ranks)
+
+
+def test_a_paused_group_is_made_deep(deep_node):
+    ranks = started(deep_node)
+    deep_node.ctl("pause", "train")
+    assert on_devices(deep_node) > 0  # contexts
+    deep_node.ctl("pause", "train", "--deep")
+    assert is_deep(deep_node) and on_devices(deep_node) == 0
+    again = deep_node.ctl.try_("pause", "train", "--deep")
+    assert again.code != 0 and "already paused, with nothing left on its devices" in again.error
+    deep_node.ctl("resume", "train")
+    runs_on(deep_node, ranks)
+
+
+def test_a_driver_without_these_calls(bare_node):
+    bare_node.settings["AMEM_SIM_DRIVER"] = "12.4"
+    ranks = started(bare_node)
+    answer = bare_node.ctl.try_("pause", "train", "--deep")
+    assert answer.code != 0 and "checkpoint" in answer.error, answer
+    assert bare_node.ctl.state("train") == "paused" and not is_deep(bare_node)
+    bare_node.ctl("resume", "train")
+    runs_on(bare_node, ranks)
+
+
+@pytest.mark.parametrize("call", ["Lock", "Checkpoint"])
+def test_a_call_that_fails_brings_all_back(deep_node, call):
+    """The calls are made by amem-checkpoint, each in a process of its own: every one of them fails."""
+    deep_node.settings["AMEM_SIM_FAULTS"] = f"cuCheckpointProcess{call}:1:999"
+    ranks = started(deep_node)
+    answer = deep_node.ctl.try_("pause", "train", "--deep")
+    assert answer.code != 0 and f"pid {ranks[0].puppet.pid}" in answer.error and "CUDA_ERROR_UNKNOWN" in answer.error, answer
+    assert deep_node.ctl.state("train") == "paused" and not is_deep(deep_node)
+    deep_node.ctl("resume", "train")
+    runs_on(deep_node, ranks)
+
+
+def test_a_caller_that_is_killed(deep_node):
+    deep_node.settings["AMEM_SIM_FAULTS"] = "cuCheckpointProcessCheckpoint:1:kill"
+    ranks = started(deep_node)
+    answer = deep_node.ctl.try_("pause", "train", "--deep")
+    assert answer.code != 0 and "signal 9" in answer.error, answer
+    assert deep_node.ctl.state("train") == "paused"
+    deep_node.ctl("resume", "train")
+    runs_on(deep_node, ranks)
+
+
+def test_a_call_that_hangs(deep_node):
+    """Its caller is killed at the deadline."""
+    deep_node.settings["AMEM_SIM_FAULTS"] = "cuCheckpointProcessCheckpoint:1:hold"
+    ranks = started(deep_node, "--deadlines-checkpoint", "3s")
+    answer = deep_node.ctl.try_("pause", "train", "--deep")
+    assert answer.code != 0 and "has not ended within" in answer.error, answer
+    assert deep_node.ctl.state("train") == "paused"
+    deep_node.ctl("resume", "train")
+    runs_on(deep_node, ranks)
+
+
+@pytest.mark.next_broker
+@pytest.mark.parametrize("call", ["Lock", "Checkpoint", "Restore", "Unlock"])
+def test_amemd_dies_meanwhile(deep_node, call):
+    """The next amemd restores what it finds, whatever state that is in."""
+    deep_node.settings["AMEM_SIM_FAULTS"] = f"cuCheckpointProcess{call}:1:delay=1500"
+    ranks = started(deep_node)
+    if call in ("Lock", "Checkpoint"):
+        operation = deep_node.ctl.start("pause", "train", "--deep")
+        operation.wait_phase("checkpoint")
+    else:
+        deep_node.ctl("pause", "train", "--deep")
+        operation = deep_node.ctl.start("resume", "train")
+        operation.wait_phase("restore")
+    deep_node.broker.kill()
+    deep_node.broker.wait()
+    assert operation.finish().code != 0
+    del deep_node.settings["AMEM_SIM_FAULTS"]
+    deep_node.start_broker()
+    eventually(lambda: deep_node.ctl.try_("resume", "train").code == 0, what="the next amemd resumes it")
+    runs_on(deep_node, ranks)
+
+
+def test_a_process_that_dies_while_it_is_checkpointed(deep_node):
+    ranks = started(deep_node)
+    deep_node.ctl("pause", "train", "--deep")
+    ranks[1].puppet.kill()
+    ranks[1].puppet.wait()
+    eventually(lambda: deep_node.ctl.group("train")["rank_count"] == 1, what="amemd sees its end")
+    deep_node.ctl("resume", "train")
+    runs_on(deep_node, ranks[:1])
+
+
+def test_a_process_that_the_driver_loses(bare_node):
+    """As driver 580 does where imported memory is mapped. It is named, and the others run on."""
+    bare_node.settings["AMEM_SIM_CHECKPOINT"] = "1"
+    bare_node.start_broker()
+    kept = Memory(bare_node, 4 * MIB, name="rank0", device=0)
+    lost = Memory(bare_node, 4 * MIB, name="rank1", device=1, env={"AMEM_SIM_CHECKPOINT": "lost"})
+    bare_node.ctl("pause", "train", "--deep")
+    answer = bare_node.ctl.try_("resume", "train")
+    assert answer.code != 0 and f"pid {lost.puppet.pid}" in answer.error, answer
+    lost.puppet.kill()
+    lost.puppet.wait()
+    eventually(lambda: bare_node.ctl.group("train")["rank_count"] == 1, what="amemd sees its end")
+    bare_node.ctl("resume", "train")
+    kept.verify()
+
+
+def test_wrong_arguments(deep_node):
+    started(deep_node)
+    for arguments in (["--tag", "heap"], ["--dry-run"]):
+        answer = deep_node.ctl.try_("pause", "train", "--deep", *arguments)
+        assert answer.code == 2 and "--deep" in answer.error, answer
