@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 #include "tests/sim/entry/api.h"
 #include "tests/sim/entry/newer_calls.h"
 #include "tests/sim/entry/proc_address.h"
 #include "tests/sim/node/node.h"
+#include "tests/sim/work/checkpoint.h"
 #include "tests/sim/work/device.h"
 
 namespace sim {
@@ -118,7 +120,11 @@ bool FindDevice(CUdevice device, int* physical) {
 
 SIM_API cuInit(unsigned flags) {
   return sim::Call("cuInit", sim::Need::kNothing, [&]() -> CUresult {
-    return flags != 0 ? CUDA_ERROR_INVALID_VALUE : sim::Initialize();
+    if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    const CUresult result = sim::Initialize();
+    static std::once_flag once;
+    if (result == CUDA_SUCCESS) std::call_once(once, sim::OfferCheckpoints);
+    return result;
   });
 }
 

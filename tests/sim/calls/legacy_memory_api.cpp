@@ -31,17 +31,16 @@ CUresult Alloc(CUdeviceptr* out, size_t bytes, RangeKind kind = RangeKind::kDevi
   if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (bytes > Node().memory) return CUDA_ERROR_OUT_OF_MEMORY;
   constexpr size_t kPage = 4096;
-  std::shared_ptr<Physical> memory;
-  result = Physical::Create(context->physical, (bytes + kPage - 1) & ~(kPage - 1), 0, &memory);
-  if (result != CUDA_SUCCESS) return result;
   Range range;
+  result =
+      Physical::Create(context->physical, (bytes + kPage - 1) & ~(kPage - 1), 0, &range.memory);
+  if (result != CUDA_SUCCESS) return result;
   range.bytes = bytes;
   range.kind = kind;
   range.context = context->handle();
   const MemoryLock lock(MemoryMutex());
   uintptr_t base = 0;
-  range.memory = memory;
-  result = AddDeviceMemory(*memory, std::move(range), &base);
+  result = AddDeviceMemory(std::move(range), &base);
   if (result == CUDA_SUCCESS) *out = base;
   return result;
 }

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tests/sim/entry/fault.h"
+#include "tests/sim/entry/gate.h"
 #include "tests/sim/memory/address_space.h"
 #include "tests/sim/memory/physical.h"
 #include "tests/sim/node/node.h"
@@ -54,13 +55,23 @@ void RaiseDescriptorLimit() {
 
 }  // namespace
 
-CUresult Enter(const char* exported_name, Need need) {
+CallScope::CallScope(const char* exported_name, Need need) : refused_(Enter(exported_name, need)) {}
+
+CallScope::~CallScope() {
+  if (counts_) LeaveGate();
+}
+
+CUresult CallScope::Enter(const char* exported_name, Need need) {
   if (g_forked.load(std::memory_order_relaxed)) {
     return need == Need::kNothing ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
   }
   if (need == Need::kNothing) return CheckFaults(exported_name);
   if (t_in_host_function) return CUDA_ERROR_NOT_PERMITTED;
   if (g_ended.load(std::memory_order_acquire)) return CUDA_ERROR_DEINITIALIZED;
+  if (need == Need::kInit) {
+    const CUresult lost = PassGate(&counts_);
+    if (lost != CUDA_SUCCESS) return lost;
+  }
   const CUresult fault = CheckFaults(exported_name);
   if (fault != CUDA_SUCCESS) return fault;
   return g_initialized.load(std::memory_order_acquire) ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;

@@ -15,10 +15,27 @@ namespace sim {
 enum class Need {
   kNothing,  // answers even before cuInit and in a forked child
   kInit,
+  kNoGate,  // as kInit, but also while this process is locked for a checkpoint
 };
 
-/// Why a call may not go ahead, or CUDA_SUCCESS.
-CUresult Enter(const char* exported_name, Need need);
+/// A call from its beginning to its end.
+class CallScope {
+ public:
+  /// Waits while the process is locked, and does what faults ask for.
+  CallScope(const char* exported_name, Need need);
+  ~CallScope();
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+
+  /// Why the call may not go ahead, or CUDA_SUCCESS.
+  CUresult refused() const { return refused_; }
+
+ private:
+  CUresult Enter(const char* exported_name, Need need);
+
+  bool counts_ = false;  // at the gate
+  const CUresult refused_;
+};
 
 /// Ends cuInit: from here on the process is initialised.
 CUresult Initialize();
@@ -37,8 +54,8 @@ class HostFunctionScope {
 template <typename Body>
 CUresult Call(const char* exported_name, Need need, const Body& body) noexcept {
   try {
-    const CUresult refused = Enter(exported_name, need);
-    return refused != CUDA_SUCCESS ? refused : body();
+    const CallScope scope(exported_name, need);
+    return scope.refused() != CUDA_SUCCESS ? scope.refused() : body();
   } catch (const std::bad_alloc&) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   } catch (...) {
@@ -61,6 +78,13 @@ struct StreamRef {
   SIM_API name parameters {                                                     \
     using namespace sim;                                                        \
     return Call(#name, Need::kInit, [&]() -> CUresult { return __VA_ARGS__; }); \
+  }
+
+// The same for a call that does not wait while this process is locked for a checkpoint.
+#define SIM_CALL_NO_GATE(name, parameters, ...)                                   \
+  SIM_API name parameters {                                                       \
+    using namespace sim;                                                          \
+    return Call(#name, Need::kNoGate, [&]() -> CUresult { return __VA_ARGS__; }); \
   }
 
 // The same for a call with a variant for the per-thread default stream; the expression may use

@@ -89,6 +89,13 @@ void* MapFile(uintptr_t base, size_t bytes, int protection, int fd) {
   return at;
 }
 
+bool HasDeviceMemory(const Range& range) { return range.on_device() && !range.multicast(); }
+
+// REQUIRES: HasDeviceMemory.
+const Physical& MemoryOf(const Range& range) {
+  return range.kind == RangeKind::kMapping ? *range.allocation->memory : *range.memory;
+}
+
 // May `accessor`, or the device the memory lies on, use the mapping?
 bool Grants(const Range& range, bool write, int accessor) {
   return std::any_of(range.access.begin(), range.access.end(), [&](const Access& access) {
@@ -213,7 +220,8 @@ CUresult SetRangeAccess(uintptr_t base, size_t bytes, const std::vector<Access>&
   return CUDA_SUCCESS;
 }
 
-CUresult AddDeviceMemory(const Physical& memory, Range range, uintptr_t* out) {
+CUresult AddDeviceMemory(Range range, uintptr_t* out) {
+  const Physical& memory = *range.memory;
   void* at = MapFile(0, memory.bytes(), PROT_READ | PROT_WRITE, memory.fd());
   if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   range.base = reinterpret_cast<uintptr_t>(at);
@@ -238,7 +246,7 @@ CUresult OpenSharedMemory(const std::shared_ptr<Physical>& memory, size_t bytes,
   range.context = context;
   range.memory = memory;
   range.opens = 1;
-  return AddDeviceMemory(*memory, std::move(range), out);
+  return AddDeviceMemory(std::move(range), out);
 }
 
 bool CloseSharedMemory(uintptr_t base) {
@@ -304,6 +312,30 @@ void RevokeHostMemory(int device) {
     });
     mprotect(Pointer(range.base), range.bytes, Protection(range));
   }
+}
+
+void TakeOffDeviceMemory() {
+  for (const auto& [base, range] : AllRanges()) {
+    if (!HasDeviceMemory(range)) continue;
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    const size_t bytes = MemoryOf(range).bytes();
+    if (mmap(Pointer(base), bytes, PROT_NONE, kFlags, -1, 0) == MAP_FAILED) {
+      Die("cannot unmap memory for a checkpoint");
+    }
+  }
+}
+
+CUresult PutBackDeviceMemory() {
+  for (const auto& [base, range] : AllRanges()) {
+    if (!HasDeviceMemory(range)) continue;
+    const int protection =
+        range.kind == RangeKind::kMapping ? Protection(range) : PROT_READ | PROT_WRITE;
+    const Physical& memory = MemoryOf(range);
+    if (MapFile(base, memory.bytes(), protection, memory.fd()) == MAP_FAILED) {
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  }
+  return CUDA_SUCCESS;
 }
 
 bool SetSyncMemops(uintptr_t address, bool value) {

@@ -46,7 +46,7 @@ struct Range {
   bool sync_memops = false;
   unsigned host_flags = 0;           // kHostAllocated, kHostRegistered
   std::vector<Access> access;        // kMapping
-  std::shared_ptr<Physical> memory;  // kDevice, kShared
+  std::shared_ptr<Physical> memory;  // of device memory but kMapping's
   unsigned opens = 0;                // kShared: handles opened and not closed
 
   uintptr_t end() const { return base + bytes; }
@@ -63,9 +63,8 @@ CUresult UnmapRange(uintptr_t base, size_t bytes);
 /// `base` and `bytes` must cover whole, contiguous mappings.
 CUresult SetRangeAccess(uintptr_t base, size_t bytes, const std::vector<Access>& access);
 
-/// Maps memory for cuMemAlloc and its like, somewhere, as the range says but for its base; `memory`
-/// is not kept but by the mapping.
-CUresult AddDeviceMemory(const Physical& memory, Range range, uintptr_t* out);
+/// Maps memory for cuMemAlloc and its like, somewhere, as the range says but for its base.
+CUresult AddDeviceMemory(Range range, uintptr_t* out);
 /// Memory of another process, or one more opening of it. CUDA_ERROR_INVALID_CONTEXT: it is this
 /// process's own.
 CUresult OpenSharedMemory(const std::shared_ptr<Physical>& memory, size_t bytes, CUcontext context,
@@ -81,6 +80,12 @@ bool RemoveRange(uintptr_t base, RangeKind kind);
 void RemoveRangesOf(CUcontext context);
 /// The device, whose primary context goes, has no access to mapped memory of the host any more.
 void RevokeHostMemory(int device);
+
+/// For a checkpoint: nothing is at the addresses of device memory any more, but they stay taken.
+void TakeOffDeviceMemory();
+/// Puts the memory of each range there again, with the access that it had. CUDA_ERROR_OUT_OF_MEMORY
+/// if the kernel refuses.
+CUresult PutBackDeviceMemory();
 
 /// False: nothing is known of the address.
 bool SetSyncMemops(uintptr_t address, bool value);

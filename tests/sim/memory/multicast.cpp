@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <chrono>
@@ -56,6 +57,8 @@ bool Alive(const Binding& binding) {
   if (fd >= 0) close(fd);
   return fd >= 0;
 }
+
+std::atomic<int> g_objects{0};  // of this process
 
 bool Aligned(uint64_t value) { return value % Node().granularity == 0; }
 
@@ -106,6 +109,10 @@ MulticastObject::State* MapState(int fd) {
 
 }  // namespace
 
+MulticastObject::MulticastObject(int fd, State* state) : fd_(fd), state_(state) { ++g_objects; }
+
+bool MulticastObject::Any() { return g_objects > 0; }
+
 CUresult MulticastObject::Create(const CUmulticastObjectProp& prop,
                                  std::shared_ptr<MulticastObject>* out) {
   const int fd = HeldDescriptors::Keep([] {
@@ -151,6 +158,7 @@ MulticastObject::~MulticastObject() {
   }
   munmap(state_, sizeof(State));
   HeldDescriptors::Close(fd_);
+  --g_objects;
 }
 
 size_t MulticastObject::bytes() const { return state_->bytes; }

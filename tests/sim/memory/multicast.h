@@ -26,6 +26,8 @@ class MulticastObject {
   static CUresult Create(const CUmulticastObjectProp& prop, std::shared_ptr<MulticastObject>* out);
   /// Null if the descriptor is no multicast object of this node.
   static std::shared_ptr<MulticastObject> Import(int fd);
+  /// Whether this process holds one.
+  static bool Any();
   /// What this process has bound is unbound.
   ~MulticastObject();
   MulticastObject(const MulticastObject&) = delete;
@@ -49,7 +51,7 @@ class MulticastObject {
   bool Write(size_t at, const void* data, size_t bytes) const;
 
  private:
-  MulticastObject(int fd, State* state) : fd_(fd), state_(state) {}
+  MulticastObject(int fd, State* state);
 
   const int fd_;
   State* const state_;                               // shared; guarded by a lock of the node

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -45,6 +46,41 @@ int MakeMemfd(const MemoryName& name) {
   return fd;
 }
 
+// Memory with its pages; CUDA_ERROR_OUT_OF_MEMORY at capacity.
+CUresult TakeMemory(const MemoryName& name, int* out) {
+  int fd = -1;
+  const bool admitted = Admit(name.device, name.bytes,
+                              [&] { fd = HeldDescriptors::Keep([&] { return MakeMemfd(name); }); });
+  if (!admitted || fd < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  // Outside the node's lock, for it takes a while: the host gives the pages now, as a device would.
+  int error = 0;
+  do {
+    error = fallocate(fd, 0, 0, static_cast<off_t>(name.bytes)) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  if (error != 0) {
+    HeldDescriptors::Close(fd);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *out = fd;
+  return CUDA_SUCCESS;
+}
+
+std::set<Physical*>& Living() {
+  static auto* const living = new std::set<Physical*>();
+  return *living;
+}
+
+// Moves all the bytes; `move` is pread or pwrite of what is left.
+template <typename Move>
+void MoveAll(size_t bytes, const Move& move) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t n = move(done, bytes - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) Die(std::string("cannot copy the bytes of a checkpoint: ") + strerror(errno));
+    done += static_cast<size_t>(n);
+  }
+}
+
 }  // namespace
 
 std::mutex& MemoryMutex() {
@@ -79,25 +115,26 @@ void HeldDescriptors::CloseInChild() {
   Descriptors().clear();
 }
 
+Physical::Physical(int fd, int device, size_t bytes, unsigned flags, bool imported)
+    : fd_(fd), device_(device), bytes_(bytes), flags_(flags), imported_(imported) {
+  const std::lock_guard<std::mutex> lock(HeldDescriptors::Mutex());
+  Living().insert(this);
+}
+
+Physical::~Physical() {
+  {
+    const std::lock_guard<std::mutex> lock(HeldDescriptors::Mutex());
+    Living().erase(this);
+  }
+  HeldDescriptors::Close(fd_);
+}
+
 CUresult Physical::Create(int device, size_t bytes, unsigned flags,
                           std::shared_ptr<Physical>* out) {
-  MemoryName name;
-  name.device = device;
-  name.bytes = bytes;
-  name.flags = flags;
   int fd = -1;
-  const bool admitted =
-      Admit(device, bytes, [&] { fd = HeldDescriptors::Keep([&] { return MakeMemfd(name); }); });
-  if (!admitted || fd < 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  std::shared_ptr<Physical> memory(new Physical(fd, device, bytes, flags));
-  // Outside the node's lock, for it takes a while: the host gives the pages now, as a device would.
-  int error = 0;
-  do {
-    error = fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  } while (error == EINTR);
-  if (error != 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  *out = std::move(memory);
-  return CUDA_SUCCESS;
+  const CUresult result = TakeMemory({device, bytes, flags}, &fd);
+  if (result == CUDA_SUCCESS) out->reset(new Physical(fd, device, bytes, flags, false));
+  return result;
 }
 
 CUresult Physical::Import(int fd, std::shared_ptr<Physical>* out) {
@@ -115,7 +152,7 @@ CUresult Physical::Import(int fd, std::shared_ptr<Physical>* out) {
     HeldDescriptors::Close(held);
     return CUDA_ERROR_UNKNOWN;
   }
-  out->reset(new Physical(held, name->device, name->bytes, name->flags));
+  out->reset(new Physical(held, name->device, name->bytes, name->flags, true));
   return CUDA_SUCCESS;
 }
 
@@ -124,6 +161,29 @@ bool Physical::SameAs(const Physical& other) const {
   struct stat its = {};
   return fstat(fd_, &mine) == 0 && fstat(other.fd_, &its) == 0 && mine.st_dev == its.st_dev &&
          mine.st_ino == its.st_ino;
+}
+
+std::vector<Physical*> Physical::All() {
+  const std::lock_guard<std::mutex> lock(HeldDescriptors::Mutex());
+  return {Living().begin(), Living().end()};
+}
+
+void Physical::Save() {
+  saved_ = std::make_unique_for_overwrite<unsigned char[]>(bytes_);
+  MoveAll(bytes_, [this](size_t at, size_t bytes) {
+    return pread(fd_, saved_.get() + at, bytes, static_cast<off_t>(at));
+  });
+}
+
+void Physical::Drop() { HeldDescriptors::Close(std::exchange(fd_, -1)); }
+
+CUresult Physical::Remake() {
+  const CUresult result = TakeMemory({device_, bytes_, flags_}, &fd_);
+  if (result != CUDA_SUCCESS) return result;
+  MoveAll(bytes_, [this](size_t at, size_t bytes) {
+    return pwrite(fd_, saved_.get() + at, bytes, static_cast<off_t>(at));
+  });
+  return CUDA_SUCCESS;
 }
 
 namespace {

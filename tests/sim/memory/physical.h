@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 namespace sim {
 
@@ -30,11 +31,14 @@ class HeldDescriptors {
   static void CloseInChild();  // REQUIRES: LockForFork
 
  private:
+  friend class Physical;  // no fork can fall into a change of its list either
+
   static std::mutex& Mutex();
   static int Adopt(int fd);
 };
 
-/// One piece of simulated physical memory, held by a descriptor. Immutable; any thread.
+/// One piece of simulated physical memory, held by a descriptor. Immutable but for checkpoints; any
+/// thread.
 class Physical {
  public:
   /// Creates zeroed memory. `device` is a physical ordinal or kHostMemory. CUDA_ERROR_OUT_OF_MEMORY
@@ -45,7 +49,7 @@ class Physical {
   /// CUDA_ERROR_UNKNOWN, like the real driver.
   static CUresult Import(int fd, std::shared_ptr<Physical>* out);
 
-  ~Physical() { HeldDescriptors::Close(fd_); }
+  ~Physical();
   Physical(const Physical&) = delete;
   Physical& operator=(const Physical&) = delete;
 
@@ -56,15 +60,29 @@ class Physical {
   int device() const { return device_; }
   size_t bytes() const { return bytes_; }
   unsigned flags() const { return flags_; }
+  bool imported() const { return imported_; }
+
+  // For a checkpoint of the process. REQUIRES: nothing uses any memory meanwhile.
+
+  /// All that this process holds.
+  static std::vector<Physical*> All();
+  /// Copies the bytes to ordinary memory. Throws if there is none.
+  void Save();
+  /// Lets go of the memory; the descriptor is closed.
+  void Drop();
+  /// Takes new memory with the bytes that were saved. CUDA_ERROR_OUT_OF_MEMORY at capacity.
+  CUresult Remake();
+  void ForgetSaved() { saved_.reset(); }
 
  private:
-  Physical(int fd, int device, size_t bytes, unsigned flags)
-      : fd_(fd), device_(device), bytes_(bytes), flags_(flags) {}
+  Physical(int fd, int device, size_t bytes, unsigned flags, bool imported);
 
-  const int fd_;
+  int fd_;  // -1: dropped
   const int device_;
   const size_t bytes_;
   const unsigned flags_;
+  const bool imported_;
+  std::unique_ptr<unsigned char[]> saved_;
 };
 
 class MulticastObject;

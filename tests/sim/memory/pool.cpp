@@ -102,10 +102,11 @@ CUresult AllocateFromPool(CUmemoryPool handle, size_t bytes, CUdeviceptr* out) {
   range.bytes = bytes;
   range.kind = RangeKind::kPool;
   range.pool = handle;
+  range.memory = memory;
   const std::lock_guard<std::mutex> lock(MemoryMutex());
   Pool& pool = *AllPools().at(handle);
   uintptr_t base = 0;
-  const CUresult result = AddDeviceMemory(*memory, std::move(range), &base);
+  const CUresult result = AddDeviceMemory(std::move(range), &base);
   if (result != CUDA_SUCCESS) return result;
   InUse().emplace(base, std::move(memory));
   pool.used += rounded;

@@ -74,6 +74,16 @@ bool Pageable() {
   return value == "copy";
 }
 
+Checkpoints ReadCheckpoints() {
+  const char* text = getenv("AMEM_SIM_CHECKPOINT");
+  const std::string value = text != nullptr ? text : "";
+  if (value.empty()) return Checkpoints::kNone;
+  if (value != "hang" && value != "lose") {
+    Die("AMEM_SIM_CHECKPOINT=" + value + " is neither hang nor lose");
+  }
+  return value == "hang" ? Checkpoints::kHang : Checkpoints::kLose;
+}
+
 std::string Directory() {
   const char* text = getenv("AMEM_SIM_DIR");
   std::string dir =
@@ -108,6 +118,7 @@ NodeConfig ReadConfig() {
   config.context_bytes = Bytes("AMEM_SIM_CONTEXT_BYTES", uint64_t{8} << 20);
   config.bandwidth = Bandwidth();
   config.pageable = Pageable();
+  config.checkpoints = ReadCheckpoints();
   return config;
 }
 

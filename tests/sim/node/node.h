@@ -13,6 +13,13 @@ namespace sim {
 
 inline constexpr int kMaxDevices = 16;
 
+/// Whether other processes may checkpoint this one, and what memory that it shares does then.
+enum class Checkpoints {
+  kNone,  // they may not
+  kHang,  // the checkpoint does not end
+  kLose,  // the restore fails, and the process is lost
+};
+
 struct NodeConfig {
   std::string dir;             // AMEM_SIM_DIR, resolved
   std::string id;              // hash of dir: two directories are two nodes
@@ -22,6 +29,7 @@ struct NodeConfig {
   uint64_t context_bytes = 0;  // AMEM_SIM_CONTEXT_BYTES
   double bandwidth = 0;        // AMEM_SIM_BANDWIDTH, GB/s per direction; 0: unlimited
   bool pageable = true;        // AMEM_SIM_PAGEABLE: asynchronous copies take pageable memory
+  Checkpoints checkpoints = Checkpoints::kNone;  // AMEM_SIM_CHECKPOINT
 };
 
 /// The node this process belongs to. A malformed variable ends the process with a message: a test

@@ -1,13 +1,11 @@
 #include "tests/sim/work/stream.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
 
 #include "tests/sim/work/capture.h"
+#include "tests/sim/work/thread.h"
 
 namespace sim {
 namespace {
@@ -21,22 +19,6 @@ uint64_t NextId() {
   static uint64_t next = 0x10;  // above the special handles
   return ++next;
 }
-
-// Signals are the program's business and its threads'.
-class BlockSignals {
- public:
-  BlockSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &saved_);
-  }
-  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }
-  BlockSignals(const BlockSignals&) = delete;
-  BlockSignals& operator=(const BlockSignals&) = delete;
-
- private:
-  sigset_t saved_;
-};
 
 }  // namespace
 
@@ -56,8 +38,7 @@ Stream::Stream(Context& context, unsigned flags, int priority)
       handle_(reinterpret_cast<CUstream>(id_ * 16)) {}
 
 void Stream::StartWorker(const std::shared_ptr<Stream>& stream) {
-  const BlockSignals block;
-  std::thread(Worker, stream).detach();
+  StartThread(Worker, stream);
   stream->worker_runs_ = true;
 }
 

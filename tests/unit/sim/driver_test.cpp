@@ -469,6 +469,7 @@ const RegisterRole kVersion("version", [] {
   };
   for (const Case& each :
        {Case{12080, "cuStreamGetDevice", "cuStreamGetDevice"},
+        Case{12080, "cuCheckpointProcessLock", "cuCheckpointProcessLock"},
         Case{13000, "cuCtxSynchronize", "cuCtxSynchronize_v2"},
         Case{13010, "cuMulticastBindMem", "cuMulticastBindMem_v2"},
         Case{13020, "cuMemcpyWithAttributesAsync", "cuMemcpyWithAttributesAsync_ptsz"},
@@ -532,7 +533,7 @@ int main(int argc, char** argv) {
   setenv("AMEM_SIM_MEMORY", "64MiB", 1);
   setenv("AMEM_SIM_CONTEXT_BYTES", "1MiB", 1);
   for (const char* name : {"AMEM_SIM_GRANULARITY", "AMEM_SIM_BANDWIDTH", "AMEM_SIM_FAULTS",
-                           "AMEM_SIM_FAULT_FILE", "CUDA_VISIBLE_DEVICES"}) {
+                           "AMEM_SIM_FAULT_FILE", "AMEM_SIM_CHECKPOINT", "CUDA_VISIBLE_DEVICES"}) {
     unsetenv(name);
   }
   testing::InitGoogleTest(&argc, argv);
