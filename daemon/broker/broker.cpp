@@ -78,6 +78,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
   node_.retain = config.pool_retain;
   node_.swap_wave = config.swap_wave;
   node_.guests = config.guests;
+  node_.deep_pauses = config.deep_pauses;
 }
 
 Broker::~Broker() { shut(); }

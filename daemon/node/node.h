@@ -136,6 +136,8 @@ struct GroupEntry {
   std::map<std::string, Form> tag_forms;      // likewise
   std::map<std::string, TagChanges> changes;  // of tags that pauses have saved
   std::map<std::string, Charge> policies;     // of each tag that is in one of these
+  std::map<DeviceUuid, std::uint64_t>
+      restore_needs;      // bytes; of a deep pause: what the processes had freed, and a tenth more
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's
@@ -156,6 +158,7 @@ struct Node {
   Retain retain = Retain::kAuto;           // what pauses do to find bytes that did not change
   std::uint64_t swap_wave = 0;             // bytes of each keeper at a time; 0: no waves
   GuestPolicy guests = GuestPolicy::kPin;  // of pauses that say nothing else
+  bool deep_pauses = false;                // are allowed
   std::string pool_error;
   std::map<RankId, Rank> ranks;
   std::map<GroupId, GroupEntry> groups;

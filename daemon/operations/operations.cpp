@@ -48,6 +48,10 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
                                 std::shared_ptr<Abroad> abroad) {
   const bool out = task.op == Operation::kPause;
   Status status = check(groups, task);
+  if (task.deep && !node_.deep_pauses)
+    status = {Code::kFailedPrecondition,
+              "deep pauses are off on this node. Set deep.enabled = true in amemd's configuration; "
+              "docs/phases.md says what such a pause can lose"};
   if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
   if (!status.ok()) {
     observer->finished(status);

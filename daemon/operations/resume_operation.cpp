@@ -32,10 +32,34 @@ ResumeOperation::~ResumeOperation() {
 }
 
 void ResumeOperation::run(const action::Restore& restore) {
-  restore_all(means_.processes, processes_of(restore.ranks), means_.checkpoint_limit,
-              [this, back = back_](const Status& status) {
-                back([&] { group_.machine.tell(event::Restored{status}, Clock::now()); });
-              });
+  std::set<DeviceUuid> devices;
+  for (const auto& [device, bytes] : group_.restore_needs) devices.insert(device);
+  means_.workers.look(
+      devices, [this, ranks = restore.ranks, back = back_](const Workers::Uses& uses) {
+        back([&] {
+          // The driver may lose a process that it has no space for.
+          if (const Status space = space_for_restore(uses); !space.ok())
+            return group_.machine.tell(event::Restored{space}, Clock::now());
+          restore_all(means_.processes, processes_of(ranks), means_.checkpoint_limit,
+                      [this, back](const Status& status) {
+                        back([&] { group_.machine.tell(event::Restored{status}, Clock::now()); });
+                      });
+        });
+      });
+}
+
+Status ResumeOperation::space_for_restore(const Workers::Uses& uses) const {
+  for (const auto& [device, bytes] : group_.restore_needs) {
+    const auto use = uses.find(device);
+    if (use == uses.end() || use->second.free >= bytes) continue;
+    return {Code::kResourceExhausted,
+            to_string(device) + " has " + format_size(use->second.free) +
+                " free, but to restore the processes of group '" + group_.machine.name() +
+                "' takes " + format_size(bytes) +
+                " (what their checkpoint freed, and a tenth). Pause another group, or end a "
+                "process on this device, and resume again"};
+  }
+  return {};
 }
 
 void ResumeOperation::run(const action::Admit&) {

@@ -48,6 +48,7 @@ class ResumeOperation final : public GroupOperation {
   const Loaders& loaders() const { return loaders_; }
 
  private:
+  Status space_for_restore(const Workers::Uses& uses) const;
   /// With what is in use of the devices that it needs, and what was leaving before that was seen:
   /// it may be free already. What is counted twice create finds out.
   void admit(const Workers::Uses& uses, const BytesByDevice& leaves);

@@ -347,6 +347,9 @@ const std::vector<Setting>& settings() {
        [](Config& config, std::string_view value) { return set_duration(config.end, value); },
        [](const Config& config) { return format_duration(config.end); }},
 
+      {"deep.enabled",
+       "whether a pause may be deep, so that the driver checkpoints the processes: true or false",
+       set_flag<&Config::deep_pauses>, get_flag<&Config::deep_pauses>},
       {"swap.duplex", "whether a swap resumes one group while the other pauses: true or false",
        set_flag<&Config::swap_duplex>, get_flag<&Config::swap_duplex>},
       {"swap.wave",

@@ -48,6 +48,8 @@ struct Config {
   Deadlines deadlines;
   GuestPolicy guests = GuestPolicy::kPin;
 
+  bool deep_pauses = false;
+
   bool swap_duplex = true;
   std::uint64_t swap_wave = 1ULL << 30;  // bytes; 0: no waves
 

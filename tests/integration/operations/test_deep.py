@@ -21,7 +21,7 @@ def on_devices(node):
 
 def started(node, *flags, **options):
     """Two processes of a group, each on its GPU."""
-    node.start_broker(*flags, **options)
+    node.start_broker("--deep-enabled", "true", *flags, **options)
     return [Memory(node, 4 * MIB, 2 * MIB, name=f"rank{device}", device=device) for device in (0, 1)]
 
 
@@ -161,3 +161,25 @@ def test_wrong_arguments(deep_node):
     for arguments in (["--tag", "heap"], ["--dry-run"]):
         answer = deep_node.ctl.try_("pause", "train", "--deep", *arguments)
         assert answer.code == 2 and "--deep" in answer.error, answer
+
+
+def test_it_is_off_unless_it_is_switched_on(node):
+    Memory(node, 4 * MIB)
+    answer = node.ctl.try_("pause", "train", "--deep")
+    assert answer.code != 0 and "deep.enabled" in answer.error, answer
+    assert node.ctl.state("train") == "running"
+
+
+def test_a_restore_without_space_is_refused(deep_node):
+    """Before the driver is asked for anything. Once there is space it works."""
+    ranks = started(deep_node)
+    deep_node.ctl("pause", "train", "--deep")
+    crowd = deep_node.puppet("crowd", group=None)
+    total = deep_node.ctl.devices()[0]["total_bytes"]
+    block = crowd.ask(f"plain {total - 4 * MIB}")["id"]
+    answer = deep_node.ctl.try_("resume", "train")
+    assert answer.code != 0 and "to restore the processes of group 'train' takes" in answer.error, answer
+    assert is_deep(deep_node)
+    crowd.ask(f"free {block}")
+    deep_node.ctl("resume", "train")
+    runs_on(deep_node, ranks)
