@@ -109,9 +109,11 @@ def set_policy(group: str, tag: str, policy: PolicyChoice | None, save: FormChoi
     return Question("SetPolicy", fields, lambda answer: None)
 
 
-def pause(group: Groups, tags: Tags, timeout: float | None, except_tags: Tags, discard: Tags, guests: Guests | None) -> Command:
+def pause(group: Groups, tags: Tags, timeout: float | None, except_tags: Tags, discard: Tags, guests: Guests | None,
+          deep: bool) -> Command:
     names = group_list(group)
-    fields = {**groups_field(names), **selection(tags, except_tags), "discard": optional_tags(discard), "guests": guest_policy(guests)}
+    fields = {**groups_field(names), **selection(tags, except_tags), "discard": optional_tags(discard), "guests": guest_policy(guests),
+              "deep": bool(deep)}
     return _command("Pause", names, 1, timeout, fields)
 
 

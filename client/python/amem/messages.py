@@ -211,6 +211,7 @@ class GroupInfo:
         owner: "uid 1000", "/kubepods/pod12ab"
         address: "train@1000": always means this group
         retained_bytes: free space of the pool that has bytes which were loaded again; the next pause compares with them
+        deep: paused, and its processes are checkpointed: nothing of them is on the GPUs
     """
 
     name: str
@@ -237,6 +238,7 @@ class GroupInfo:
     owner: str
     address: str
     retained_bytes: int
+    deep: bool
 
 
 @dataclasses.dataclass(frozen=True)

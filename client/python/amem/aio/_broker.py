@@ -190,12 +190,12 @@ class Broker:
     # ---- operations ----
     @overload
     async def pause(self, group: str, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
-                    except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> Progress: ...
+                    except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> Progress: ...
     @overload
     async def pause(self, group: Several, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
-                    except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> list[Progress]: ...
+                    except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> list[Progress]: ...
     async def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
-                    except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> Progress | list[Progress]:
+                    except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> Progress | list[Progress]:
         """Pauses a group from outside: its ranks need not call anything. Returns when the group is paused.
 
         Several groups pause as one operation, all or none. If one group fails before the first of them has freed memory, all
@@ -213,6 +213,8 @@ class Broker:
             guests: What the pause does with memory that ranks of other groups still have open after the broker has waited for
                 them. "pin": the memory stays on its device, and the last Progress names these ranks. "refuse": the call raises
                 FailedPreconditionError, which names these ranks, and the group runs on. None: the broker's setting.
+            deep: The driver then checkpoints the processes, so that nothing of them stays on the GPUs. A resume restores them
+                first. Also for a group that is paused already. Only where the broker allows it (`deep.enabled`), and not with tags.
 
         Returns:
             The last Progress, which says where the time went. For several groups: a list, in the order of the groups.
@@ -225,7 +227,7 @@ class Broker:
             AbortedError: A rank died or failed. The group runs on. If the pause had already freed memory, the group is paused
                 and its bytes are safe.
         """
-        command = _requests.pause(group, tags, timeout, except_tags, discard, guests)
+        command = _requests.pause(group, tags, timeout, except_tags, discard, guests, deep)
         last = await self._operate(command).result(on_progress)
         return last[0] if isinstance(group, str) else command.ordered(last)
 
@@ -289,7 +291,7 @@ class Broker:
         return tuple(command.ordered(await self._operate(command).result(on_progress)))
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None, guests: Guests | None = None) -> Operation:
+                discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> Operation:
         """Prepares pause(). The first step of the iteration starts it.
 
         Args:
@@ -299,11 +301,13 @@ class Broker:
             except_tags: The pause takes all memory except memory with these tags.
             discard: Tags whose bytes this pause drops.
             guests: What the pause does with memory that other groups have open.
+            deep: The driver then checkpoints the processes, so that nothing of them stays on the GPUs. A resume restores them
+                first. Also for a group that is paused already. Only where the broker allows it (`deep.enabled`), and not with tags.
 
         Returns:
             An asynchronous iterator over its progress. It raises the errors of pause().
         """
-        return self._operate(_requests.pause(group, tags, timeout, except_tags, discard, guests))
+        return self._operate(_requests.pause(group, tags, timeout, except_tags, discard, guests, deep))
 
     def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Operation:
         """Prepares resume(). The first step of the iteration starts it.
