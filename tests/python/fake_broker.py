@@ -11,12 +11,13 @@ from amem import _endpoint, _wire
 
 class FakeBroker:
     """`asked`: (method, request), without ListGroups, by which an operation finds out whether somebody is there. `answers`: messages by
-    method. `end`: a status for every call."""
+    method. `end`: a status for every call. `during`: functions by method, which run before the answer."""
 
     def __init__(self, socket: str | os.PathLike[str]) -> None:
         self.asked: list[tuple[str, Any]] = []
         self.answers: dict[str, Any] = {}
         self.end: tuple[grpc.StatusCode, str] | None = None
+        self.during: dict[str, Callable[[grpc.ServicerContext], object]] = {}
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
         handlers = {}
         for method in _wire._service.methods:
@@ -46,5 +47,7 @@ class FakeBroker:
     def _note(self, name: str, request: Any, context: Any) -> None:
         if name != "ListGroups":
             self.asked.append((name, request))
+        if name in self.during:
+            self.during[name](context)
         if self.end is not None:
             context.abort(*self.end)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import overload
+from typing import Any, overload
 
 import grpc
 
@@ -370,23 +370,28 @@ class Broker:
         Raises:
             DeadlineExceededError: The watch was not in effect within `query_timeout` seconds.
         """
+        fields = _requests.watch(group)
         self._target.connection.check()
-        stream = self._calls("Watch", _requests.watch(group), wait_for_ready=self._target.waits)
-        return Watch(stream, self._target.connection, self._query_timeout)
+        return Watch(self._begin("Watch", fields), self._target.connection, self._query_timeout)
 
     # ---- how ----
+    def _begin(self, name: str, fields: dict[str, Any], timeout: float | None = None) -> Any:
+        with Ending(self._target.connection, None):
+            return self._calls(name, fields, timeout=timeout, wait_for_ready=self._target.waits)
+
     def _ask(self, question: Question[Answer]) -> Answer:
         # A second try, because gRPC may notice by the first that its connection is to a broker that is gone, and asking
         # or setting twice does no harm.
         for last in (False, True):
-            self._target.connection.check()
-            ending = Ending(self._target.connection, self._query_timeout)
-            try:
-                answer = self._calls(question.name, question.fields, timeout=self._query_timeout, wait_for_ready=self._target.waits)
-                return question.read(list(answer) if question.name in _wire.STREAMS else answer)
-            except grpc.RpcError as failure:
-                if last or failure.code() != grpc.StatusCode.UNAVAILABLE:
-                    raise ending.error(failure) from None
+            with Ending(self._target.connection, self._query_timeout):
+                self._target.connection.check()
+                try:
+                    answer = self._calls(question.name, question.fields, timeout=self._query_timeout,
+                                         wait_for_ready=self._target.waits)
+                    return question.read(list(answer) if question.name in _wire.STREAMS else answer)
+                except grpc.RpcError as failure:
+                    if last or failure.code() != grpc.StatusCode.UNAVAILABLE:
+                        raise
         raise AssertionError
 
     def _operate(self, command: Command) -> Operation:
@@ -395,5 +400,5 @@ class Broker:
             self._ask(_requests.groups())
         else:
             self._target.connection.check()
-        stream = self._calls(command.name, command.fields, timeout=command.wait, wait_for_ready=self._target.waits)
+        stream = self._begin(command.name, command.fields, command.wait)
         return Operation(stream, Course(command.count, self._target.connection, command.wait))

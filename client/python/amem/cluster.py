@@ -55,9 +55,9 @@ class Cluster:
         self._leader = _Leader(self.nodes, runtime_dir, socket, address, tls)
 
     def close(self) -> None:
-        """Ends every running call with OperationCancelledError. Later calls raise it, too.
+        """Ends every running operation with OperationCancelledError. Later calls raise it, too.
 
-        Operations continue in the brokers.
+        Operations continue in the brokers. Running queries finish.
         """
         self._leader.close()
 
@@ -218,6 +218,7 @@ class Cluster:
             except Error as error:
                 return NodeAnswer(error=error)
 
+        self._leader.check_open()
         with concurrent.futures.ThreadPoolExecutor(min(MOST_AT_ONCE, len(self.nodes))) as pool:
             return dict(zip(self.nodes, pool.map(of, self.nodes)))
 
@@ -229,6 +230,9 @@ class _Leader(Broker):
                  tls: str | None) -> None:
         super().__init__(runtime_dir, socket=socket, address=address, tls=tls)
         self._nodes = nodes
+
+    def check_open(self) -> None:
+        self._target.connection.check_open()
 
     def _operate(self, command: Command) -> Operation:
         return super()._operate(command.on(self._nodes))

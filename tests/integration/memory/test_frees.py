@@ -1,7 +1,7 @@
 """Calls that only free, unmap, release, close or destroy: they never wait for a resume."""
 import pytest
 
-from sim_node import MIB, Program, eventually
+from sim_node import MIB, SERVICE_THREAD, Program, eventually
 
 LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
@@ -149,6 +149,7 @@ def test_a_free_waits_for_a_step_of_a_pause_and_no_longer(node, rule, phase):
     program.faults(rule)
     pause = node.ctl.start("pause", "train")
     pause.wait_phase(phase)
+    program.held(SERVICE_THREAD)
     program.send(f"free {large}")
     program.stands()
     program.faults()
@@ -176,6 +177,7 @@ def test_a_free_waits_for_a_load_and_no_longer(node, rule):
     program.faults(rule)
     resume = node.ctl.start("resume", "train")
     resume.wait_phase("map+load")
+    program.held(SERVICE_THREAD)  # a free that comes before passes
     program.send(f"free {large}")
     program.stands()
     the_free_follows(node, program, resume)
@@ -190,6 +192,7 @@ def test_a_resume_comes_while_a_free_is_inside(node):
     program.held()
     resume = node.ctl.start("resume", "train")
     resume.wait_phase("map+load")
+    program.held(SERVICE_THREAD)
     program.faults("loadBegins:1:hold")  # the free goes on, and finds memory that is on its way back
     program.stands()
     the_free_follows(node, program, resume)

@@ -239,7 +239,8 @@ class Child:
 
     def held(self, thread: str | None = None) -> None:
         """Returns when a fault of the kind `hold` holds its main thread, or that of this name."""
-        eventually(lambda: self.system_call(thread) == SLEEP, what=f"{self.name} is held")
+        mark = f"{self._fault_file}.held.{thread and self._thread(thread) or self.pid}"
+        eventually(lambda: os.path.exists(mark), deadline=40, what=f"{self.name} is held")
 
 
 class Told(Child):

@@ -54,6 +54,10 @@ class RayNodes:
         self.cluster.remove_node(raylet, allow_graceful=False)
         return time.monotonic()
 
+    def alive(self, node_id: str) -> bool:
+        """As Ray knows it."""
+        return any(each["NodeID"] == node_id and each["Alive"] for each in ray.nodes())
+
     def free(self) -> None:
         """The placement groups so far are not needed any more."""
         while self.groups:

@@ -19,8 +19,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # n
 
 import amem  # noqa: E402
 import amem.ray  # noqa: E402
-from amem.ray._cluster import Cluster, _Place, size_of  # noqa: E402
-from amem.ray._node import Started  # noqa: E402
+from amem.ray._cluster import _END_S, Cluster, _Place, size_of  # noqa: E402
+from amem.ray._node import Node, Started  # noqa: E402
 from ray_nodes import MIB, POOL, RayNodes, left_behind, nothing_left  # noqa: E402
 from ray_rank import Rank  # noqa: E402
 from sim_node.child import Child, eventually, patience  # noqa: E402
@@ -28,7 +28,8 @@ from sim_node.node import Build  # noqa: E402
 
 STEPS = 12
 AT_REST = ("RUNNING", "PAUSED")
-LOST_WITHIN = 40  # seconds: Ray's own time to notice, and a machine that does much else
+RAY_NOTICES_WITHIN = 120  # seconds: Ray's own time, 15 s on an idle machine
+TOLD_WITHIN = 40
 
 
 @pytest.fixture(scope="module")
@@ -364,11 +365,12 @@ def test_a_raylet_that_is_killed_in_the_middle(own_nodes: RayNodes, lost: int) -
 
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
-    eventually(lambda: len(turns) >= 3, what="three swaps")
+    eventually(lambda: len(turns) >= 3, deadline=60, what="three swaps")
     killed = time.monotonic()
     own_nodes.kill_raylet(cluster.nodes[lost])
-    thread.join(patience(LOST_WITHIN))
-    assert ended, f"the controller was told nothing within {LOST_WITHIN} s"
+    eventually(lambda: not own_nodes.alive(cluster.nodes[lost]), deadline=RAY_NOTICES_WITHIN, what="Ray notices it")
+    thread.join(patience(TOLD_WITHIN))
+    assert ended, f"the controller was told nothing within {TOLD_WITHIN} s after Ray noticed it"
     [(at, error)] = ended
     print(f"told after {at - killed:.1f} s: {error}")
     # Its ranks may have gone before the rest of it: then a group is missing there.
@@ -376,14 +378,16 @@ def test_a_raylet_that_is_killed_in_the_middle(own_nodes: RayNodes, lost: int) -
     assert cluster.nodes[lost][:12] in error.text
     survivors = [node for number, node in enumerate(cluster.nodes) if number != lost]
     for group in ("train", "rollout"):
-        eventually(functools.partial(at_rest, cluster, group), what=f"{group} is at rest on {survivors}")
+        eventually(functools.partial(at_rest, cluster, group), deadline=60, what=f"{group} is at rest on {survivors}")
+    # Before Ray has told this process, the next error may also be of amemd alone, as the first one.
+    eventually(lambda: isinstance(cluster.status()[cluster.nodes[lost]].error, amem.UnavailableError), deadline=60,
+               what="this process knows that the actor is lost")
     with pytest.raises(amem.UnavailableError, match=cluster.nodes[lost][:12]):
         cluster.swap("train", "rollout")
-    eventually(lambda: isinstance(cluster.status()[cluster.nodes[lost]].error, amem.UnavailableError), what="Ray knows it")
     began = time.monotonic()
     cluster.close()
-    assert time.monotonic() - began < patience(20)
-    nothing_left(5)
+    assert time.monotonic() - began < _END_S, "it waited for the lost node"
+    nothing_left()
     end_ranks(train, rollout)
 
 
@@ -408,8 +412,18 @@ def test_close_in_the_middle(nodes: RayNodes) -> None:
     cluster.close()
     assert left_behind() == []
     thread.join(patience(20))
-    assert len(ended) == 1 and isinstance(ended[0], (amem.OperationCancelledError, amem.UnavailableError)), ended
+    assert len(ended) == 1 and isinstance(ended[0], amem.OperationCancelledError), ended
+    assert "close() has closed this amem.ray.Cluster" in str(ended[0])
     end_ranks(ranks)
+
+
+def test_a_node_that_is_stopped_calls_no_other_amemd(tmp_path: pathlib.Path) -> None:
+    """An operation of another thread may reach the actor after close()."""
+    node = Node(str(tmp_path))
+    assert isinstance(node.status(), amem.UnavailableError)
+    assert node.stop() is None
+    for answer in (node.operate([f"unix:{tmp_path}/control.sock"], "pause", ["train"], {}), node.status()):
+        assert isinstance(answer, amem.OperationCancelledError)
 
 
 def test_a_cluster_that_nobody_has_any_more(nodes: RayNodes) -> None:

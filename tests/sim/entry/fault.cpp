@@ -155,8 +155,12 @@ class Faults {
   }
 
  private:
-  /// Until the rule has left the file, or for as long as it says.
+  /// Until the rule has left the file, or for as long as it says. Meanwhile a file says which
+  /// thread is held.
   void Hold(const Rule& rule) {
+    if (path_.empty()) return;
+    const std::string mark = path_ + ".held." + std::to_string(gettid());
+    close(open(mark.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(rule.value);
     const auto is_held = [&] {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -168,6 +172,7 @@ class Faults {
     while (is_held() && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    unlink(mark.c_str());
   }
 
   void Reload() {

@@ -1,6 +1,7 @@
 """Running calls of a broker: their errors, and the iterators that a Broker returns."""
 from __future__ import annotations
 
+import asyncio  # which grpc has imported
 import dataclasses
 import threading
 import time
@@ -29,15 +30,26 @@ class Connection:
 
         gRPC's own error names neither the socket nor a remedy. For another node's broker there is no other error.
         """
-        if self.closed:
-            raise OperationCancelledError(f"close() has closed the connection to amemd at {self.name}. Make another one")
+        self.check_open()
         error = self.probe()
         if error is not None:
             raise error
 
+    def check_open(self) -> None:
+        """Raises OperationCancelledError if close() has been called."""
+        if self.closed:
+            raise self.closed_error()
+
+    def closed_error(self) -> Error:
+        return OperationCancelledError(f"close() has closed the connection to amemd at {self.name}. Make another one")
+
 
 class Ending:
-    """Makes an error of the end of one call. Create it when the call begins. `timeout` None: the call may take any time."""
+    """Makes an error of the end of one call. Create it when the call begins. `timeout` None: the call may take any time.
+
+    `with ending:` around what gRPC does for the call raises amem's error in place of gRPC's. It has the one rule of close(): a call
+    that fails after close() raises OperationCancelledError, whatever gRPC or the broker says.
+    """
 
     def __init__(self, connection: Connection, timeout: float | None, operation: bool = False) -> None:
         self._connection = connection
@@ -51,21 +63,45 @@ class Ending:
         """Starts the timeout now."""
         self._began = time.monotonic()
 
-    def was_stopped(self) -> bool:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, traceback: TracebackType | None) -> None:
+        instead = None if failure is None else self._instead(failure)
+        if instead is not None:
+            usual = isinstance(failure, (grpc.RpcError, asyncio.CancelledError))
+            raise instead from None if usual else failure  # after close() it may be any error, even a fault of amem
+
+    def _instead(self, failure: BaseException) -> Error | None:
+        """The error to raise instead of `failure`. None: `failure` is right."""
+        if isinstance(failure, asyncio.CancelledError):
+            return self._stop() if self._was_stopped() and not _task_is_cancelled() else None
+        if not isinstance(failure, Exception) or isinstance(failure, (StopIteration, StopAsyncIteration, OperationCancelledError)):
+            return None
+        # gRPC raises ValueError or UsageError for a call that begins on a closed channel.
+        return self.error(failure) if self._connection.closed or isinstance(failure, grpc.RpcError) else None
+
+    def _was_stopped(self) -> bool:
         """Whether this side has ended the call."""
         return self.stopped or self._connection.closed
 
-    def stop(self) -> Error:
+    def _stop(self) -> Error:
         """The error of a call that this side has ended."""
+        if self._connection.closed:
+            error = self._connection.closed_error()
+            tail = ". An operation that has begun continues in the broker. `amemctl groups` shows its state" if self._operation else ""
+            return OperationCancelledError(error.text + tail)
         if self._operation:
             return OperationCancelledError("the caller stopped waiting. The operation continues in the broker")
         return OperationCancelledError("the caller stopped the call")
 
     def error(self, failure: Any) -> Error:
-        """`failure`: the grpc.RpcError."""
+        """`failure`: the grpc.RpcError. After close() it may be any error."""
+        if self._connection.closed:
+            return self._stop()
         status, text = failure.code(), failure.details() or ""
-        if status == grpc.StatusCode.CANCELLED and self.was_stopped():
-            return self.stop()
+        if status == grpc.StatusCode.CANCELLED and self.stopped:
+            return self._stop()
         if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # a broker that ends cancels its calls
             return self._unavailable(text)
         if status == grpc.StatusCode.DEADLINE_EXCEEDED and self._time_is_up():
@@ -95,6 +131,13 @@ class Ending:
         tail = ". The operation may still run there. `amemctl groups` shows its state" if self._operation else ""
         return DeadlineExceededError(
             f"amemd at {self._connection.name} did not answer within {self._timeout:g} s{tail}")
+
+
+def _task_is_cancelled() -> bool:
+    """Whether somebody has cancelled the current task and expects the asyncio.CancelledError."""
+    # Before Python 3.11 there is no cancelling(). Then a task that is both cancelled and stopped counts as stopped.
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is not None and cancelling() > 0
 
 
 class Course:
@@ -132,13 +175,12 @@ class Operation(Iterator[Progress]):
         self._course = course
 
     def __next__(self) -> Progress:
-        try:
-            message = next(self._stream)
-        except StopIteration:
-            self._course.end()
-            raise
-        except grpc.RpcError as failure:
-            raise self._course.ending.error(failure) from None
+        with self._course.ending:
+            try:
+                message = next(self._stream)
+            except StopIteration:
+                self._course.end()
+                raise
         return self._course.step(message)
 
     def result(self, on_progress: Callable[[Progress], object] | None = None) -> list[Progress]:
@@ -193,25 +235,28 @@ class Watch(Iterator[Event]):
         timer = threading.Timer(timeout, give_up)
         timer.daemon = True
         timer.start()
-        try:
-            stream.initial_metadata()  # the broker sends it when the watch is in effect
-        finally:
-            timer.cancel()
-            timer.join()  # it has given up, or never will
-        if late.is_set():
-            raise Ending(connection, timeout).too_late()
+        with self._ending:
+            try:
+                stream.initial_metadata()  # the broker sends it when the watch is in effect
+            finally:
+                timer.cancel()
+                timer.join()  # it has given up, or never will
+            connection.check_open()  # the metadata is empty then, which is no error of gRPC's
+            if late.is_set():
+                raise Ending(connection, timeout).too_late()
 
     def __next__(self) -> Event:
-        try:
-            message = next(self._stream)
-        except StopIteration:
-            if self._ending.stopped:
+        with self._ending:
+            try:
+                message = next(self._stream)
+            except StopIteration:
+                if self._ending.stopped:
+                    raise
+                raise UnavailableError(f"amemd at {self._broker} ended the stream of events") from None
+            except grpc.RpcError:
+                if self._ending.stopped:
+                    raise StopIteration from None
                 raise
-            raise UnavailableError(f"amemd at {self._broker} ended the stream of events") from None
-        except grpc.RpcError as failure:
-            if self._ending.stopped:
-                raise StopIteration from None
-            raise self._ending.error(failure) from None
         self._ending.answered = True
         return from_wire(Event, message)
 

@@ -1,7 +1,6 @@
 """Broker: amem.Broker's calls as coroutines, over grpc.aio."""
 from __future__ import annotations
 
-import asyncio
 import weakref
 from types import TracebackType
 from typing import Any, overload
@@ -14,7 +13,7 @@ from amem._arguments import FormatChoice, FormChoice, Groups, Guests, PolicyChoi
 from amem._connection import target
 from amem._connection.calls import Course, Ending
 from amem._requests import Answer, Command, Question
-from amem.aio._calls import Operation, Watch, stop_of
+from amem.aio._calls import Operation, Watch
 from amem.broker import OnProgress
 from amem.messages import AllocationInfo, GroupInfo, NodeStatus, OwnerQuotas, PastOperation, Progress, RankInfo
 
@@ -357,13 +356,14 @@ class Broker:
 
     # ---- how ----
     def _call(self, name: str, fields: dict[str, Any], timeout: float | None = None) -> Any:
-        self._target.connection.check()  # a look at the socket, which does not wait
-        if self._channel is None:  # here, because a channel belongs to the event loop that runs when it is made
-            found = self._target
-            self._channel = (grpc.aio.insecure_channel(found.name, options=target.OPTIONS) if found.credentials is None
-                             else grpc.aio.secure_channel(found.name, found.credentials, options=target.OPTIONS))
-            self._calls = _wire.Calls(self._channel)
-        call = self._calls(name, fields, timeout=timeout, wait_for_ready=self._target.waits)
+        with Ending(self._target.connection, None):
+            self._target.connection.check()  # a look at the socket, which does not wait
+            if self._channel is None:  # here, because a channel belongs to the event loop that runs when it is made
+                found = self._target
+                self._channel = (grpc.aio.insecure_channel(found.name, options=target.OPTIONS) if found.credentials is None
+                                 else grpc.aio.secure_channel(found.name, found.credentials, options=target.OPTIONS))
+                self._calls = _wire.Calls(self._channel)
+            call = self._calls(name, fields, timeout=timeout, wait_for_ready=self._target.waits)
         self._under_way.add(call)
         return call
 
@@ -371,20 +371,15 @@ class Broker:
         # A second try, because gRPC may notice by the first that its connection is to a broker that is gone, and asking
         # or setting twice does no harm.
         for last in (False, True):
-            ending = Ending(self._target.connection, self._query_timeout)
-            try:
-                call = self._call(question.name, question.fields, self._query_timeout)
-                if question.name in _wire.STREAMS:
-                    return question.read([message async for message in call])
-                return question.read(await call)
-            except grpc.RpcError as failure:
-                if last or failure.code() != grpc.StatusCode.UNAVAILABLE:
-                    raise ending.error(failure) from None
-            except asyncio.CancelledError:
-                stopped = stop_of(ending)
-                if stopped is None:
-                    raise
-                raise stopped from None
+            with Ending(self._target.connection, self._query_timeout):
+                try:
+                    call = self._call(question.name, question.fields, self._query_timeout)
+                    if question.name in _wire.STREAMS:
+                        return question.read([message async for message in call])
+                    return question.read(await call)
+                except grpc.RpcError as failure:
+                    if last or failure.code() != grpc.StatusCode.UNAVAILABLE:
+                        raise
         raise AssertionError
 
     def _operate(self, command: Command) -> Operation:

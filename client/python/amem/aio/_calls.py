@@ -14,18 +14,6 @@ from amem.errors import Error, OperationCancelledError, UnavailableError
 from amem.messages import Event, Progress, from_wire
 
 
-def stop_of(ending: Ending) -> Error | None:
-    """For an asyncio.CancelledError that a call has raised: the error to raise instead, if this side has ended the call.
-
-    None: somebody has cancelled the task and expects the asyncio.CancelledError.
-    """
-    task = asyncio.current_task()
-    cancelling = getattr(task, "cancelling", None)  # from Python 3.11 on; before, a task that is both counts as stopped
-    if not ending.was_stopped() or (cancelling is not None and cancelling() > 0):
-        return None
-    return ending.stop()
-
-
 class Operation(AsyncIterator[Progress]):
     """A pause, resume or swap, as an iterator over its progress. For one task, except cancel().
 
@@ -47,26 +35,22 @@ class Operation(AsyncIterator[Progress]):
             raise StopAsyncIteration
         ending = self._course.ending
         try:
-            if self._stream is None:
-                if not ending.stopped:
-                    await self._ready()
-                if ending.stopped:
-                    raise OperationCancelledError("the operation was stopped before it began")
-                ending.begin()
-                self._stream = self._begin()
-            message = await self._stream.read()
-        except grpc.RpcError as failure:
-            raise ending.error(failure) from None
+            with ending:
+                if self._stream is None:
+                    if not ending.stopped:
+                        await self._ready()
+                    if ending.stopped:
+                        raise OperationCancelledError("the operation was stopped before it began")
+                    ending.begin()
+                    self._stream = self._begin()
+                message = await self._stream.read()
+                if message is grpc.aio.EOF:
+                    self._ended = True
+                    self._course.end()
+                    raise StopAsyncIteration
         except asyncio.CancelledError:
-            stopped = stop_of(ending)
-            if stopped is None:
-                self.cancel()
-                raise
-            raise stopped from None
-        if message is grpc.aio.EOF:
-            self._ended = True
-            self._course.end()
-            raise StopAsyncIteration
+            self.cancel()
+            raise
         return self._course.step(message)
 
     async def result(self, on_progress: Callable[[Progress], object] | None = None) -> list[Progress]:
@@ -121,38 +105,29 @@ class Watch(AsyncIterator[Event]):
             return
         self._stream = self._begin()
         try:
-            await asyncio.wait_for(self._stream.initial_metadata(), self._timeout)  # sent when the watch is in effect
-        except asyncio.TimeoutError:
+            with self._ending:
+                try:
+                    await asyncio.wait_for(self._stream.initial_metadata(), self._timeout)  # sent when the watch is in effect
+                except asyncio.TimeoutError:
+                    raise Ending(self._connection, self._timeout).too_late() from None
+                self._connection.check_open()  # the metadata is empty then, which is no error of gRPC's
+        except BaseException:
             self._stream.cancel()
-            raise Ending(self._connection, self._timeout).too_late() from None
-        except asyncio.CancelledError:
-            stopped = stop_of(self._ending)
-            self._stream.cancel()
-            if stopped is None:
-                raise
-            raise stopped from None
-        except grpc.RpcError as failure:
-            raise self._ending.error(failure) from None
+            raise
 
     async def __anext__(self) -> Event:
         await self._open()
         if self._ending.stopped:
             raise StopAsyncIteration
         try:
-            message = await self._stream.read()
-        except grpc.RpcError as failure:
+            with self._ending:
+                message = await self._stream.read()
+                if message is grpc.aio.EOF:
+                    raise UnavailableError(f"amemd at {self._connection.name} ended the stream of events")
+        except Error:
             if self._ending.stopped:
                 raise StopAsyncIteration from None
-            raise self._ending.error(failure) from None
-        except asyncio.CancelledError:
-            stopped = stop_of(self._ending)
-            if stopped is None:
-                raise
-            if self._ending.stopped:
-                raise StopAsyncIteration from None
-            raise stopped from None
-        if message is grpc.aio.EOF:
-            raise UnavailableError(f"amemd at {self._connection.name} ended the stream of events")
+            raise
         self._ending.answered = True
         return from_wire(Event, message)
 

@@ -43,9 +43,9 @@ class Cluster:
         self._leader = _Leader(self.nodes, runtime_dir, socket, address, tls)
 
     async def close(self) -> None:
-        """Ends every running call with OperationCancelledError. Later calls raise it, too.
+        """Ends every running operation with OperationCancelledError. Later calls raise it, too.
 
-        Operations continue in the brokers.
+        Operations continue in the brokers. Running queries finish.
         """
         await self._leader.close()
 
@@ -199,6 +199,7 @@ class Cluster:
         return self._leader.swapping(out, into, timeout, discard=discard, guests=guests)
 
     async def _of_each(self, ask: Callable[[Broker], Awaitable[Answer]]) -> dict[str, NodeAnswer[Answer]]:
+        self._leader.check_open()
         turns = asyncio.Semaphore(MOST_AT_ONCE)
 
         async def of(node: str) -> NodeAnswer[Answer]:
@@ -219,6 +220,9 @@ class _Leader(Broker):
                  tls: str | None) -> None:
         super().__init__(runtime_dir, socket=socket, address=address, tls=tls)
         self._nodes = nodes
+
+    def check_open(self) -> None:
+        self._target.connection.check_open()
 
     def _operate(self, command: Command) -> Operation:
         return super()._operate(command.on(self._nodes))

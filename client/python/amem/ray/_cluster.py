@@ -298,6 +298,7 @@ class Cluster:
             try:
                 answers[place.id] = NodeAnswer(self._answer(place, call, max(0.0, until - time.monotonic())))
             except Error as error:
+                self._check_open()  # close() ends the actors
                 answers[place.id] = NodeAnswer(error=error)
         return answers
 
@@ -380,8 +381,8 @@ class Cluster:
     def close(self) -> None:
         """Ends the amemds that this object has started and the actors, and removes their directories. Returns when all are gone.
 
-        Running operations end with OperationCancelledError or UnavailableError. The call never raises. Actors and amemds that it
-        cannot reach end without it.
+        Running operations end with OperationCancelledError. The call never raises. Actors and amemds that it cannot reach end
+        without it.
         """
         with self._lock:
             if self._closed:
@@ -410,7 +411,7 @@ class Cluster:
     # ---- how ----
     def _check_open(self) -> None:
         if self._closed:
-            raise OperationCancelledError("this amem.ray.Cluster is closed")
+            raise OperationCancelledError("close() has closed this amem.ray.Cluster. Make another one")
 
     def _bundle(self, number: int) -> tuple[Any, int, _Place]:
         if not 0 <= number < len(self._bundles):
@@ -429,9 +430,13 @@ class Cluster:
         self._check_open()
         wait = parts * (_LONGEST_S + (timeout or 0)) + _LATER_S
         leader = self._places[0]
-        call = leader.actor.operate.remote(self.addresses, name, groups, options)
-        outcome: Outcome = self._answer(leader, call, wait)
+        try:
+            outcome: Outcome = self._answer(leader, leader.actor.operate.remote(self.addresses, name, groups, options), wait)
+        except Error:
+            self._check_open()  # close() ends the actor, too
+            raise
         if outcome.error is not None:
+            self._check_open()
             text = f"{self._explained(outcome.error.text, outcome.names)} (led by {leader})"
             # Of a node that goes its ranks may go first: a group is missing there then, and that is not all.
             lost = [each.error.text for each in self.status(_LOOK_S).values() if isinstance(each.error, UnavailableError)]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from amem import _endpoint, _launcher, _programs
 from amem._version import __version__
-from amem.errors import Error, FailedPreconditionError, InternalError, NotFoundError, UnavailableError
+from amem.errors import Error, FailedPreconditionError, InternalError, NotFoundError, OperationCancelledError, UnavailableError
 from amem.messages import NodeStatus, Progress
 from amem.ray._certificates import Identity
 from amem.ray._kept import Kept
@@ -104,6 +104,7 @@ class Node:
         self._lock = threading.Lock()
         self._kept: Kept | None = None
         self._cluster: Any = None  # amem.Cluster, where this node leads
+        self._stopped = False
 
     @_told
     def look(self) -> Found:
@@ -170,8 +171,8 @@ class Node:
         """Calls pause, resume or swap of amem.Cluster. This node leads."""
         from amem.cluster import Cluster
 
-        self._check()
         with self._lock:
+            self._check()
             if self._cluster is None or self._cluster.nodes != tuple(addresses):
                 self._cluster = Cluster(list(addresses), self._directory())
             cluster = self._cluster
@@ -186,14 +187,17 @@ class Node:
     def status(self) -> NodeStatus:
         from amem.broker import Broker
 
-        self._check()
-        with Broker(self._directory()) as broker:
+        with self._lock:
+            self._check()
+            directory = self._directory()
+        with Broker(directory) as broker:
             return broker.status()
 
     @_told
     def stop(self) -> None:
         """Ends the amemd that this actor has started, and waits for its end."""
         with self._lock:
+            self._stopped = True
             kept, cluster = self._kept, self._cluster
             self._kept = self._cluster = None
         if cluster is not None:
@@ -205,6 +209,9 @@ class Node:
         return self._kept.directory if self._kept is not None else self._runtime_dir
 
     def _check(self) -> None:
+        """REQUIRES: the lock. UnavailableError: amemd has ended."""
+        if self._stopped:  # it has no amemd any more, and one in the default directory is another one
+            raise OperationCancelledError("close() has closed the amem.ray.Cluster. Make another one")
         why = self._kept.fault() if self._kept is not None else None
         if why is not None:
             raise UnavailableError(why)
