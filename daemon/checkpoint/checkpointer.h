@@ -1,7 +1,14 @@
-// Checkpointer: makes the driver's checkpoint calls by amem-checkpoint, a process for each call,
-// which is killed at its deadline. For the loop's thread.
+// Checkpointer: lets amem-checkpoint take the steps of the CUDA driver's checkpoints of processes.
+//
+// amemd never makes these calls itself: they may hang. Each step is a process of its own, which is
+// killed at its deadline. What the driver has begun then may still happen: ask for the state.
+//
+// For the loop's thread. Nothing blocks, but the destructor for a moment.
 #pragma once
 
+#include <sys/types.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -9,6 +16,7 @@
 
 #include "common/fd.h"
 #include "common/status.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/checkpoint/process_calls.h"
 
@@ -16,36 +24,54 @@ namespace amem {
 
 class Checkpointer final : public ProcessCalls {
  public:
-  /// `program`: empty: amem-checkpoint, in the folder of this process's own executable.
+  /// `loop` outlives this object. `program`: empty: amem-checkpoint, in the folder of this
+  /// process's own executable.
   explicit Checkpointer(EventLoop& loop, std::string program = {});
-  /// Kills what is under way; nobody is told.
+  /// Kills what runs. Nothing more is reported.
   ~Checkpointer() override;
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  void call(pid_t pid, ProcessAction action, Duration limit,
-            std::function<void(const ProcessAnswer&)> done) override;
+  /// Several at a time, also for one process. `done` is called once, later, on the loop's thread,
+  /// and may destroy this object. A lock gives up by itself a little before the deadline, and then
+  /// leaves the process running.
+  void call(pid_t pid, CheckpointAction action, Time deadline, Done done) override;
+  /// Programs that have not ended, also those whose end is no longer waited for.
+  std::size_t running() const;
 
  private:
-  using Done = std::function<void(const ProcessAnswer&)>;
   struct Call {
-    pid_t child = 0;
-    Fd process;  // of the child: readable once it has ended
-    Fd output;
-    EventLoop::WatchId watch = 0;
-    EventLoop::TimerId late;
-    ProcessAction action = ProcessAction::kState;
-    Done done;  // null: it has been told
+    pid_t pid = 0;
+    CheckpointAction action = CheckpointAction::kState;
+    Time began{};
+    Time deadline{};
+    Done done;        // empty: it has been called
+    pid_t child = 0;  // 0: none was started
+    Fd process;       // a pidfd of the child
+    Fd output;        // its standard output and error
+    EventLoop::WatchId ends = 0;
+    EventLoop::WatchId writes = 0;
+    EventLoop::TimerId timer{};
+    std::string said;  // the end of its output
+    bool killed = false;
+    int exit = 0;  // as waitpid() has it
   };
+  using Calls = std::map<std::uint64_t, Call>;
 
-  Status start(pid_t pid, ProcessAction action, Duration limit, Call& call);
-  void ended(std::uint64_t number);
-  void passed(std::uint64_t number, Duration limit);
+  Status start(Call& call) const;
+  void heard(Call& call);
+  void stop_reading(Call& call);
+  void ended(std::uint64_t id);
+  void late(std::uint64_t id);
+  CheckpointResult result_of(const Call& call) const;
+  std::string what(const Call& call) const;
+  void report_later(std::uint64_t id, CheckpointResult result);
+  void forget(Calls::iterator it);
 
   EventLoop& loop_;
   const std::string program_;
-  std::map<std::uint64_t, Call> calls_;
-  std::uint64_t last_ = 0;
+  std::uint64_t next_ = 1;
+  Calls calls_;
 };
 
 }  // namespace amem

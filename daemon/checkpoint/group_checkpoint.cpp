@@ -21,9 +21,9 @@ class Run : public std::enable_shared_from_this<Run> {
 
   void checkpoint() {
     look([this] {
-      ask(ProcessState::kRunning, ProcessAction::kLock, [this] {
+      ask(ProcessState::kRunning, CheckpointAction::kLock, [this] {
         if (!error_.ok()) return restore();
-        ask(ProcessState::kLocked, ProcessAction::kCheckpoint, [this] {
+        ask(ProcessState::kLocked, CheckpointAction::kCheckpoint, [this] {
           if (!error_.ok()) return restore();
           done_({});
         });
@@ -33,8 +33,8 @@ class Run : public std::enable_shared_from_this<Run> {
 
   void restore() {
     look([this] {
-      ask(ProcessState::kCheckpointed, ProcessAction::kRestore, [this] {
-        ask(ProcessState::kLocked, ProcessAction::kUnlock, [this] { done_(error_); });
+      ask(ProcessState::kCheckpointed, CheckpointAction::kRestore, [this] {
+        ask(ProcessState::kLocked, CheckpointAction::kUnlock, [this] { done_(error_); });
       });
     });
   }
@@ -48,7 +48,7 @@ class Run : public std::enable_shared_from_this<Run> {
 
   void look(const Then& then) {
     for (Each& each : each_) each.state = ProcessState::kUnknown;
-    ask(ProcessState::kUnknown, ProcessAction::kState, [this, then] {
+    ask(ProcessState::kUnknown, CheckpointAction::kState, [this, then] {
       for (const Each& each : each_)
         if (each.state == ProcessState::kFailed)
           note({Code::kAborted, each.target.label +
@@ -59,17 +59,17 @@ class Run : public std::enable_shared_from_this<Run> {
   }
 
   /// Of all in this state, at once; then goes on.
-  void ask(ProcessState in, ProcessAction action, const Then& then) {
+  void ask(ProcessState in, CheckpointAction action, const Then& then) {
     std::vector<std::size_t> chosen;
     for (std::size_t i = 0; i < each_.size(); ++i)
       if (each_[i].state == in) chosen.push_back(i);
     if (chosen.empty()) return then();
     const auto missing = std::make_shared<std::size_t>(chosen.size());
     for (const std::size_t i : chosen)
-      calls_.call(each_[i].target.pid, action, limit_,
-                  [self = shared_from_this(), i, missing, then](const ProcessAnswer& answer) {
+      calls_.call(each_[i].target.pid, action, Clock::now() + limit_,
+                  [self = shared_from_this(), i, missing, then](const CheckpointResult& answer) {
                     self->each_[i].state = answer.state;
-                    if (!answer.status.ok() && answer.state != ProcessState::kGone)
+                    if (!answer.status.ok())
                       self->note({answer.status.code(),
                                   self->each_[i].target.label + ": " + answer.status.text()});
                     if (--*missing == 0) then();

@@ -1,128 +1,136 @@
-// amem-checkpoint: makes one of the driver's checkpoint calls on a process, and says what came of
-// it.
+// amem-checkpoint: one step of the CUDA driver's checkpoint of a process.
 //
-//   amem-checkpoint ACTION PID [--timeout-ms N]     state, lock, checkpoint, restore or unlock
-//
-// amemd starts one for each process of a group: a call may take long or hang, and amemd itself
-// makes no call that could. Prints "RESULT STATE MICROSECONDS": the driver's error by its name, the
-// state of the process afterwards (running, locked, checkpointed, failed, gone, unknown), and how
-// long the call took. Exit status: 0 done, 1 refused, 2 wrong usage, 3 no driver, or one without
-// these calls.
-#include <cuda.h>
-#include <dlfcn.h>
-#include <signal.h>
-#include <sys/types.h>
+// A program of its own, because the driver's calls have no deadline (but lock): whoever started it
+// may kill it. Exit status: 0 the driver has done it; 1 the driver refused; 2 wrong usage; 3 there
+// is no driver, or it lacks the calls.
+#include <unistd.h>
 
-#include <CLI/CLI.hpp>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <map>
 #include <string>
 
 #include "common/driver.h"
-#include "common/version.h"
+#include "daemon/checkpoint/arguments.h"
 
 namespace amem {
 namespace {
 
-constexpr int kRefused = 1;
-constexpr int kWrongUsage = 2;
-constexpr int kNoDriver = 3;
+constexpr char kRequired[] = ". Checkpoints require NVIDIA's driver 570 (CUDA 12.8) or newer";
 
-struct Calls {
-  decltype(&cuCheckpointProcessGetState) state = nullptr;
-  decltype(&cuCheckpointProcessLock) lock = nullptr;
-  decltype(&cuCheckpointProcessCheckpoint) checkpoint = nullptr;
-  decltype(&cuCheckpointProcessRestore) restore = nullptr;
-  decltype(&cuCheckpointProcessUnlock) unlock = nullptr;
+/// Like every end of this program without exit handlers: the driver's may take long, or hang.
+[[noreturn]] void end(int status, FILE* stream, const std::string& text) {
+  std::fprintf(stream, "%s\n", text.c_str());
+  std::fflush(stream);
+  ::_exit(status);
+}
 
-  /// Of the library that the driver's table is from. False: it lacks some.
-  bool find() {
-    void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) return false;
-    const auto get = [library](auto& call, const char* name) {
-      call = reinterpret_cast<std::remove_reference_t<decltype(call)>>(::dlsym(library, name));
-      return call != nullptr;
-    };
-    return get(state, "cuCheckpointProcessGetState") && get(lock, "cuCheckpointProcessLock") &&
-           get(checkpoint, "cuCheckpointProcessCheckpoint") &&
-           get(restore, "cuCheckpointProcessRestore") && get(unlock, "cuCheckpointProcessUnlock");
+[[noreturn]] void no_driver(const std::string& why) {
+  end(3, stderr, "amem-checkpoint: " + why + kRequired);
+}
+
+const char* lacking(const Driver& driver, CheckpointAction action) {
+  if (driver.cuCheckpointProcessGetState_ == nullptr) return "cuCheckpointProcessGetState";
+  switch (action) {
+    case CheckpointAction::kState:
+      break;
+    case CheckpointAction::kLock:
+      if (driver.cuCheckpointProcessLock_ == nullptr) return "cuCheckpointProcessLock";
+      break;
+    case CheckpointAction::kCheckpoint:
+      if (driver.cuCheckpointProcessCheckpoint_ == nullptr) return "cuCheckpointProcessCheckpoint";
+      break;
+    case CheckpointAction::kRestore:
+      if (driver.cuCheckpointProcessRestore_ == nullptr) return "cuCheckpointProcessRestore";
+      break;
+    case CheckpointAction::kUnlock:
+      if (driver.cuCheckpointProcessUnlock_ == nullptr) return "cuCheckpointProcessUnlock";
+      break;
   }
-};
+  return nullptr;
+}
 
-const char* state_of(const Calls& calls, pid_t pid) {
-  CUprocessState state = CU_PROCESS_STATE_RUNNING;
-  if (::kill(pid, 0) != 0 && errno == ESRCH) return "gone";
-  if (calls.state(pid, &state) != CUDA_SUCCESS) return "unknown";
-  switch (state) {
-    case CU_PROCESS_STATE_RUNNING:
-      return "running";
-    case CU_PROCESS_STATE_LOCKED:
-      return "locked";
-    case CU_PROCESS_STATE_CHECKPOINTED:
-      return "checkpointed";
-    case CU_PROCESS_STATE_FAILED:
-      return "failed";
-    default:
-      return "unknown";
+std::string version_of(const Driver& driver) {
+  int version = 0;
+  if (driver.cuDriverGetVersion_ == nullptr || driver.cuDriverGetVersion_(&version) != CUDA_SUCCESS)
+    return "";
+  return " for CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+void initialise(const Driver& driver) {
+  if (const CUresult result = driver.cuInit_(0); result != CUDA_SUCCESS)
+    no_driver("cuInit: " + driver.name(result));
+}
+
+CUresult state_of(const Driver& driver, int pid, ProcessState& state) {
+  CUprocessState is{};
+  const CUresult result = driver.cuCheckpointProcessGetState_(pid, &is);
+  const auto number = static_cast<std::size_t>(is);
+  state = result == CUDA_SUCCESS && number < static_cast<std::size_t>(ProcessState::kUnknown)
+              ? static_cast<ProcessState>(number)
+              : ProcessState::kUnknown;
+  return result;
+}
+
+CUresult act(const Driver& driver, const CheckpointArguments& arguments, CheckpointAnswer& answer) {
+  switch (answer.action) {
+    case CheckpointAction::kState:
+      break;
+    case CheckpointAction::kLock: {
+      CUcheckpointLockArgs lock{};
+      lock.timeoutMs = arguments.timeout_ms;
+      return driver.cuCheckpointProcessLock_(answer.pid, &lock);
+    }
+    case CheckpointAction::kCheckpoint:
+      return driver.cuCheckpointProcessCheckpoint_(answer.pid, nullptr);
+    case CheckpointAction::kRestore:
+      return driver.cuCheckpointProcessRestore_(answer.pid, nullptr);
+    case CheckpointAction::kUnlock:
+      return driver.cuCheckpointProcessUnlock_(answer.pid, nullptr);
   }
+  return state_of(driver, answer.pid, answer.state);
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Makes one of the driver's checkpoint calls on a process", "amem-checkpoint");
-  app.set_version_flag("--version", std::string("amem-checkpoint ") + kVersion);
-  std::string action;
-  pid_t pid = 0;
-  unsigned timeout_ms = 10'000;
-  app.add_option("ACTION", action, "state, lock, checkpoint, restore or unlock")
-      ->required()
-      ->check(CLI::IsMember({"state", "lock", "checkpoint", "restore", "unlock"}));
-  app.add_option("PID", pid, "The process")->required()->check(CLI::PositiveNumber);
-  app.add_option("--timeout-ms", timeout_ms,
-                 "How long a lock waits for the process's own driver calls")
-      ->capture_default_str();
+  CheckpointArguments arguments;
+  CLI::App app;
+  add_arguments(app, arguments);
+  CheckpointAnswer answer;
   try {
     app.parse(argc, argv);
+    answer.action = kind_of<CheckpointAction>(arguments.action, kCheckpointActions).value();
+    if (arguments.timeout_ms != 0 && answer.action != CheckpointAction::kLock)
+      throw CLI::ValidationError("--timeout-ms", "only lock has a timeout");
   } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? 0 : kWrongUsage;
+    return app.exit(error) == 0 ? 0 : 2;
   }
+  answer.pid = arguments.pid;
 
   Driver driver;
-  Calls calls;
-  if (const Status status = driver.load(); !status.ok()) {
-    std::fprintf(stderr, "amem-checkpoint: %s\n", status.text().c_str());
-    return kNoDriver;
+  if (const Status status = driver.load(); !status.ok()) no_driver(status.text());
+  if (const char* call = lacking(driver, answer.action); call != nullptr)
+    no_driver("the CUDA driver" + version_of(driver) + " lacks " + call);
+  // Without a process that keeps the driver awake a restore needs this (cuda.h). It makes no
+  // context. The other calls need it only where the driver says so: it takes long on large nodes.
+  bool initialised = answer.action == CheckpointAction::kRestore;
+  if (initialised) initialise(driver);
+  CUresult result{};
+  while (true) {
+    const auto began = std::chrono::steady_clock::now();
+    result = act(driver, arguments, answer);
+    answer.us = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                               std::chrono::steady_clock::now() - began)
+                                               .count());
+    if (result != CUDA_ERROR_NOT_INITIALIZED || initialised) break;
+    initialise(driver);
+    initialised = true;
   }
-  if (!calls.find()) {
-    std::fprintf(stderr,
-                 "amem-checkpoint: this driver cannot checkpoint processes. Install the driver of "
-                 "CUDA 12.8 or newer\n");
-    return kNoDriver;
-  }
-  const CUresult ready = driver.cuInit_(0);
-  const auto began = std::chrono::steady_clock::now();
-  CUcheckpointLockArgs lock{};
-  lock.timeoutMs = timeout_ms;
-  CUcheckpointCheckpointArgs checkpoint{};
-  CUcheckpointRestoreArgs restore{};
-  CUcheckpointUnlockArgs unlock{};
-  CUprocessState state{};
-  CUresult result = ready;
-  if (result == CUDA_SUCCESS)
-    result = action == "lock"         ? calls.lock(pid, &lock)
-             : action == "checkpoint" ? calls.checkpoint(pid, &checkpoint)
-             : action == "restore"    ? calls.restore(pid, &restore)
-             : action == "unlock"     ? calls.unlock(pid, &unlock)
-                                      : calls.state(pid, &state);
-  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(
-      std::chrono::steady_clock::now() - began);
+  if (answer.action != CheckpointAction::kState) state_of(driver, answer.pid, answer.state);
   const char* name = nullptr;
-  if (driver.cuGetErrorName_(result, &name) != CUDA_SUCCESS || name == nullptr)
-    name = "CUDA_ERROR_UNKNOWN";
-  std::printf("%s %s %lld\n", name, state_of(calls, pid), static_cast<long long>(took.count()));
-  return result == CUDA_SUCCESS ? 0 : kRefused;
+  answer.result = static_cast<int>(result);
+  answer.name = driver.cuGetErrorName_(result, &name) == CUDA_SUCCESS && name != nullptr
+                    ? name
+                    : "CUDA_ERROR";
+  end(result == CUDA_SUCCESS ? 0 : 1, stdout, line_of(answer));
 }
 
 }  // namespace

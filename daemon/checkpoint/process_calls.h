@@ -1,5 +1,4 @@
-// ProcessCalls: the driver's checkpoint calls (CUDA 12.8, cuCheckpointProcess*) on one process,
-// made for amemd by somebody else: a call may take long, hang, or end the process that makes it.
+// ProcessCalls: the driver's checkpoint calls on one process, made for amemd by somebody else.
 //
 // For the loop's thread.
 #pragma once
@@ -8,48 +7,42 @@
 
 #include <cstdint>
 #include <functional>
-#include <utility>
+#include <string>
 
 #include "common/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/event_loop.h"
+#include "daemon/checkpoint/answer.h"
 
 namespace amem {
 
-enum class ProcessAction : std::uint8_t { kState, kLock, kCheckpoint, kRestore, kUnlock };
-
-/// As the driver says it.
-enum class ProcessState : std::uint8_t {
-  kUnknown,  // it has not said
-  kRunning,
-  kLocked,
-  kCheckpointed,
-  kFailed,  // no call of the process works any more
-  kGone,    // it has ended
-};
-
-struct ProcessAnswer {
-  Status status;
+struct CheckpointResult {
+  /// kFailedPrecondition: the driver refused. kDeadlineExceeded: no answer by then; the program
+  /// was killed. kNotFound: it could not be started. kUnavailable: there is no driver, or it lacks
+  /// the calls. kInternal: the program ended without an answer.
+  Status status = {};
+  std::string error = {};  // where the driver refused: "CUDA_ERROR_ILLEGAL_STATE"
+  std::uint64_t us = 0;    // what the driver's call took
   ProcessState state = ProcessState::kUnknown;  // afterwards
 };
 
 class ProcessCalls {
  public:
+  using Done = std::function<void(const CheckpointResult&)>;
+
   virtual ~ProcessCalls() = default;
-  /// Answers in a later turn of the loop, after `limit` at the latest. kDeadlineExceeded: the call
-  /// had not returned; the driver may still finish it.
-  virtual void call(pid_t pid, ProcessAction action, Duration limit,
-                    std::function<void(const ProcessAnswer&)> done) = 0;
+  /// `done` is called once, later, on the loop's thread. What the driver has begun may still happen
+  /// after kDeadlineExceeded.
+  virtual void call(pid_t pid, CheckpointAction action, Time deadline, Done done) = 0;
 };
 
 /// Of an amemd that has nobody to make these calls.
 class NoProcessCalls final : public ProcessCalls {
  public:
   explicit NoProcessCalls(EventLoop& loop) : loop_(loop) {}
-  void call(pid_t, ProcessAction, Duration,
-            std::function<void(const ProcessAnswer&)> done) override {
+  void call(pid_t, CheckpointAction, Time, Done done) override {
     loop_.post([done = std::move(done)] {
-      done({{Code::kUnimplemented, "this amemd cannot checkpoint processes"}, {}});
+      done({{Code::kUnimplemented, "this amemd cannot checkpoint processes"}});
     });
   }
 

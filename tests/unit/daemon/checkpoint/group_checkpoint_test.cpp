@@ -20,11 +20,10 @@ using enum ProcessState;
 /// Processes and a driver that does what it is told, a call at a time.
 class FakeCalls final : public ProcessCalls {
  public:
-  using Call = std::pair<pid_t, ProcessAction>;
+  using Call = std::pair<pid_t, CheckpointAction>;
 
-  void call(pid_t pid, ProcessAction action, Duration limit,
-            std::function<void(const ProcessAnswer&)> done) override {
-    limits += action == ProcessAction::kState ? Duration() : limit;
+  void call(pid_t pid, CheckpointAction action, Time deadline, Done done) override {
+    if (action != CheckpointAction::kState) limits += deadline - Clock::now();
     asked.push_back([this, pid, action, done = std::move(done)] { done(answer(pid, action)); });
     most = std::max(most, asked.size());
   }
@@ -45,25 +44,25 @@ class FakeCalls final : public ProcessCalls {
   Duration limits{};
 
  private:
-  ProcessAnswer answer(pid_t pid, ProcessAction action) {
+  CheckpointResult answer(pid_t pid, CheckpointAction action) {
     ProcessState& state = states.at(pid);
-    if (action == ProcessAction::kState) return {{}, state};
+    if (action == CheckpointAction::kState) return {{}, "", 0, state};
     made.emplace_back(pid, action);
     if (losing.contains({pid, action})) {
       state = kFailed;
-      return {{Code::kInternal, "lost"}, state};
+      return {{Code::kFailedPrecondition, "lost"}, "CUDA_ERROR_UNKNOWN", 0, state};
     }
     if (const auto failure = failing.find({pid, action}); failure != failing.end())
-      return {failure->second, state};
-    static const std::map<ProcessAction, std::pair<ProcessState, ProcessState>> kSteps = {
-        {ProcessAction::kLock, {kRunning, kLocked}},
-        {ProcessAction::kCheckpoint, {kLocked, kCheckpointed}},
-        {ProcessAction::kRestore, {kCheckpointed, kLocked}},
-        {ProcessAction::kUnlock, {kLocked, kRunning}}};
+      return {failure->second, "", 0, state};
+    static const std::map<CheckpointAction, std::pair<ProcessState, ProcessState>> kSteps = {
+        {CheckpointAction::kLock, {kRunning, kLocked}},
+        {CheckpointAction::kCheckpoint, {kLocked, kCheckpointed}},
+        {CheckpointAction::kRestore, {kCheckpointed, kLocked}},
+        {CheckpointAction::kUnlock, {kLocked, kRunning}}};
     const auto [from, to] = kSteps.at(action);
-    if (state != from) return {{Code::kInternal, "CUDA_ERROR_ILLEGAL_STATE"}, state};
+    if (state != from) return {{Code::kFailedPrecondition, "wrong state"}, "CUDA_ERROR_ILLEGAL_STATE", 0, state};
     state = to;
-    return {{}, state};
+    return {{}, "", 0, state};
   }
 };
 
@@ -91,7 +90,7 @@ class GroupCheckpointTest : public ::testing::Test {
 TEST_F(GroupCheckpointTest, AllAreLockedBeforeTheFirstIsCheckpointed) {
   EXPECT_TRUE(all(checkpoint_all).ok());
   expect_states(kCheckpointed, kCheckpointed);
-  using enum ProcessAction;
+  using enum CheckpointAction;
   EXPECT_THAT(calls.made, ElementsAre(std::pair(11, kLock), std::pair(22, kLock),
                                       std::pair(11, kCheckpoint), std::pair(22, kCheckpoint)));
   EXPECT_EQ(calls.most, 2U) << "side by side";
@@ -103,7 +102,7 @@ TEST_F(GroupCheckpointTest, AllAreLockedBeforeTheFirstIsCheckpointed) {
 }
 
 TEST_F(GroupCheckpointTest, OneThatCannotBeLockedUnlocksTheOthers) {
-  calls.failing[{22, ProcessAction::kLock}] = {Code::kDeadlineExceeded, "no answer"};
+  calls.failing[{22, CheckpointAction::kLock}] = {Code::kDeadlineExceeded, "no answer"};
   const Status status = all(checkpoint_all);
   EXPECT_EQ(status.code(), Code::kDeadlineExceeded);
   EXPECT_THAT(status.text(), HasSubstr("rank 1 (pid 22): no answer"));
@@ -111,13 +110,13 @@ TEST_F(GroupCheckpointTest, OneThatCannotBeLockedUnlocksTheOthers) {
 }
 
 TEST_F(GroupCheckpointTest, OneThatCannotBeCheckpointedRestoresTheOthers) {
-  calls.failing[{11, ProcessAction::kCheckpoint}] = {Code::kInternal, "refused"};
+  calls.failing[{11, CheckpointAction::kCheckpoint}] = {Code::kInternal, "refused"};
   EXPECT_THAT(all(checkpoint_all).text(), HasSubstr("rank 0 (pid 11): refused"));
   expect_states(kRunning, kRunning);
 }
 
 TEST_F(GroupCheckpointTest, OneThatTheDriverLosesIsNamedAndTheOthersRun) {
-  calls.losing.emplace(11, ProcessAction::kCheckpoint);
+  calls.losing.emplace(11, CheckpointAction::kCheckpoint);
   const Status status = all(checkpoint_all);
   EXPECT_THAT(status.text(), HasSubstr("rank 0 (pid 11): lost"));
   EXPECT_THAT(status.text(), HasSubstr("rank 0 (pid 11): the driver has lost this process"));
@@ -135,7 +134,7 @@ TEST_F(GroupCheckpointTest, ItGoesOnFromWhereAnotherHasEnded) {
 
 TEST_F(GroupCheckpointTest, ARestoreThatFailsLeavesItForTheNext) {
   calls.states = {{11, kCheckpointed}, {22, kCheckpointed}};
-  calls.failing[{22, ProcessAction::kRestore}] = {Code::kResourceExhausted, "no memory"};
+  calls.failing[{22, CheckpointAction::kRestore}] = {Code::kResourceExhausted, "no memory"};
   EXPECT_EQ(all(restore_all).code(), Code::kResourceExhausted);
   expect_states(kRunning, kCheckpointed);
   calls.failing.clear();
@@ -143,14 +142,8 @@ TEST_F(GroupCheckpointTest, ARestoreThatFailsLeavesItForTheNext) {
   expect_states(kRunning, kRunning);
 }
 
-TEST_F(GroupCheckpointTest, AProcessThatHasEndedIsNoFailure) {
-  calls.states[22] = kGone;
-  EXPECT_TRUE(all(checkpoint_all).ok());
-  EXPECT_TRUE(all(restore_all).ok());
-}
-
 TEST_F(GroupCheckpointTest, CallsInTurnEndWithinTheLimit) {
-  calls.failing[{11, ProcessAction::kCheckpoint}] = {Code::kInternal, "refused"};
+  calls.failing[{11, CheckpointAction::kCheckpoint}] = {Code::kInternal, "refused"};
   (void)all(checkpoint_all);
   // Lock, checkpoint, restore, unlock, of one process; two looks come on top.
   EXPECT_LE(calls.limits / 2, std::chrono::seconds(54));
