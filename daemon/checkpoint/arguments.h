@@ -15,6 +15,7 @@ struct CheckpointArguments {
   std::string action;
   int pid = 0;
   unsigned timeout_ms = 0;
+  bool with_parent = false;
 };
 
 inline void add_arguments(CLI::App& app, CheckpointArguments& arguments) {
@@ -36,6 +37,8 @@ inline void add_arguments(CLI::App& app, CheckpointArguments& arguments) {
                  "waits without limit")
       ->type_name("N")
       ->capture_default_str();
+  app.add_flag("--with-parent", arguments.with_parent,
+               "end when the program ends that has started this one");
 }
 
 }  // namespace amem

@@ -151,7 +151,8 @@ Status Checkpointer::start(Call& call) const {
   const Fd writes(ends[1]);
   if (::fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0)
     return errno_status(Code::kNotFound, "fcntl", errno);
-  std::vector<std::string> words = {program_, word_of(call.action), std::to_string(call.pid)};
+  std::vector<std::string> words = {program_, word_of(call.action), std::to_string(call.pid),
+                                    "--with-parent"};
   if (call.action == CheckpointAction::kLock && call.deadline != kNever) {
     const std::uint64_t wait = ms_of(call.deadline - call.began) * 3 / 4;
     words.insert(

@@ -3,6 +3,8 @@
 // A program of its own, because the driver's calls have no deadline (but lock): whoever started it
 // may kill it. Exit status: 0 the driver has done it; 1 the driver refused; 2 wrong usage; 3 there
 // is no driver, or it lacks the calls.
+#include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -104,6 +106,9 @@ int run(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   answer.pid = arguments.pid;
+  // The next amemd looks at the process, and must not find it changed by this one afterwards.
+  if (arguments.with_parent && (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || ::getppid() == 1))
+    end(1, stderr, "amem-checkpoint: the program that has started it has ended");
 
   Driver driver;
   if (const Status status = driver.load(); !status.ok()) no_driver(status.text());

@@ -60,7 +60,8 @@ class FakeCalls final : public ProcessCalls {
         {CheckpointAction::kRestore, {kCheckpointed, kLocked}},
         {CheckpointAction::kUnlock, {kLocked, kRunning}}};
     const auto [from, to] = kSteps.at(action);
-    if (state != from) return {{Code::kFailedPrecondition, "wrong state"}, "CUDA_ERROR_ILLEGAL_STATE", 0, state};
+    if (state != from)
+      return {{Code::kFailedPrecondition, "wrong state"}, "CUDA_ERROR_ILLEGAL_STATE", 0, state};
     state = to;
     return {{}, "", 0, state};
   }
