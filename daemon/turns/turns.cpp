@@ -265,9 +265,11 @@ std::vector<const Turns::Member*> Turns::victims(const TurnLoad& load, const Tur
   std::vector<const Member*> may;
   for (const auto& [name, m] : members_)
     if (may_leave(m, now) && !contains(leaving, &m)) may.push_back(&m);
-  // The one that has been idle longest leaves first, one that has work last.
+  // The one that has been idle longest leaves first, one that has work last. One that has failed
+  // to leave is kept for when no other suffices.
   const auto place = [&](const Member& m) {
-    return std::tuple(!idle(m, now), idle(m, now) ? m.worked : m.turn.value_or(Time{}), m.joined);
+    return std::tuple(m.failures, !idle(m, now), idle(m, now) ? m.worked : m.turn.value_or(Time{}),
+                      m.joined);
   };
   std::sort(may.begin(), may.end(),
             [&](const Member* a, const Member* b) { return place(*a) < place(*b); });

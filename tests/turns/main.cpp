@@ -1,5 +1,6 @@
 // turn_traces: plays traces of stages, each from a seed (README.md).
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
@@ -68,7 +69,7 @@ bool play_one(std::uint64_t seed, bool aloud, Totals& totals) {
   if (aloud) std::printf("%s\n", describe(trace).c_str());
   const Played played = play(trace, nullptr, aloud);
   ++totals.traces;
-  totals.storms += trace.storms ? 1 : 0;
+  if (trace.storms) ++totals.storms;
   totals.resumes += played.resumes;
   totals.waits += played.waits;
   totals.promised += played.promised;

@@ -113,8 +113,9 @@ const char* to_string(Kind kind) {
 }
 
 std::string describe(const Trace& trace) {
-  std::size_t promised = 0;
-  for (const TurnTerms& each : trace.groups) promised += each.longest_wait > Duration{} ? 1 : 0;
+  const auto promised =
+      std::count_if(trace.groups.begin(), trace.groups.end(),
+                    [](const TurnTerms& each) { return each.longest_wait > Duration{}; });
   std::size_t pieces = 0;
   for (const auto& each : trace.work) pieces += each.size();
   const TurnRules& rules = trace.rules;
