@@ -23,7 +23,8 @@ struct Compared {
   std::uint64_t turns = 0;
   std::uint64_t farthest = 0;
   std::uint64_t optimum = 0;
-  double worst = 0;  // of one trace, against farthest next use
+  std::uint64_t over = 0;  // traces with more than is allowed over all
+  double worst = 0;        // of one trace, against farthest next use
   std::uint64_t worst_seed = 0;
 };
 
@@ -58,6 +59,7 @@ void compare(const Trace& trace, const Played& played, Totals& totals) {
   sum.farthest += other.resumes;
   sum.optimum += fewest.value_or(0);
   const double here = ratio(played.resumes, other.resumes);
+  if (here > kAllowed) ++sum.over;
   if (here <= sum.worst) return;
   sum.worst = here;
   sum.worst_seed = trace.seed;
@@ -88,9 +90,9 @@ bool play_one(std::uint64_t seed, bool aloud, Totals& totals) {
 void print(const char* groups, const std::map<Kind, Compared>& table) {
   for (const auto& [kind, sum] : table)
     std::printf("%-8s %-12s %8" PRIu64 " %10" PRIu64 " %10" PRIu64 " %10" PRIu64
-                " %8.3f %8.3f %8.2f (seed %" PRIu64 ")\n",
+                " %8.3f %8.3f %8" PRIu64 " %8.2f (seed %" PRIu64 ")\n",
                 to_string(kind), groups, sum.traces, sum.turns, sum.farthest, sum.optimum,
-                ratio(sum.turns, sum.farthest), ratio(sum.turns, sum.optimum), sum.worst,
+                ratio(sum.turns, sum.farthest), ratio(sum.turns, sum.optimum), sum.over, sum.worst,
                 sum.worst_seed);
 }
 
@@ -116,8 +118,9 @@ int run(std::uint64_t first, std::uint64_t count, bool aloud) {
               100 * totals.nearest);
   std::printf("%" PRIu64 " rotations of 100 rounds: at most %.3f %% off their weights\n",
               totals.rotations, 100 * totals.off_weight);
-  std::printf("%-8s %-12s %8s %10s %10s %10s %8s %8s %s\n", "kind", "groups", "traces", "resumes",
-              "farthest", "optimum", "/farth.", "/opt.", "worst trace / farthest");
+  std::printf("%-8s %-12s %8s %10s %10s %10s %8s %8s %8s %s\n", "kind", "groups", "traces",
+              "resumes", "farthest", "optimum", "/farth.", "/opt.", "> 1.5",
+              "worst trace / farthest");
   print("2 to 6", totals.few);
   print("7 to 32", totals.many);
   good = few_enough(totals.few) && few_enough(totals.many) && good;

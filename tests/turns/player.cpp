@@ -361,7 +361,7 @@ class Player {
       weights += terms_[i].weight;
       ran += std::chrono::duration<double>(programs_[i].ran).count();
     }
-    if (trace_.rules.policy != TurnPolicy::kSlice || trace_.groups.size() < 2) return;
+    if (trace_.rules.policy != TurnPolicy::kSlice || !trace_.exclusive) return;
     for (std::size_t i = 0; i < programs_.size(); ++i) {
       const double share = std::chrono::duration<double>(programs_[i].ran).count() / ran;
       const double off = std::abs(share / (terms_[i].weight / weights) - 1);

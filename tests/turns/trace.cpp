@@ -31,15 +31,32 @@ void make_stage(Trace& trace, Dice& dice) {
 void make_groups(Trace& trace, Dice& dice) {
   // Half of the stages are small enough for the optimum.
   const auto count = dice.one_in(2) ? dice.between(2, 6) : dice.between(2, kMostGroups);
-  const bool large = trace.kind == Kind::kAlways || dice.one_in(3);
+  enum class Size : std::uint8_t { kLarge, kMedium, kSmall, kMixed };
+  trace.exclusive = trace.kind == Kind::kAlways ? dice.one_in(2) : dice.one_in(3);
+  auto size = trace.exclusive  ? Size::kLarge  // no two fit beside each other
+              : dice.one_in(2) ? Size::kMedium
+                               : Size::kSmall;
+  if (trace.kind == Kind::kAlways && !trace.exclusive) size = Size::kMixed;
+  const auto gib = [&] {
+    switch (size) {
+      case Size::kLarge:
+        return dice.between(40, 78);
+      case Size::kMedium:
+        return dice.between(5, 45);
+      case Size::kSmall:
+        return dice.between(5, 20);
+      case Size::kMixed:
+        break;
+    }
+    return dice.one_in(3) ? dice.between(60, 78) : dice.between(5, 30);
+  };
   Duration residency{};
   for (std::int64_t i = 0; i < count; ++i) {
     TurnTerms terms;
     terms.group = "g" + std::to_string(i);
     for (const StageDevice& device : trace.devices)
-      if (large || trace.devices.size() == 1 || !dice.one_in(3))
-        terms.needs[device.device] =
-            static_cast<std::uint64_t>(large ? dice.between(40, 78) : dice.between(5, 45)) * kGiB;
+      if (trace.exclusive || trace.devices.size() == 1 || !dice.one_in(3))
+        terms.needs[device.device] = static_cast<std::uint64_t>(gib()) * kGiB;
     terms.weight = static_cast<std::uint32_t>(dice.between(1, 5));
     terms.priority = dice.one_in(2) ? 0 : static_cast<std::int32_t>(dice.between(-3, 3));
     terms.cost_out = dice.between(milliseconds(50), milliseconds(1500));
@@ -72,11 +89,19 @@ void promise(Trace& trace, Dice& dice) {
 void make_bursts(Trace& trace, Dice& dice) {
   const auto count = static_cast<std::int64_t>(trace.groups.size());
   Duration at{};
-  for (std::int64_t epoch = dice.between(5, 40); epoch > 0; --epoch) {
+  std::vector<std::int64_t> recent;
+  const auto pick = [&] {
+    // Who has had work lately has some again more often.
+    const auto lately = std::min<std::int64_t>(static_cast<std::int64_t>(recent.size()), 8);
+    recent.push_back(lately > 0 && dice.one_in(2) ? *(recent.end() - dice.between(1, lately))
+                                                  : dice.between(0, count - 1));
+    return static_cast<std::size_t>(recent.back());
+  };
+  for (std::int64_t epoch = dice.between(5, 60); epoch > 0; --epoch) {
     // A burst: some groups have work again and again, for a while.
     const Duration ends = at + dice.between(seconds(20), seconds(120));
     for (std::int64_t active = dice.between(1, 3); active > 0; --active) {
-      std::vector<Work>& work = trace.work[static_cast<std::size_t>(dice.between(0, count - 1))];
+      std::vector<Work>& work = trace.work[pick()];
       for (Duration next = at + dice.between(seconds(0), seconds(5)); next < ends;) {
         const Duration takes = dice.between(milliseconds(100), seconds(8));
         work.push_back({next, takes});

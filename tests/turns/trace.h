@@ -30,7 +30,7 @@ class Dice {
 enum class Kind : std::uint8_t {
   kBursts,   // a few groups have work for a while, then others
   kUniform,  // each piece of work is of any group
-  kAlways,   // all groups have work all the time, and no two fit beside each other
+  kAlways,   // all groups have work all the time
 };
 inline constexpr Kind kKinds[] = {Kind::kBursts, Kind::kUniform, Kind::kAlways};
 const char* to_string(Kind kind);
@@ -48,6 +48,7 @@ struct Trace {
   std::vector<TurnTerms> groups;
   std::vector<std::vector<Work>> work;  // of each group, by time
   Duration end{};                       // of the storms, and of a trace without end
+  bool exclusive = false;               // no two groups fit beside each other
   bool storms = false;                  // switches fail, groups end, join, grow, operators pause
   bool comparable = false;              // with other ways to choose who leaves
 };
