@@ -112,7 +112,8 @@ void GroupOperation::dropped(const Leaving& leaving, const Workers::Uses& after)
 std::vector<CheckpointTarget> GroupOperation::processes_of(const std::vector<RankId>& ranks) const {
   std::vector<CheckpointTarget> processes;
   for (const RankId id : ranks)
-    if (const Rank* const rank = means_.node.find_rank(id))
+    // The pid of one that has ended may be another process's by now.
+    if (const Rank* const rank = means_.node.find_rank(id); rank != nullptr && rank->peer.lives())
       processes.push_back({rank->peer.pid, group_.machine.members().label(id)});
   return processes;
 }
