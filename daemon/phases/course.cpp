@@ -187,6 +187,8 @@ void Course::fail(const Status& status, Time now) {
     case OnFailure::kGoOn:
       return;
     case OnFailure::kStay:
+      // Where processes may be locked, nothing is asked of them.
+      if (!deep_) home_.actions.push_back(action::Ask{epoch_, RankPhase::kRest, participants()});
       return finish(GroupState::kPaused, trouble_, now);
     case OnFailure::kEnd: {
       const bool pause = terms_.task.op == Operation::kPause;  // only what runs is paused

@@ -298,6 +298,11 @@ void Phases::ask(const amem_v1_Ask& ask) {
   static constexpr std::array kRows = {
       Row{RankPhase::kOpen, [](Phases& phases) { return phases.open(); }},
       Row{RankPhase::kDetach, [](Phases& phases) { return phases.detach(); }},
+      Row{RankPhase::kRest,
+          [](Phases& phases) {
+            if (phases.paused_) phases.rest(true);
+            return Status();
+          }},
 #ifdef AMEM_TEST_SEAMS
       Row{RankPhase::kTest, [](Phases&) { return Status(); }},
 #endif

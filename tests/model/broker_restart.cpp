@@ -86,6 +86,8 @@ void BrokerSide::restart() {
 
 void BrokerSide::take_up(int group) {
   const Row row = m_.state.rows[at(group)];
+  // The one before may have died between its last row and its answer.
+  if (!row.under_way) m_.state.paused[at(group)] = row.paused;
   const bool calls_off = row.restart == u8(OnRestart::kCallOff);
   const bool may_be_saving = row.under_way && !row.resume && (calls_off || row.waves);
   Members members;

@@ -34,6 +34,8 @@ RankPhase phase_of(Kind kind) {
       return RankPhase::kLoad;
     case Kind::kDetached:
       return RankPhase::kDetach;
+    case Kind::kRested:
+      return RankPhase::kRest;
     default:
       return RankPhase::kOpen;
   }
@@ -490,12 +492,14 @@ void BrokerSide::act(int group, const action::Vacated&) {
 }
 
 void BrokerSide::act(int group, const action::Ask& ask) {
-  const bool open = ask.what == RankPhase::kOpen;
-  job(group).opened = open;
+  const Kind kind = ask.what == RankPhase::kOpen     ? Kind::kOpen
+                    : ask.what == RankPhase::kDetach ? Kind::kDetach
+                                                     : Kind::kRest;
+  job(group).opened = kind == Kind::kOpen;
   record(group);
   for (const RankId id : ask.ranks) {
     const bool forgotten = m_.bug == Bug::kOpensAllButOne && id == ask.ranks.back();
-    if (!forgotten) send(rank_of(id), message_of(open ? Kind::kOpen : Kind::kDetach, ask.epoch));
+    if (!forgotten) send(rank_of(id), message_of(kind, ask.epoch));
   }
 }
 

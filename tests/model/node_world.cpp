@@ -293,9 +293,9 @@ std::string NodeWorld::text(Event event) const {
       return "request " + std::to_string(m_.state.script_at + 1) + " is made";
     case Event::kHandle: {
       const Message& m = m_.state.ranks[event.who].in.messages[0];
-      static constexpr std::string_view kNames[] = {"nothing", "Quiesce", "Measure",
-                                                    "Save",    "Release", "Map, Load",
-                                                    "Open",    "Detach",  "Make"};
+      static constexpr std::string_view kNames[] = {"nothing", "Quiesce",   "Measure", "Save",
+                                                    "Release", "Map, Load", "Open",    "Detach",
+                                                    "Rest",    "Make"};
       return rank + " handles " + std::string(kNames[static_cast<std::size_t>(m.kind)]) + " of " +
              std::to_string(m.attempt) + "." + std::to_string(m.wave) + (m.undo ? " (undo)" : "");
     }
@@ -303,7 +303,7 @@ std::string NodeWorld::text(Event event) const {
       const Message& m = m_.state.ranks[event.who].out.messages[0];
       static constexpr std::string_view kNames[] = {"quiet",  "measured", "saved",  "released",
                                                     "mapped", "loaded",   "opened", "detached",
-                                                    "freed",  "asks",     "made"};
+                                                    "rested", "freed",    "asks",   "made"};
       return "the broker reads of " + rank + ": " +
              std::string(kNames[static_cast<std::size_t>(m.kind) -
                                 static_cast<std::size_t>(Kind::kQuiet)]) +

@@ -24,6 +24,9 @@ void Processes::handle(int rank) {
       const bool has_memory = p.maps != decltype(p.maps){};
       return answer(rank, Kind::kDetached, message, has_memory || m_.fault("it cannot detach"));
     }
+    case Kind::kRest:
+      p.rests = p.paused;
+      return answer(rank, Kind::kRested, message, false);
     case Kind::kOpen:
       open(rank, message);
       return answer(rank, Kind::kOpened, message, m_.fault("it says that it could not open"));

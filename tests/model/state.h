@@ -58,6 +58,7 @@ enum class Kind : std::uint8_t {
   kBring,  // Map, and Load of `loads`
   kOpen,
   kDetach,
+  kRest,
   kMake,
   // from a rank
   kQuiet,
@@ -68,6 +69,7 @@ enum class Kind : std::uint8_t {
   kLoaded,
   kOpened,
   kDetached,
+  kRested,
   kFreed,
   kAsks,
   kMade,

@@ -111,6 +111,9 @@ TEST_F(GroupDeepTest, ACheckpointThatFailsIsUndone) {
   drain();
   expect_finished(Code::kInternal, GroupState::kPaused, "the driver refuses");
   EXPECT_FALSE(group.deep());
+  const auto* ask = find<action::Ask>();
+  ASSERT_NE(ask, nullptr) << "frees pass again";
+  EXPECT_EQ(ask->what, RankPhase::kRest);
 }
 
 TEST_F(GroupDeepTest, ACheckpointWithoutAnAnswerIsSettledByTheResume) {
@@ -120,6 +123,7 @@ TEST_F(GroupDeepTest, ACheckpointWithoutAnAnswerIsSettledByTheResume) {
   drain();
   expect_finished(Code::kDeadlineExceeded, GroupState::kPaused);
   EXPECT_TRUE(group.deep());
+  EXPECT_EQ(find<action::Ask>(), nullptr) << "nothing is asked of a process that may be locked";
   ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
   EXPECT_EQ(group.phase(), Phase::kRestore);
 }
