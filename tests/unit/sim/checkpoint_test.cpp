@@ -209,6 +209,10 @@ class Target : public Child {
       : Child("rank", With(std::move(environment), imported)) {
     EXPECT_EQ(Receive(), 'r');
   }
+  // Before it sees its socket's end: what a sanitizer does in exit() would keep memory a while.
+  ~Target() {
+    if (pid() > 0) Kill();
+  }
 
   void Do(char what, int fd = -1) const {
     Send(what, fd);
