@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "daemon/base/units.h"
@@ -64,8 +65,9 @@ Status check_stage(const TurnRules& rules, const std::vector<StageDevice>& devic
 Status check_needs(const std::vector<StageDevice>& devices, const std::string& group,
                    const TurnNeeds& needs) {
   for (const auto& [device, bytes] : needs) {
-    const auto it = std::find_if(devices.begin(), devices.end(),
-                                 [&](const StageDevice& each) { return each.device == device; });
+    const auto it =
+        std::find_if(devices.begin(), devices.end(),
+                     [&wanted = device](const StageDevice& each) { return each.device == wanted; });
     if (it == devices.end())
       return {Code::kInvalidArgument, "group '" + group + "' uses GPU " + to_string(device) +
                                           ", which is not in the stage: add it to the stage"};

@@ -5,7 +5,7 @@
 namespace amem {
 namespace {
 
-Status with(TurnTerms terms, TurnPolicy policy = TurnPolicy::kDemand) {
+Status with(const TurnTerms& terms, TurnPolicy policy = TurnPolicy::kDemand) {
   return check_terms(some_rules(policy), some_stage(2), terms);
 }
 bool says(const Status& status, const std::string& text) {

@@ -517,7 +517,8 @@ class SliceTest : public TurnsFixture {
 TEST_F(SliceTest, EachHasItsSliceByItsWeight) {
   for (const char* name : {"a", "b", "c"}) turns_->wants(name, at(0));
   expect(0, {}, {"a"});
-  for (double now = 0; now < 200; now += 40) {
+  for (int round = 0; round < 5; ++round) {
+    const double now = 40.0 * round;
     turns_->wants("a", at(now));
     expect_nothing(now + 19.9);
     EXPECT_EQ(turns_->wakeup(), at(now + 20));
