@@ -48,8 +48,9 @@ def test_programs_that_cases_start_exist(file):
         assert (PROGRAMS / name).is_file(), name
 
 
-def test_the_page_on_compatibility_has_every_case_that_pauses():
-    page = (HERE.parents[2] / "docs" / "versions.md").read_text(encoding="utf-8")
+def test_the_pages_on_compatibility_have_every_case_that_pauses():
+    docs = HERE.parents[2] / "docs"
+    page = "".join((docs / name).read_text(encoding="utf-8") for name in ("versions.md", "history/versions-2026.md"))
     alone = {"broker_footprint", "broker_afterwards", "launch_cost", "without_shim", "disabled", "broker_absent",
              "broker_required"}
     missing = [name for name, _, _ in registry.all_cases() if name not in alone and f"`{name}`" not in page]
