@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <climits>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "common/fd.h"
+#include "daemon/base/own_program.h"
 
 extern char** environ;
 
@@ -28,12 +28,6 @@ namespace amem {
 namespace {
 
 constexpr std::size_t kMostOutput = 16384;  // bytes; what is more is read and dropped
-
-std::string own_executable() {
-  char path[PATH_MAX];
-  const ssize_t n = ::readlink("/proc/self/exe", path, sizeof path);
-  return {path, n > 0 ? static_cast<std::size_t>(n) : 0};
-}
 
 std::string without_newlines(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();

@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/own_program.h"
+
 namespace amem {
 namespace {
 
@@ -25,14 +27,6 @@ constexpr Duration kLook = std::chrono::milliseconds(10);
 /// One that found the last one's lock still taken has ended; so another is started.
 constexpr Duration kStartAgain = std::chrono::seconds(2);
 constexpr int kReport = 3;  // the pipe on which the child says why it could not start
-
-/// Beside this process's own executable, as build trees, packages and wheels have it.
-std::string own_program() {
-  char path[PATH_MAX];
-  const ssize_t n = ::readlink("/proc/self/exe", path, sizeof path);
-  const std::string own(path, n > 0 ? static_cast<std::size_t>(n) : 0);
-  return own.substr(0, own.rfind('/') + 1) + kProgram;
-}
 
 /// Between fork and exec, in a process that may have had threads: plain system calls only.
 [[noreturn]] void become(const char* program, char* const* argv, int output, int report) {
@@ -110,7 +104,7 @@ Status start(const HolderLaunch& launch, const std::string& program, Time until)
 
 Result<std::unique_ptr<HolderClient>> ensure_holder(const HolderLaunch& launch,
                                                     const std::stop_token& stop) {
-  const std::string program = launch.program.empty() ? own_program() : launch.program;
+  const std::string program = launch.program.empty() ? program_beside(kProgram) : launch.program;
   const Time until = Clock::now() + launch.limit;
   Time start_at = Clock::now();
   while (true) {
