@@ -79,13 +79,18 @@
   X(cuMemGetAllocationPropertiesFromHandle, 10020)
 
 // The same for calls that a driver may lack; its entry is nullptr then.
-#define AMEM_OPTIONAL_DRIVER_CALLS(X) \
-  X(cuDeviceCanAccessPeer, 4000)      \
-  X(cuMemAlloc, 3020)                 \
-  X(cuMulticastBindMem, 12010)        \
-  X(cuMulticastUnbind, 12010)         \
-  X(cuGraphNodeGetParams, 13020)      \
-  X(cuDriverGetVersion, 2020)
+#define AMEM_OPTIONAL_DRIVER_CALLS(X)     \
+  X(cuDeviceCanAccessPeer, 4000)          \
+  X(cuMemAlloc, 3020)                     \
+  X(cuMulticastBindMem, 12010)            \
+  X(cuMulticastUnbind, 12010)             \
+  X(cuGraphNodeGetParams, 13020)          \
+  X(cuDriverGetVersion, 2020)             \
+  X(cuCheckpointProcessGetState, 12080)   \
+  X(cuCheckpointProcessLock, 12080)       \
+  X(cuCheckpointProcessCheckpoint, 12080) \
+  X(cuCheckpointProcessRestore, 12080)    \
+  X(cuCheckpointProcessUnlock, 12080)
 
 namespace amem {
 
