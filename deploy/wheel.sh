@@ -25,7 +25,7 @@ die() {
 # Whether the build tree BUILD_DIR has what wheels are made of.
 check_build() {
   local program
-  for program in bin/amemd bin/amem-holder bin/amemctl lib/libamem_shim.so; do
+  for program in bin/amemd bin/amem-holder bin/amem-checkpoint bin/amemctl lib/libamem_shim.so; do
     [[ -x $BUILD_DIR/$program ]] || die "BUILD_DIR: there is no $BUILD_DIR/$program"
   done
   if [[ ${WITH_FAULT_POINTS:-} != 1 ]] && ! "$root/tests/seams/absent.sh" "$BUILD_DIR"; then
@@ -101,7 +101,7 @@ if [[ -z ${BUILD_DIR:-} ]]; then
 fi
 
 echo "wheel: packing"
-licenses "$work/licenses" "$BUILD_DIR/bin/amemd" "$BUILD_DIR/bin/amem-holder" "$BUILD_DIR/bin/amemctl"
+licenses "$work/licenses" "$BUILD_DIR/bin/amemd" "$BUILD_DIR/bin/amem-holder" "$BUILD_DIR/bin/amem-checkpoint" "$BUILD_DIR/bin/amemctl"
 CMAKE_ARGS="-DAMEM_PROGRAMS='$BUILD_DIR' -DAMEM_LICENSES='$work/licenses'" timeout 1800 "${pip[@]}" wheel --no-deps --wheel-dir "$work/built" \
   "$root/client/python" "$root/client/python/dropin" </dev/null >"$work/log" 2>&1 || {
   tail -n 60 "$work/log" >&2

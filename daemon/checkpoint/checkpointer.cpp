@@ -35,7 +35,8 @@ constexpr Duration kLastEnd = milliseconds(500);
 constexpr int kExitNoDriver = 3;
 
 std::uint64_t ms_of(Duration duration) {
-  return to_us(std::max(duration, Duration::zero())) / 1000;
+  return static_cast<std::uint64_t>(
+      std::chrono::ceil<milliseconds>(std::max(duration, Duration::zero())).count());
 }
 
 Result<pid_t> spawn(char* const* argv, int output) {

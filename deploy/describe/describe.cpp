@@ -1,5 +1,5 @@
-// amem_describe: writes as JSON what amemd, amem-holder and amemctl take on their command lines.
-// Manual pages and completions are made of that.
+// amem_describe: writes as JSON what amemd, amem-holder, amem-checkpoint and amemctl take on their
+// command lines. Manual pages and completions are made of that.
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -8,6 +8,7 @@
 #include <string>
 
 #include "client/ctl/command_line.h"
+#include "daemon/checkpoint/arguments.h"
 #include "daemon/holder/arguments.h"
 #include "daemon/settings/arguments.h"
 
@@ -86,5 +87,6 @@ int main() {
   using namespace amem;
   std::cout << Json{{"amemd", described<Arguments>(add_arguments)},
                     {"amem-holder", described<HolderArguments>(add_arguments)},
+                    {"amem-checkpoint", described<CheckpointArguments>(add_arguments)},
                     {"amemctl", described<ctl::CommandLine>(ctl::add_commands)}};
 }

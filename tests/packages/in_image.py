@@ -121,7 +121,7 @@ def eventually(condition, what):
 def contents(root):
     say("what is in it")
     shell = Container(root, {"name": "shell"}, {})
-    for program in ("amemd", "amem-holder", "amemctl"):
+    for program in ("amemd", "amem-holder", "amem-checkpoint", "amemctl"):
         shell.run(program, "--version")
     need("amem:x:936:" in shell.run("getent", "group", "amem").stdout, "the group amem has not number 936")
     need(os.path.exists(f"{root}/usr/lib/amem/libamem_shim.so"), "there is no shim")

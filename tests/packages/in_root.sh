@@ -71,6 +71,7 @@ done
 amemd --check-config >/packages/config || fail "amemd --check-config"
 amemd --version
 amem-holder --version
+amem-checkpoint --version
 grep -q '^ExecStart=/usr/bin/amem-holder --socket' /lib/systemd/system/amem-holder.service || fail "the holder's service starts another program"
 
 step "amemd without a driver says what it lacks"

@@ -9,7 +9,7 @@ import pytest
 DEMO = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "try.py"
 COMMANDS = ("run", "wait", "pause", "resume", "swap", "policy", "advise", "status", "groups", "ranks", "allocations", "top", "watch", "history", "quotas",
             "metrics", "doctor", "health", "bench", "upgrade", "version")
-PAGES = {"amemd.8": [["amemd"]], "amem-holder.8": [["amem-holder"]], "amemctl.1": [["amemctl"], *(["amemctl", command] for command in COMMANDS)],
+PAGES = {"amemd.8": [["amemd"]], "amem-holder.8": [["amem-holder"]], "amem-checkpoint.8": [["amem-checkpoint"]], "amemctl.1": [["amemctl"], *(["amemctl", command] for command in COMMANDS)],
          "amem-demo.1": [["amem-demo"]]}
 
 
@@ -50,6 +50,7 @@ def test_the_example_of_every_command_is_in_the_page(build, run):
 
 @pytest.mark.parametrize("page, values", [
     ("amem-holder.8", ["--socket PATH the socket for amemd; amem-holder makes its directory if it is missing. Required", "--log-format TEXT:{text,json}=text"]),
+    ("amem-checkpoint.8", ["amem-checkpoint [OPTIONS] ACTION PID", "{state,lock,checkpoint,restore,unlock}", "--timeout-ms N=0"]),
     ("amemctl.1", ["--tag TAG ... Only memory with one of these tags; the group continues to run. Not with --except",
                    "POLICY:{keep,discard} keep: copy to the pool", "instead of a socket. Environment variable: AMEM_ADDRESS",
                    "amemctl swap [OPTIONS] GROUP... Pause one group", "Write the command, with its own options, after --.", "126, 127 run: cannot execute the command"]),

@@ -120,7 +120,7 @@ def test_libraries(installed: Installed, wheel: str) -> None:
     shim = os.path.join(package, "lib", "libamem_shim.so")
     libraries = glob.glob(os.path.join(installed.site, "amem.libs", "*"))
     assert any("libgrpc++" in each for each in libraries)
-    assert set(os.listdir(os.path.join(package, "bin"))) == {"amemd", "amem-holder", "amemctl"}
+    assert set(os.listdir(os.path.join(package, "bin"))) == {"amemd", "amem-holder", "amem-checkpoint", "amemctl"}
     nothing: dict[str, str] = {}
     for path in [shim, *glob.glob(os.path.join(package, "bin", "*")), *libraries]:
         said = subprocess.run(["ldd", path], env=nothing, capture_output=True, text=True, check=True).stdout

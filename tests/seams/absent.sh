@@ -5,7 +5,7 @@ set -euo pipefail
 
 build=${1:?absent.sh BUILD}
 status=0
-for file in bin/amemd bin/amemctl bin/amem-holder lib/libamem_shim.so; do
+for file in bin/amemd bin/amemctl bin/amem-holder bin/amem-checkpoint lib/libamem_shim.so; do
   [[ -f $build/$file ]] || { echo "absent.sh: $build/$file is not there" >&2; exit 2; }
   found=$(strings -a "$build/$file" | grep -E 'AMEM_TEST_PHASE|^pageable$|^xor$|amemSimFaultPoint|XorCopier|PageableView' || true)
   [[ -z $found ]] && continue
