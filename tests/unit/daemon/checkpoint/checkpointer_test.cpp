@@ -116,7 +116,7 @@ TEST_F(CheckpointerTest, AnAnswerHasTheTimeAndTheState) {
   EXPECT_EQ(result.us, 7U);
   EXPECT_EQ(result.state, ProcessState::kCheckpointed);
   EXPECT_EQ(result.error, "");
-  EXPECT_EQ(file("words"), "checkpoint 4711\n");
+  EXPECT_EQ(file("words"), "checkpoint 4711 --with-parent\n");
 }
 
 TEST_F(CheckpointerTest, ALockGivesUpBeforeItsDeadline) {
@@ -124,7 +124,7 @@ TEST_F(CheckpointerTest, ALockGivesUpBeforeItsDeadline) {
   const CheckpointResult result = result_of(CheckpointAction::kLock, seconds(20));
   EXPECT_EQ(result.state, ProcessState::kLocked);
   int timeout = 0;
-  ASSERT_EQ(std::sscanf(file("words").c_str(), "lock 4711 --timeout-ms %d", &timeout), 1)
+  ASSERT_EQ(std::sscanf(file("words").c_str(), "lock 4711 --with-parent --timeout-ms %d", &timeout), 1)
       << file("words");
   EXPECT_GT(timeout, 10000);
   EXPECT_LE(timeout, 15000);
