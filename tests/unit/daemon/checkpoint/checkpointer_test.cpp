@@ -302,7 +302,7 @@ TEST_F(CheckpointerTest, TheProgramGetsNothingOfOurs) {
   sigemptyset(&blocked);
   sigaddset(&blocked, SIGUSR1);
   ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
-  use("ls -l /proc/$$/fd > fds; grep ^Sig /proc/$$/status > signals; "
+  use("ls -l /proc/$$/fd > fds; grep ^Sig /proc/self/status > signals; "
       "cut -d' ' -f5 /proc/$$/stat > group; echo $$ > pid; answer 0 CUDA_SUCCESS running");
   const CheckpointResult result = result_of(CheckpointAction::kState);
   ::pthread_sigmask(SIG_UNBLOCK, &blocked, nullptr);
