@@ -24,7 +24,7 @@ TESTS = {
     "driver": ("bypass", "cycle", "graphs", "inside", "ipc", "linked", "multicast", "unknown_calls"),
     "form": ("paused_memory", "cycle", "frees", "inside", "loop", "traces"),  # small_pool is about the default form
     "form-xor": ("comeback", "frees", "paused_memory", "swap", "waves"),
-    "place": ("comeback", "swap", "unchanged", "waves"),
+    "place": ("comeback", "deep", "swap", "unchanged", "waves"),
     "phase": ("comeback", "inside", "swap", "waves"),
     "without": ("cycle", "frees", "inside", "loop", "scopes", "traces"),
     "plain": ("cycle", "inside", "loop", "traces"),
