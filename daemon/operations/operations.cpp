@@ -30,6 +30,10 @@ constexpr std::size_t kSharesKept = 4;
 }  // namespace
 
 Status Operations::check(const Groups& groups, const Task& task) {
+  if (task.deep && !node_.deep_pauses)
+    return {Code::kFailedPrecondition,
+            "deep pauses are off on this node. Set deep.enabled = true in amemd's configuration; "
+            "docs/phases.md says what such a pause can lose"};
   for (const auto& [id, name] : groups) {
     const auto is_this = [id = id](const NamedGroup& group) { return group.id == id; };
     if (std::count_if(groups.begin(), groups.end(), is_this) > 1)
@@ -48,10 +52,6 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
                                 std::shared_ptr<Abroad> abroad) {
   const bool out = task.op == Operation::kPause;
   Status status = check(groups, task);
-  if (task.deep && !node_.deep_pauses)
-    status = {Code::kFailedPrecondition,
-              "deep pauses are off on this node. Set deep.enabled = true in amemd's configuration; "
-              "docs/phases.md says what such a pause can lose"};
   if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
   if (!status.ok()) {
     observer->finished(status);

@@ -146,12 +146,11 @@ struct Release {  // to these ranks: of a pause what has been saved, of a resume
   std::vector<RankId> ranks;
 };
 struct Drop {};      // close the descriptors of what has been released; answered by Dropped
-struct Checkpoint {  // these ranks' processes; answered by Checkpointed
-  Epoch epoch;
+struct Checkpoint {  // the processes of these ranks; answered by Checkpointed
   std::vector<RankId> ranks;
 };
-struct Restore {  // likewise, what of them is checkpointed or locked; answered by Restored
-  Epoch epoch;
+struct Restore {  // those processes of these ranks that are checkpointed or locked; answered by
+                  // Restored
   std::vector<RankId> ranks;
 };
 struct Admit {};  // compare need and free memory; answered by Admitted

@@ -92,9 +92,9 @@ void Course::act(PhaseEntry entry, Time now) {
       return actions.push_back(action::Drop{});
     case PhaseEntry::kCheckpoint:
       deep_ = true;  // as the record says before the first is locked
-      return actions.push_back(action::Checkpoint{epoch_, participants()});
+      return actions.push_back(action::Checkpoint{participants()});
     case PhaseEntry::kRestore:
-      return actions.push_back(action::Restore{epoch_, participants()});
+      return actions.push_back(action::Restore{participants()});
     case PhaseEntry::kAdmit:
       return actions.push_back(action::Admit{});
     case PhaseEntry::kCreate:
