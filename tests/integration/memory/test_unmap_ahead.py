@@ -29,6 +29,10 @@ def held_pause(node, memory, rule="unmappedAhead:2:hold", group="train"):
     return pause
 
 
+def is_mapped_again(memory):
+    eventually(lambda: mapped(memory.puppet) == BLOCKS * BLOCK, what="all of it is mapped again")
+
+
 def is_as_before(node, memory):
     """It runs, with all of its bytes, and can be paused."""
     assert node.ctl.state("train") == "running"
@@ -73,7 +77,7 @@ def test_a_pause_that_is_called_off(bare_node):
     assert mapped(memory.puppet) < BLOCKS * BLOCK
     memory.puppet.faults()
     assert pause.finish().code != 0
-    eventually(lambda: mapped(memory.puppet) == BLOCKS * BLOCK, what="all of it is mapped again")
+    is_mapped_again(memory)
     peer.puppet.faults()
     peer.puppet.kill()
     peer.puppet.wait()
@@ -88,7 +92,7 @@ def test_a_pause_that_the_broker_no_longer_waits_for(bare_node):
     memory.puppet.faults("unmappedAhead:2:hold")
     assert node.ctl.try_("pause", "train").code != 0
     memory.puppet.faults()
-    eventually(lambda: mapped(memory.puppet) == BLOCKS * BLOCK, what="all of it is mapped again")
+    is_mapped_again(memory)
     is_as_before(node, memory)
 
 
@@ -104,7 +108,7 @@ def test_amemd_dies_meanwhile(bare_node, another):
     node.broker.wait()
     memory.puppet.faults()
     assert pause.finish().code != 0
-    eventually(lambda: mapped(memory.puppet) == BLOCKS * BLOCK, what="all of it is mapped again")
+    is_mapped_again(memory)
     if not another:
         memory.verify()
         return
@@ -144,7 +148,7 @@ def test_the_driver_does_not_unmap(bare_node, saved):
         node.ctl("resume", "train")
     else:
         memory.puppet.faults()
-        eventually(lambda: mapped(memory.puppet) == BLOCKS * BLOCK, what="all of it is mapped again")
+        is_mapped_again(memory)
     is_as_before(node, memory)
 
 
