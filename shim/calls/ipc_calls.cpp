@@ -12,8 +12,15 @@ namespace {
 template <CallRow row>
 CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
   const std::optional<IpcHandle> ours = Ipc::read(handle);
-  if (!ours || address == nullptr) return real<row>()(address, handle, flags);
   Runtime& runtime = Runtime::get();
+  if (!ours || address == nullptr) {
+    const CUresult r = real<row>()(address, handle, flags);
+    if (r == CUDA_SUCCESS && !runtime.forked() && runtime.devices() != nullptr)
+      runtime.memory().unbrokered.add(UnbrokeredMemory::Kind::kOpened, *address, 0,
+                                      runtime.devices()->current(),
+                                      runtime.devices()->current_context());
+    return r;
+  }
   if (runtime.forked()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!runtime.connected()) {
     log_error(
@@ -74,7 +81,10 @@ CUresult answer_cuIpcCloseMemHandle(CUdeviceptr address) {
       return *r;
     }
   }
-  return real<kRow_cuIpcCloseMemHandle>()(address);
+  const CUresult r = real<kRow_cuIpcCloseMemHandle>()(address);
+  if (r == CUDA_SUCCESS && !runtime.forked())
+    runtime.memory().unbrokered.remove(UnbrokeredMemory::Kind::kOpened, address);
+  return r;
 }
 
 CUresult answer_cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {

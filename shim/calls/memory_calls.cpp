@@ -113,8 +113,10 @@ CUresult release_object(CUmemGenericAllocationHandle handle) {
   const FreePass pass(*the_gate, runtime.memory().holdings);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(handle);
-  if (r == CUDA_SUCCESS)
+  if (r == CUDA_SUCCESS) {
+    runtime.memory().unbrokered.released(handle);
     runtime.memory().mappings.let_go(runtime.memory().multicast.release(handle));
+  }
   return r;
 }
 
@@ -194,8 +196,12 @@ CUresult answer_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* han
   std::optional<Ticket> ticket;
   if (handle != nullptr && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     ticket = read_ticket(fd);
-  if (!ticket) return real<kRow_cuMemImportFromShareableHandle>()(handle, os_handle, type);
   Runtime& runtime = Runtime::get();
+  if (!ticket) {
+    const CUresult r = real<kRow_cuMemImportFromShareableHandle>()(handle, os_handle, type);
+    if (r == CUDA_SUCCESS && !in_forked_child()) runtime.memory().unbrokered.imported(*handle);
+    return r;
+  }
   if (!runtime.connected()) {
     log_error(
         "a peer passed a ticket for brokered memory, but this process has no broker that can "
@@ -273,7 +279,10 @@ CUresult answer_cuMemUnmap(CUdeviceptr address, std::size_t size) {
   const FreePass pass(*the_gate, memory.holdings);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(address, size);
-  if (r == CUDA_SUCCESS) memory.mappings.let_go(multicast.unmap(address, size));
+  if (r == CUDA_SUCCESS) {
+    memory.unbrokered.unmapped(address, size);
+    memory.mappings.let_go(multicast.unmap(address, size));
+  }
   return r;
 }
 

@@ -348,6 +348,12 @@ Status Phases::detach() {
             std::to_string(stays) +
                 " bytes of this process's memory stay on their devices, because a NIC or another "
                 "group has them. A deep pause requires that all memory leaves"};
+  if (const std::size_t foreign = memory_.unbrokered.foreign(); foreign > 0)
+    return {Code::kFailedPrecondition,
+            "this process has " + std::to_string(foreign) +
+                " pieces of other processes' memory open past amem, and the driver cannot restore "
+                "such a process. If they are NCCL's buffers in host memory, start the job with "
+                "NCCL_CUMEM_HOST_ENABLE=0; if they are tensors, use scope heap"};
   rest(false);  // a free would wait in the driver
   const Status detached = mover_.pool().detach();
   if (!detached.ok()) rest(true);

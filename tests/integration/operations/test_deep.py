@@ -163,6 +163,27 @@ def test_a_restore_that_fails_is_tried_again(deep_node):
     runs_on(deep_node, ranks)
 
 
+@pytest.mark.parametrize("way", ["address", "handle"])
+def test_other_processes_memory_that_is_open_past_amem(deep_node, way):
+    """The driver hangs or cannot restore such a process: it is refused before anything is asked of it."""
+    ranks = started(deep_node)
+    owner = deep_node.puppet("owner", group=None)
+    if way == "address":
+        handle = owner.ask(f"share {owner.ask('plain 2097152')['id']}")["handle"]
+        opened = ranks[0].puppet.ask(f"open {handle} 1")["id"]
+    else:
+        owner.ask(f"offer {owner.ask('alloc 2097152 whole')['id']} {deep_node.dir}")
+        opened = ranks[0].puppet.ask(f"take {deep_node.dir} 2097152")["id"]
+    answer = deep_node.ctl.try_("pause", "train", "--deep")
+    assert answer.code != 0 and "1 pieces of other processes' memory" in answer.error, answer
+    assert deep_node.ctl.state("train") == "paused" and not is_deep(deep_node)
+    deep_node.ctl("resume", "train")
+    ranks[0].puppet.ask(f"free {opened}")
+    deep_node.ctl("pause", "train", "--deep")
+    deep_node.ctl("resume", "train")
+    runs_on(deep_node, ranks)
+
+
 def test_wrong_arguments(deep_node):
     started(deep_node)
     for arguments in (["--tag", "heap"], ["--dry-run"]):
