@@ -27,10 +27,11 @@ namespace amem::shim {
 class Phases final : public Session::Handler {
  public:
   /// `exit`: runs when the process ends; a pause moves it to the front.
-  Phases(LocalDevices& devices, Gate& gate, Memory& memory, Mover& mover, Scratch& scratch,
-         CutMonitor& cut, Report& report, Heap& heap, Session& session, ExitHandler& exit,
-         const Options& options)
-      : devices_(devices),
+  Phases(const Driver& driver, LocalDevices& devices, Gate& gate, Memory& memory, Mover& mover,
+         Scratch& scratch, CutMonitor& cut, Report& report, Heap& heap, Session& session,
+         ExitHandler& exit, const Options& options)
+      : driver_(driver),
+        devices_(devices),
         gate_(gate),
         memory_(memory),
         mover_(mover),
@@ -74,9 +75,14 @@ class Phases final : public Session::Handler {
   /// Nothing that this process has may keep the driver from checkpointing it. Afterwards no call of
   /// the driver is made before the next command.
   Status detach();
+  /// All work of this process has ended, and none of its contexts has failed.
+  Status drained();
+  /// Calls go to the driver again. Before any command that needs it, and before the gate opens.
+  void attach();
   void done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,
             std::uint32_t wave = 0);
 
+  const Driver& driver_;
   LocalDevices& devices_;
   Gate& gate_;
   Memory& memory_;
