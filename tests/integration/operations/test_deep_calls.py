@@ -34,14 +34,15 @@ def script(node, device=0):
     rank.ask("event = made('cuEventCreate', 0)")
     assert rank.value("cuda.cuMemsetD8_v2(block, 7, ctypes.c_size_t(100))") == 0
     assert rank.value("cuda.cuEventRecord(event, stream)") == 0
+    assert rank.value("cuda.cuStreamSynchronize(stream)") == 0
     return rank
 
 
 def waits(rank, call):
-    """In a thread: it has no result for a while."""
-    rank.ask(f"late = Late({call})")
+    """In a thread of its own: it has no result for a while."""
+    rank.ask(f"worker.make({call})")
     time.sleep(0.3)
-    assert rank.value("late.result") is None, f"{call} waits"
+    assert rank.value("worker.result") is None, f"{call} waits"
 
 
 def test_frees_return_at_once_and_are_made_in_the_resume(deep_node):
@@ -135,7 +136,7 @@ def test_work_waits(deep_node):
         deep_node.ctl("pause", "train", "--deep")
         waits(rank, call)
         deep_node.ctl("resume", "train")
-        eventually(lambda: rank.value("late.result") == 0, what="it is made")
+        eventually(lambda: rank.value("worker.result") == 0, what="it is made")
         assert rank.value("cuda.cuStreamSynchronize(stream)") == 0
 
 
@@ -146,13 +147,12 @@ def test_events_that_other_processes_may_record_are_the_drivers(deep_node):
     assert rank.value("cuda.cuStreamQuery(stream)") == 0
     waits(rank, "cuda.cuEventQuery, event")
     deep_node.ctl("resume", "train")
-    eventually(lambda: rank.value("late.result") == 0, what="the driver answers")
+    eventually(lambda: rank.value("worker.result") == 0, what="the driver answers")
 
 
-@pytest.mark.parametrize("call", ["Lock", "Checkpoint"])
-def test_frees_are_made_where_a_checkpoint_fails(deep_node, call):
+def test_frees_are_made_where_a_checkpoint_fails(deep_node):
     ranks = [Memory(deep_node, 4 * MIB, 2 * MIB, name=f"rank{device}", device=device) for device in (0, 1)]
-    deep_node.broker.faults(f"cuCheckpointProcess{call}:1:delay=1000", f"cuCheckpointProcess{call}:1:999")
+    deep_node.broker.faults("cuCheckpointProcessLock:1:delay=1000", "cuCheckpointProcessCheckpoint:1:999")
     pause = deep_node.ctl.start("pause", "train", "--deep")
     pause.wait_phase("checkpoint")
     rank = ranks[0]

@@ -57,17 +57,13 @@ def test_exit_handlers_that_free(deep_node, stays):
     assert [leaves.answer()["result"] for _ in range(2)] == [0, 0]
 
 
-@pytest.mark.parametrize("deep_first", [False, True])
-def test_exit_handlers_that_join_a_thread(deep_node, stays, deep_first):
-    """It waits at the gate, since before the pause was deep or after."""
+def test_exit_handlers_that_join_a_thread(deep_node, stays):
+    """It waits at the gate."""
     leaves = Memory(deep_node, 4 * MIB, name="leaves").puppet
-    if not deep_first:
-        leaves.ask("loop linked")
-        leaves.loop_runs()
+    leaves.ask("loop linked")
+    leaves.loop_runs()
     leaves.ask("at-exit join")
     deep_node.ctl("pause", "train", "--deep")
-    if deep_first:
-        leaves.ask("loop linked")
     leaves.send("quit 0")
     ends(deep_node, leaves, stays, 0)
     assert "DEINITIALIZED" in leaves.failure()
@@ -96,7 +92,7 @@ def test_a_python_program(deep_node, stays, how):
     leaves.ask("kept = [Last(cuda.cuEventDestroy_v2, event), Last(cuda.cuStreamDestroy_v2, stream), Last(cuda.cuMemFree_v2, other)]")
     leaves.ask("watchdog = Watchdog(event, stream)")
     deep_node.ctl("pause", "train", "--deep")
-    leaves.ask("late = Late(cuda.cuMemsetD8_v2, block, 0, ctypes.c_size_t(100))")
+    leaves.ask("worker.make(cuda.cuMemsetD8_v2, block, 0, ctypes.c_size_t(100))")
     if how == "exit":
         leaves.send("sys.exit(3)")
     else:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sim_node.node import Node
 
 SCRIPT = r"""
-import atexit, ctypes, json, os, signal, sys, threading, time
+import atexit, ctypes, json, queue, sys, threading, time
 
 cuda = ctypes.CDLL("libcuda.so.1")
 
@@ -31,6 +31,7 @@ class Watchdog:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self):
+        cuda.cuCtxSetCurrent(context)
         while True:
             began = time.monotonic()
             for call, what in ((cuda.cuEventQuery, self._event), (cuda.cuStreamQuery, self._stream),
@@ -44,13 +45,21 @@ class Watchdog:
         return {"asked": self.asked, "longest": self.longest, "results": sorted(self.results)}
 
 
-class Late:
-    "A call in a thread of its own."
-    def __init__(self, call, *arguments):
-        self.result = None
-        def run():
+class Worker:
+    "A thread with the context, which makes calls one after the other."
+    def __init__(self):
+        self.result, self._calls = None, queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        cuda.cuCtxSetCurrent(context)
+        while True:
+            call, arguments = self._calls.get()
             self.result = call(*arguments)
-        threading.Thread(target=run, daemon=True).start()
+
+    def make(self, call, *arguments):
+        self.result = None
+        self._calls.put((call, arguments))
 
 
 class Last:
@@ -66,6 +75,7 @@ assert cuda.cuInit(0) == 0
 device = int(sys.argv[1])
 context = made("cuDevicePrimaryCtxRetain", device)
 assert cuda.cuCtxSetCurrent(context) == 0
+worker = Worker()
 names = globals()
 print(json.dumps({"ok": True}), flush=True)
 for line in sys.stdin:
@@ -77,7 +87,7 @@ for line in sys.stdin:
             answer = {"ok": True}
     except Exception as error:
         answer = {"ok": False, "error": repr(error)}
-    print(json.dumps(answer), flush=True)
+    print(json.dumps(answer, default=repr), flush=True)
 """
 
 
