@@ -372,10 +372,10 @@ Status Phases::drained() {
             "a driver call of this process does not end, so it cannot be checkpointed"};
   for (int device = 0; device < devices_.count(); ++device)
     if (const CUresult r = devices_.drain(device); r != CUDA_SUCCESS)
-      return {Code::kFailedPrecondition,
-              driver_.error(r, "the work of this process on device " + std::to_string(device))
-                      .text() +
-                  ". It cannot be checkpointed"};
+      return {
+          Code::kFailedPrecondition,
+          driver_.error(r, "the work of this process on device " + std::to_string(device)).text() +
+              ". It cannot be checkpointed"};
   DeepCalls::get().drained();
   return {};
 }

@@ -166,3 +166,38 @@ def test_frees_are_made_where_a_checkpoint_fails(deep_node):
     deep_node.ctl("resume", "train")
     for each in ranks:
         each.verify()
+
+
+def test_a_context_that_has_failed_is_not_checkpointed(deep_node):
+    """Otherwise the shim would say of its work that it has ended well."""
+    ranks = [Memory(deep_node, 4 * MIB, 2 * MIB, name=f"rank{device}", device=device) for device in (0, 1)]
+    deep_node.ctl("pause", "train")
+    rank = ranks[0]
+    rank.puppet.faults("cuCtxSynchronize:*:719")
+    answer = deep_node.ctl.try_("pause", "train", "--deep")
+    assert answer.code != 0 and "LAUNCH_FAILED" in answer.error and "cannot be checkpointed" in answer.error, answer
+    assert deep_node.ctl.state("train") == "paused" and not deep_node.ctl.group("train")["deep"]
+    rank.puppet.faults()
+    goes = next(iter(rank.blocks))
+    rank.puppet.ask(f"free {goes}", AT_ONCE)
+    del rank.blocks[goes], rank.flipped[goes]
+    deep_node.ctl("resume", "train")
+    for each in ranks:
+        each.verify()
+
+
+@pytest.mark.next_broker
+def test_frees_are_made_with_the_next_broker(deep_node):
+    ranks = [Memory(deep_node, 4 * MIB, 2 * MIB, name=f"rank{device}", device=device) for device in (0, 1)]
+    deep_node.ctl("pause", "train", "--deep")
+    before = allocated(deep_node)
+    goes = next(iter(ranks[0].blocks))
+    deep_node.broker.kill()
+    deep_node.broker.wait()
+    ranks[0].puppet.ask(f"free {goes}", AT_ONCE)
+    del ranks[0].blocks[goes], ranks[0].flipped[goes]
+    deep_node.start_broker("--deep-enabled", "true")
+    eventually(lambda: deep_node.ctl.try_("resume", "train").code == 0, what="the next amemd resumes it")
+    eventually(lambda: allocated(deep_node) <= before - 4 * MIB, what="the memory is free")
+    for each in ranks:
+        each.verify()
