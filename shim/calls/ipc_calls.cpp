@@ -3,6 +3,7 @@
 
 #include "shim/base/log.h"
 #include "shim/calls/driver_calls.h"
+#include "shim/gate/deep_calls.h"
 #include "shim/memory/free_pass.h"
 #include "shim/runtime/runtime.h"
 
@@ -93,6 +94,18 @@ CUresult answer_cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, 
 
 CUresult answer_cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
   return open<kRow_cuIpcOpenMemHandle_v2>(address, handle, flags);
+}
+
+// ---- events, whose work may then be another process's ----
+
+CUresult answer_cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
+  DeepCalls::shares_events();
+  return real<kRow_cuIpcGetEventHandle>()(handle, event);
+}
+
+CUresult answer_cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
+  DeepCalls::shares_events();
+  return real<kRow_cuIpcOpenEventHandle>()(event, handle);
 }
 
 }  // namespace amem::shim

@@ -134,6 +134,15 @@ CUresult LocalDevices::wait(int ordinal, CUstream stream) {
   });
 }
 
+CUresult LocalDevices::drain(int ordinal) {
+  unsigned flags = 0;
+  int is_active = 0;
+  const CUresult r = driver_.cuDevicePrimaryCtxGetState_(ordinal, &flags, &is_active);
+  if (r != CUDA_SUCCESS || is_active == 0) return r;
+  const Use use(*this, ordinal);
+  return use.result() == CUDA_SUCCESS ? driver_.cuCtxSynchronize_() : use.result();
+}
+
 CUresult LocalDevices::clear(CUdeviceptr address, std::size_t size) {
   CUstream stream = nullptr;
   CUresult r = driver_.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING);

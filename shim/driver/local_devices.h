@@ -45,6 +45,8 @@ class LocalDevices {
   CUresult wait(CUstream stream);
   /// The same for a stream of the device's primary context.
   CUresult wait(int ordinal, CUstream stream);
+  /// Waits until all work in the device's primary context has ended, if that is active.
+  CUresult drain(int ordinal);
   /// Sets memory to zero in the calling thread's context, and waits for it.
   CUresult clear(CUdeviceptr address, std::size_t size);
   /// The device's primary context; nullptr when it is not active. It is not kept.

@@ -12,6 +12,7 @@
 
 #include "shim/base/log.h"
 #include "shim/base/no_cancel.h"
+#include "shim/gate/deep_calls.h"
 #include "shim/gate/wait_log.h"
 
 namespace amem::shim {
@@ -70,7 +71,10 @@ void Gate::prepare(const Policy& policy) {
 CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submission) noexcept {
   const NoCancel no_cancel;
   const bool may_step = caller != Caller::kCaptures;
-  int ordinal = policy_.current_device != nullptr ? policy_.current_device() : 0;
+  // Not asked of a driver that may have put the process away: nothing of this gate is the same
+  // then.
+  const bool asks = policy_.current_device != nullptr && !DeepCalls::on();
+  int ordinal = asks ? policy_.current_device() : 0;
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
   // Asked now: an interpreter that has ended no longer knows its threads.
   const bool with_interpreter =
@@ -201,6 +205,11 @@ void Gate::let_frees_pass(bool on) {
 bool Gate::frees_pass() {
   std::lock_guard lock(mutex_);
   return frees_pass_;
+}
+
+bool Gate::await_empty(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  return watcher_.wait_for(lock, patience, [&] { return !any_active(); });
 }
 
 void Gate::fail() {

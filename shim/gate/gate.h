@@ -131,6 +131,8 @@ class Gate {
   /// phase is under way. open() and close() end it.
   void let_frees_pass(bool on);
   bool frees_pass();
+  /// Waits until nobody who has passed the shut gate is inside. False: not in this time.
+  bool await_empty(std::chrono::milliseconds patience);
   /// The gate is shut, or about to open. Any thread.
   bool shut() const { return shut_.load(std::memory_order_relaxed); }
   /// The calling thread has passed and not left.

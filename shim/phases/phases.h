@@ -27,10 +27,11 @@ namespace amem::shim {
 class Phases final : public Session::Handler {
  public:
   /// `exit`: runs when the process ends; a pause moves it to the front.
-  Phases(LocalDevices& devices, Gate& gate, Memory& memory, Mover& mover, Scratch& scratch,
-         CutMonitor& cut, Report& report, Heap& heap, Session& session, ExitHandler& exit,
-         const Options& options)
-      : devices_(devices),
+  Phases(const Driver& driver, LocalDevices& devices, Gate& gate, Memory& memory, Mover& mover,
+         Scratch& scratch, CutMonitor& cut, Report& report, Heap& heap, Session& session,
+         ExitHandler& exit, const Options& options)
+      : driver_(driver),
+        devices_(devices),
         gate_(gate),
         memory_(memory),
         mover_(mover),
@@ -74,9 +75,15 @@ class Phases final : public Session::Handler {
   /// Nothing that this process has may keep the driver from checkpointing it. Afterwards no call of
   /// the driver is made before the next command.
   Status detach();
+  /// All work of this process has ended, and none of its contexts has failed.
+  Status drained();
+  /// Calls go to the driver again. Before any command that needs it, and before the gate opens.
+  void attach();
+  void add(const amem_v1_PoolSegment& segment, Fd fd);
   void done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,
             std::uint32_t wave = 0);
 
+  const Driver& driver_;
   LocalDevices& devices_;
   Gate& gate_;
   Memory& memory_;
@@ -94,6 +101,8 @@ class Phases final : public Session::Handler {
   bool copying_ = false;   // more packets follow
   bool retrying_ = false;  // drop_leftovers() will be called
   Status copy_status_;     // first failure since the last PhaseDone of copies, or a Measure
+  /// Came while the process was deep: to add one takes the driver.
+  std::vector<std::pair<amem_v1_PoolSegment, Fd>> segments_;
   std::set<std::uint64_t> listed_;  // by the packets of a Release so far
   PhaseClock clock_;
   Status map_status_;               // first failure since the last PhaseDone of a Map

@@ -124,8 +124,8 @@ class Runtime {
   CutMonitor cut_{driver_, devices_, gate_, heap_, bypass_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};
   ExitHandler exit_{&Runtime::process_ends};
-  Phases phases_{devices_, gate_, memory_,  mover_, scratch_, cut_,
-                 report_,  heap_, session_, exit_,  options_};
+  Phases phases_{driver_, devices_, gate_, memory_,  mover_, scratch_,
+                 cut_,    report_,  heap_, session_, exit_,  options_};
 
   std::mutex driver_mutex_;  // guards loading
   std::atomic<bool> driver_loaded_{false};

@@ -1,11 +1,7 @@
 """Deep pauses: the driver checkpoints a group's processes after the pause, and nothing of them stays on the GPUs."""
-import os
-import signal
-import time
-
 import pytest
 
-from sim_node import eventually, patience
+from sim_node import eventually
 from sim_node.flipped import FlippedMemory as Memory
 
 MIB = 1 << 20
@@ -211,21 +207,3 @@ def test_a_restore_without_space_is_refused(deep_node):
     crowd.ask(f"free {block}")
     deep_node.ctl("resume", "train")
     runs_on(deep_node, ranks)
-
-
-@pytest.mark.parametrize("how", ["exit", "SIGTERM", "SIGINT"])
-def test_a_process_that_ends_while_it_is_checkpointed(deep_node, how):
-    """It ends at once, and the others are restored."""
-    ranks = started(deep_node)
-    leaves = ranks[1].puppet
-    deep_node.ctl("pause", "train", "--deep")
-    began = time.monotonic()
-    if how == "exit":
-        leaves.send("quit 3")
-    else:
-        os.kill(leaves.pid, getattr(signal, how))
-    assert leaves.wait(10) == (3 if how == "exit" else -getattr(signal, how))
-    assert time.monotonic() - began < patience(1)
-    eventually(lambda: deep_node.ctl.group("train")["rank_count"] == 1, what="amemd sees its end")
-    deep_node.ctl("resume", "train")
-    runs_on(deep_node, ranks[:1])

@@ -146,10 +146,10 @@ bool EraseEvent(CUevent handle) { return Events().erase(handle) != 0; }
 }  // namespace sim
 
 SIM_CALL(cuEventCreate, (CUevent * event, unsigned flags), Create(event, flags))
+SIM_CALL(cuEventCreate_v2, (CUevent * event, unsigned flags, unsigned), Create(event, flags))
 SIM_CALL(cuEventDestroy, (CUevent event), Destroy(event))
 SIM_CALL(cuEventDestroy_v2, (CUevent event), Destroy(event))
 SIM_CALL(cuEventQuery, (CUevent event), Query(event))
-SIM_CALL(cuEventQuery_v2, (CUevent event, unsigned), Query(event))
 SIM_CALL(cuEventSynchronize, (CUevent event), Synchronize(event))
 SIM_CALL(cuEventElapsedTime, (float* ms, CUevent start, CUevent end), ElapsedTime(ms, start, end))
 SIM_CALL(cuEventElapsedTime_v2, (float* ms, CUevent start, CUevent end),

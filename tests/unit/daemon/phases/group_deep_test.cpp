@@ -135,8 +135,42 @@ TEST_F(GroupDeepTest, AResumeRestoresBeforeAnythingElse) {
   EXPECT_THAT(restore->ranks, ElementsAre(1, 2));
   EXPECT_EQ(find<action::Admit>(), nullptr);
   group.restored(kOk, now);
-  expect<action::Admit>("Admit");
+  drain();
   EXPECT_FALSE(group.deep());
+  ASSERT_EQ(group.phase(), Phase::kSettle);
+  const auto* ask = find<action::Ask>();
+  ASSERT_NE(ask, nullptr) << "the ranks free what the program has freed meanwhile";
+  EXPECT_EQ(ask->what, RankPhase::kRest);
+  EXPECT_THAT(ask->ranks, ElementsAre(1, 2));
+  done(1, RankPhase::kRest);
+  drain();
+  EXPECT_EQ(find<action::Admit>(), nullptr);
+  done(2, RankPhase::kRest);
+  expect<action::Admit>("Admit");
+}
+
+TEST_F(GroupDeepTest, ARankThatDoesNotSettleLeavesItPaused) {
+  to_restore();
+  group.restored(kOk, now);
+  done(1, RankPhase::kRest);
+  now = group.wakeup();
+  group.tick(now);
+  drain();
+  expect_finished(Code::kDeadlineExceeded, GroupState::kPaused);
+  EXPECT_FALSE(group.deep());
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  EXPECT_EQ(group.phase(), Phase::kAdmit);
+}
+
+TEST_F(GroupDeepTest, ANextBrokerRollsBackWhatWasSettling) {
+  to_restore();
+  group.restored(kOk, now);
+  restart();
+  EXPECT_FALSE(next->deep());
+  next->join(1, "");
+  next->join(2, "");
+  next->tick(now);
+  EXPECT_EQ(next->phase(), Phase::kRollback);
 }
 
 TEST_F(GroupDeepTest, ARestoreThatFailsIsTriedAgain) {

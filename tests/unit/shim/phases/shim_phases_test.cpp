@@ -47,7 +47,8 @@ struct Rank {
   Bypass bypass{options.bypass_allowed};
   CutMonitor cut{driver, devices, gate, heap, bypass, session};
   ExitHandler exit{[] {}};
-  Phases phases{devices, gate, memory, mover, scratch, cut, report, heap, session, exit, options};
+  Phases phases{driver, devices, gate, memory,  mover, scratch,
+                cut,    report,  heap, session, exit,  options};
 };
 
 class ShimPhases : public testing::Test {
