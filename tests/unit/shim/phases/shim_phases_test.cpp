@@ -47,7 +47,9 @@ struct Rank {
   Bypass bypass{options.bypass_allowed};
   CutMonitor cut{driver, devices, gate, heap, bypass, session};
   ExitHandler exit{[] {}};
-  Phases phases{devices, gate, memory, mover, scratch, cut, report, heap, session, exit, options};
+  WorkReport work{devices, gate, session};
+  Phases phases{devices, gate, memory, mover,   scratch, cut,
+                report,  work, heap,   session, exit,    options};
 };
 
 class ShimPhases : public testing::Test {
