@@ -86,6 +86,7 @@
   X(cuMulticastUnbind, 12010)             \
   X(cuGraphNodeGetParams, 13020)          \
   X(cuDriverGetVersion, 2020)             \
+  X(cuCtxRecordEvent, 12050)              \
   X(cuCheckpointProcessGetState, 12080)   \
   X(cuCheckpointProcessLock, 12080)       \
   X(cuCheckpointProcessCheckpoint, 12080) \

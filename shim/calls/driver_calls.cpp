@@ -37,6 +37,11 @@ constexpr bool builds_graph(std::string_view symbol) {
          symbol.ends_with("NodeSetParams");
 }
 
+/// Gives no work and changes nothing.
+constexpr bool only_asks(std::string_view symbol) {
+  return symbol.starts_with("cuMemGetLocationInfo");
+}
+
 /// Where a call's work goes, from its arguments. What names no stream goes to the default one. The
 /// legacy one's begins when that of all others has ended.
 template <class Struct>
@@ -125,6 +130,11 @@ struct Gated<row, CUresult (*)(Args...)> {
           [&] { return the_gate->enter([&] { return submission_of<row>(args...); }); },
           [&] { return named_by(args...); },
           [&] { return explained(kSymbols[row], real<row>()(args...)); });
+    } else if constexpr (only_asks(kSymbols[row])) {
+      const PassToAsk pass(*the_gate,
+                           the_gate->enter_to_ask([&] { return submission_of<row>(args...); }));
+      if (pass.result() != CUDA_SUCCESS) return pass.result();
+      return explained(kSymbols[row], real<row>()(args...));
     } else {
       const Pass pass(*the_gate, the_gate->enter([&] { return submission_of<row>(args...); }));
       if (pass.result() != CUDA_SUCCESS) return pass.result();

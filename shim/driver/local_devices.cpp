@@ -14,6 +14,9 @@ namespace {
 /// Before a wait that the driver has refused is tried again, and for how long that goes on.
 constexpr std::chrono::milliseconds kWaitAgain{20};
 constexpr std::chrono::seconds kWaitDeadline{30};
+/// How often an event is asked about that should come at once, and how long between two questions.
+constexpr int kQueries = 10;
+constexpr std::chrono::microseconds kQueryAgain{100};
 
 }  // namespace
 
@@ -81,6 +84,29 @@ bool LocalDevices::idle(int ordinal, CUstream stream) {
   if (!active(ordinal)) return false;
   const Use use(*this, ordinal);
   return use.result() == CUDA_SUCCESS && driver_.cuStreamQuery_(stream) == CUDA_SUCCESS;
+}
+
+/// The event is recorded behind all work that the context has, and nobody waits for it.
+std::optional<bool> LocalDevices::work_left(int ordinal) {
+  if (driver_.cuCtxRecordEvent_ == nullptr) return false;
+  const CUcontext context = primary(ordinal);
+  if (context == nullptr) return false;
+  const Use use(driver_, context);
+  CUevent event = nullptr;
+  CUresult r = use.result();
+  if (r == CUDA_SUCCESS) r = driver_.cuEventCreate_(&event, CU_EVENT_DISABLE_TIMING);
+  if (r == CUDA_SUCCESS) {
+    r = driver_.cuCtxRecordEvent_(context, event);
+    for (int i = 0; i < kQueries && (r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY); ++i) {
+      if (i > 0) std::this_thread::sleep_for(kQueryAgain);
+      r = driver_.cuEventQuery_(event);
+      if (r == CUDA_SUCCESS) break;
+    }
+    driver_.cuEventDestroy_(event);
+  }
+  if (r == CUDA_SUCCESS || ends_context(r) || context_is_gone(r)) return false;
+  if (r == CUDA_ERROR_NOT_READY) return true;
+  return std::nullopt;
 }
 
 void LocalDevices::forget(int ordinal) {

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "common/driver.h"
@@ -39,6 +40,10 @@ class LocalDevices {
   /// Whether all work on a stream of the device's primary context has ended; false when that is not
   /// known.
   bool idle(int ordinal, CUstream stream);
+  /// Whether work is left on any stream of the device's primary context; nothing: the driver does
+  /// not say. One that is older than CUDA 12.5 knows no such question, and then no work counts as
+  /// left. REQUIRES: no stream capture is open or begins, as this would end it.
+  std::optional<bool> work_left(int ordinal);
   /// Until the work on a stream of the calling thread's context has ended. Where the driver refuses
   /// to wait for the stream, until all of the context's has: the error does not mean that nothing
   /// runs. Where it refuses that, too, the wait is tried again, for 30 s.

@@ -92,6 +92,9 @@ void Phases::command(Packet& packet) {
       cut_.end();
       ask(m.body.ask);
       break;
+    case amem_v1_SessionMessage_turn_reports_tag:
+      work_.set(m.body.turn_reports.on);
+      break;
     default:
       log_warn("the broker sent a message of the unknown kind " + std::to_string(m.which_body));
   }
@@ -457,6 +460,7 @@ void Phases::done(std::uint64_t epoch, RankPhase phase, const Status& status, st
 /// middle of nothing may be left: its packets, or copies to a pool that the next one has.
 void Phases::disconnected() {
   cut_.end();
+  work_.set(false);  // until the next one asks
   if (std::exchange(copying_, false))
     if (const Status s = mover_.give_up(); !s.ok()) log_warn(s.text());
   mover_.hashes().clear();  // the next broker's pool has other bytes
@@ -497,6 +501,7 @@ bool Phases::holds_out(const Status& why, bool hope) {
 
 void Phases::lost() {
   cut_.end();
+  work_.set(false);
   orphan_.ends();
   memory_.residency.drop_made();
   const Status mapped = memory_.residency.map_again();

@@ -18,6 +18,7 @@
 #include "shim/phases/mover.h"
 #include "shim/phases/orphan.h"
 #include "shim/phases/report.h"
+#include "shim/phases/work_report.h"
 #include "shim/process/exit_handler.h"
 #include "shim/scratch/scratch.h"
 #include "shim/session/session.h"
@@ -28,8 +29,8 @@ class Phases final : public Session::Handler {
  public:
   /// `exit`: runs when the process ends; a pause moves it to the front.
   Phases(const Driver& driver, LocalDevices& devices, Gate& gate, Memory& memory, Mover& mover,
-         Scratch& scratch, CutMonitor& cut, Report& report, Heap& heap, Session& session,
-         ExitHandler& exit, const Options& options)
+         Scratch& scratch, CutMonitor& cut, Report& report, WorkReport& work, Heap& heap,
+         Session& session, ExitHandler& exit, const Options& options)
       : driver_(driver),
         devices_(devices),
         gate_(gate),
@@ -38,6 +39,7 @@ class Phases final : public Session::Handler {
         scratch_(scratch),
         cut_(cut),
         report_(report),
+        work_(work),
         heap_(heap),
         session_(session),
         exit_(exit),
@@ -91,6 +93,7 @@ class Phases final : public Session::Handler {
   Scratch& scratch_;
   CutMonitor& cut_;
   Report& report_;
+  WorkReport& work_;
   Heap& heap_;
   Session& session_;
   ExitHandler& exit_;

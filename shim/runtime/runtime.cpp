@@ -265,7 +265,10 @@ void Runtime::process_ends() {
 /// asks for could not be done.
 void Runtime::driver_ends() {
   Runtime& self = *instance;
-  if (!self.forked()) self.session_.stop(Session::Clock::now() + kDriverEndDeadline);
+  if (self.forked()) return;
+  const auto deadline = Session::Clock::now() + kDriverEndDeadline;
+  self.session_.stop(deadline);
+  self.work_.stop(deadline);
 }
 
 void Runtime::device_used(int device) {

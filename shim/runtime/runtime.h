@@ -28,6 +28,7 @@
 #include "shim/phases/mover.h"
 #include "shim/phases/phases.h"
 #include "shim/phases/report.h"
+#include "shim/phases/work_report.h"
 #include "shim/process/bypass.h"
 #include "shim/process/exit_handler.h"
 #include "shim/scratch/scratch.h"
@@ -124,8 +125,9 @@ class Runtime {
   CutMonitor cut_{driver_, devices_, gate_, heap_, bypass_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};
   ExitHandler exit_{&Runtime::process_ends};
-  Phases phases_{driver_, devices_, gate_, memory_,  mover_, scratch_,
-                 cut_,    report_,  heap_, session_, exit_,  options_};
+  WorkReport work_{devices_, gate_, session_};
+  Phases phases_{driver_, devices_, gate_, memory_,  mover_, scratch_, cut_,
+                 report_, work_,    heap_, session_, exit_,  options_};
 
   std::mutex driver_mutex_;  // guards loading
   std::atomic<bool> driver_loaded_{false};
