@@ -64,7 +64,7 @@ class Broker {
                                 Duration timeout, const Operations::Observer& observer,
                                 std::shared_ptr<Abroad> abroad = nullptr);
   std::uint64_t swap(const Caller& caller, const Names& out, const Names& in,
-                     const std::set<std::string>& discard, GuestPolicy guests, Duration timeout,
+                     const Task& pause, Duration timeout,
                      const Operations::Observer& observer,
                      std::shared_ptr<Abroad> abroad = nullptr);
   /// For what other nodes say of a transaction.

@@ -61,12 +61,14 @@ void pools(const v1::GroupInfo&, const v1::ListRanksResponse& ranks, List& list)
     list.push_back({"stream-ordered", bytes,
                     format_bytes(bytes) +
                         " of the driver's stream-ordered pools stays on the GPU. Use PyTorch "
-                        "without backend:cudaMallocAsync, and cudaMalloc elsewhere"});
+                        "without backend:cudaMallocAsync, and cudaMalloc elsewhere; or pause with "
+                        "--deep"});
   if (const std::uint64_t bytes = unbrokered(ranks, {"managed"}); bytes >= kWorthIt)
     list.push_back(
         {"managed", bytes,
          format_bytes(bytes) +
-             " of managed memory stays on the GPU. Use cudaMalloc instead of cudaMallocManaged"});
+             " of managed memory stays on the GPU. Use cudaMalloc instead of cudaMallocManaged, "
+             "or pause with --deep"});
 }
 
 void cache(const v1::GroupInfo& group, List& list) {

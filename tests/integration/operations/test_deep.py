@@ -165,7 +165,7 @@ def test_a_restore_that_fails_is_tried_again(deep_node):
 
 def test_wrong_arguments(deep_node):
     started(deep_node)
-    for arguments in (["--tag", "heap"], ["--dry-run"]):
+    for arguments in (["--tag", "heap"], ["--nodes", "a:1,b:1"]):
         answer = deep_node.ctl.try_("pause", "train", "--deep", *arguments)
         assert answer.code == 2 and "--deep" in answer.error, answer
 

@@ -13,7 +13,7 @@ from typing import Any
 # The fields of a message by their numbers.
 Fields = Mapping[int, Any]
 
-PROTOCOL = 14  # kProtocolVersion of common/protocol.h
+PROTOCOL = 15  # kProtocolVersion of common/protocol.h
 
 # SessionMessage's fields
 HELLO, CREATE, REDEEM, FREE, PIN, GROUP_REQUEST, CUT_STATUS, PHASE_DONE = range(10, 18)
