@@ -197,9 +197,10 @@ void add_operations(CLI::App& app, CommandLine& o) {
   add_tags(swap, "--discard", o.discard,
            std::string(kDiscardHelp) + ". Applies to the groups that pause");
   add_guests(swap, o);
-  swap.add_flag("--deep", o.deep,
-                "Leave nothing of the groups that pause on the GPUs, as `amemctl pause --deep`. The "
-                "groups that resume do not wait for that");
+  swap.add_flag(
+      "--deep", o.deep,
+      "Leave nothing of the groups that pause on the GPUs, as `amemctl pause --deep`. The "
+      "groups that resume do not wait for that");
   add_explain(swap, o);
   CLI::App& policy =
       add(app, o, Command::kPolicy, "policy", "Set what a pause does with the bytes of a tag");

@@ -77,10 +77,9 @@ int request(int op, const amem_selection* selection, uint32_t timeout_ms, amem_e
     if (!read.ok()) return read.status();
     const amem_selection& what = read.value();
     if (what.deep != 0)
-      return call_shim<ShimDeepRequest>("amem_shim_request_3", op, what.tags, what.tag_count,
-                                        what.except_tags, what.except_count, what.discard,
-                                        what.discard_count, static_cast<int>(what.guests),
-                                        what.deep, timeout_ms);
+      return call_shim<ShimDeepRequest>(
+          "amem_shim_request_3", op, what.tags, what.tag_count, what.except_tags, what.except_count,
+          what.discard, what.discard_count, static_cast<int>(what.guests), what.deep, timeout_ms);
     return call_shim<ShimRequest>("amem_shim_request_2", op, what.tags, what.tag_count,
                                   what.except_tags, what.except_count, what.discard,
                                   what.discard_count, static_cast<int>(what.guests), timeout_ms);

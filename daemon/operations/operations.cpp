@@ -124,8 +124,8 @@ void Operations::deepen(GroupId id) {
   if (const Status status = check({{id, name}}, task); !status.ok())
     return spdlog::warn("group '{}': deep.after: {}", name, status.text());
   spdlog::info("group '{}' has been paused for deep.after: amemd makes it deep", name);
-  const auto request = std::make_shared<Request>(
-      Transaction({name}, {}, task, duplex_, false), task, task, Duration::zero(), nullptr);
+  const auto request = std::make_shared<Request>(Transaction({name}, {}, task, duplex_, false),
+                                                 task, task, Duration::zero(), nullptr);
   request->by_broker = true;
   request->asker = "amemd (deep.after)";
   request->groups = request->exchange.leaving = {id};

@@ -128,8 +128,8 @@ class Transaction {
   PerStage<bool> may_;    // by may_go_on()
   PerStage<bool> asked_;  // whether they may
   PerStage<bool> withdrawn_;
-  bool vacated_ = false;  // those that come in know that all that go out have left
-  bool broken_ = false;   // by a failure of a member that had not left
+  bool vacated_ = false;             // those that come in know that all that go out have left
+  bool broken_ = false;              // by a failure of a member that had not left
   Status given_up_;                  // not OK: why, by the other nodes
   std::vector<std::size_t> failed_;  // in the order in which they ended
 };

@@ -178,16 +178,14 @@ AMEM_PUBLIC ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, s
 /// No tags: everything that the group has.
 AMEM_PUBLIC int amem_shim_pause(const char* const* tags, std::size_t tag_count,
                                 std::uint32_t timeout_ms, char* error, std::size_t size) {
-  return report(
-      request({amem_v1_GroupOp_GROUP_OP_PAUSE, names(tags, tag_count)}, timeout_ms),
-      error, size);
+  return report(request({amem_v1_GroupOp_GROUP_OP_PAUSE, names(tags, tag_count)}, timeout_ms),
+                error, size);
 }
 
 AMEM_PUBLIC int amem_shim_resume(const char* const* tags, std::size_t tag_count,
                                  std::uint32_t timeout_ms, char* error, std::size_t size) {
-  return report(
-      request({amem_v1_GroupOp_GROUP_OP_RESUME, names(tags, tag_count)}, timeout_ms),
-      error, size);
+  return report(request({amem_v1_GroupOp_GROUP_OP_RESUME, names(tags, tag_count)}, timeout_ms),
+                error, size);
 }
 
 /// A client of another version may call it: with other parameters it gets another name, which that

@@ -207,24 +207,16 @@ std::vector<Scenario> with_restarts(std::vector<Scenario> all) {
     std::string_view of;
     int faults;
   };
-  static constexpr Again kAgain[] = {{"restart-pause", "pause", 1},
-                                     {"restart-inside", "inside", 1},
-                                     {"restart-deep", "deep", 1},
-                                     {"restart-deep-swap", "deep-swap", 0},
-                                     {"restart-makes", "makes", 1},
-                                     {"restart-makes-open", "makes-open", 1},
-                                     {"restart-joins", "joins", 0},
-                                     {"restart-discard", "discard", 1},
-                                     {"restart-tags", "tags", 1},
-                                     {"restart-guests", "guests", 1},
-                                     {"restart-turns", "turns", 0},
-                                     {"restart-set", "set", 0},
-                                     {"restart-swap", "swap", 0},
-                                     {"restart-waves", "waves", 0},
-                                     {"restart-swap-set", "swap-set", 0},
-                                     {"restart-in-turn", "in-turn", 1},
-                                     {"restart-retain", "retain", 1},
-                                     {"restart-retain-turns", "retain-turns", 0}};
+  static constexpr Again kAgain[] = {
+      {"restart-pause", "pause", 1},       {"restart-inside", "inside", 1},
+      {"restart-deep", "deep", 1},         {"restart-deep-swap", "deep-swap", 0},
+      {"restart-makes", "makes", 1},       {"restart-makes-open", "makes-open", 1},
+      {"restart-joins", "joins", 0},       {"restart-discard", "discard", 1},
+      {"restart-tags", "tags", 1},         {"restart-guests", "guests", 1},
+      {"restart-turns", "turns", 0},       {"restart-set", "set", 0},
+      {"restart-swap", "swap", 0},         {"restart-waves", "waves", 0},
+      {"restart-swap-set", "swap-set", 0}, {"restart-in-turn", "in-turn", 1},
+      {"restart-retain", "retain", 1},     {"restart-retain-turns", "retain-turns", 0}};
   for (const Again& again : kAgain) {
     const auto is_it = [&](const Scenario& each) { return each.name == again.of; };
     Scenario copy = *std::find_if(all.begin(), all.end(), is_it);

@@ -112,10 +112,10 @@ std::uint64_t save_us(const v1::PastOperation& operation) {
   return 0;
 }
 
-/// A pause of all of a group's memory that waited for no other group.
+/// A pause of all of a group's memory that waited for no other group, and for no checkpoint.
 bool is_plain_pause(const v1::PastOperation& operation) {
   return operation.operation() == "pause" && operation.code() == 0 && !operation.swap() &&
-         operation.tags().empty();
+         !operation.deep() && operation.tags().empty();
 }
 
 const v1::PastOperation* last_pause(const std::string& group,
@@ -277,7 +277,8 @@ std::string forecast_view(const Forecast& forecast) {
     const std::string what = stays(f);
     if (!what.empty()) text += name + "stays on the GPU: " + what + "\n";
     if (f.deep && !what.empty())
-      text += name + "would not become deep, because that requires that all brokered memory leaves\n";
+      text +=
+          name + "would not become deep, because that requires that all brokered memory leaves\n";
     else if (f.deep)
       text += name + "deep: its processes' own memory leaves, too: contexts, kernels, graphs" +
               (f.unbrokered_bytes > 0

@@ -544,7 +544,8 @@ std::string to_json(const SummaryRow& row) {
 }
 
 std::string operation_text(const v1::PastOperation& operation) {
-  return (operation.deep() ? "deep " : "") + operation.operation() + (operation.tags().empty() ? "" : " of " + operation.tags());
+  return (operation.deep() ? "deep " : "") + operation.operation() +
+         (operation.tags().empty() ? "" : " of " + operation.tags());
 }
 
 std::string history_view(const v1::ListHistoryResponse& history, const Style& style) {

@@ -83,9 +83,8 @@ class RawSelection {
         guests_(from.guests),
         deep_(from.deep) {}
   amem_selection get() const {
-    return {sizeof(amem_selection), tags_.data(),    tags_.size(),    except_.data(),
-            except_.size(),         discard_.data(), discard_.size(), guests_,
-            deep_ ? 1 : 0};
+    return {sizeof(amem_selection), tags_.data(),    tags_.size(), except_.data(), except_.size(),
+            discard_.data(),        discard_.size(), guests_,      deep_ ? 1 : 0};
   }
 
  private:

@@ -398,14 +398,13 @@ void CallShim(const std::string& name, const std::vector<std::string>& tags) {
             name.c_str());
     return CheckShim(call(chosen.data(), chosen.size(), 0, error, sizeof error), name, error);
   }
-  const auto call =
-      Preloaded<int (*)(int, const char* const*, std::size_t, const char* const*, std::size_t,
-                        const char* const*, std::size_t, int, int, std::uint32_t, char*,
-                        std::size_t)>("amem_shim_request_3");
-  CheckShim(call(name == "amem_shim_pause" ? 1 : 2, chosen.data(), chosen.size(), except.data(),
-                 except.size(), discard.data(), discard.size(), 0, deep ? 1 : 0, 0, error,
-                 sizeof error),
-            name, error);
+  const auto call = Preloaded<int (*)(int, const char* const*, std::size_t, const char* const*,
+                                      std::size_t, const char* const*, std::size_t, int, int,
+                                      std::uint32_t, char*, std::size_t)>("amem_shim_request_3");
+  CheckShim(
+      call(name == "amem_shim_pause" ? 1 : 2, chosen.data(), chosen.size(), except.data(),
+           except.size(), discard.data(), discard.size(), 0, deep ? 1 : 0, 0, error, sizeof error),
+      name, error);
 }
 
 void RegisterWindow(int device, bool looked_up) {
