@@ -180,10 +180,19 @@ def test_a_checkpoint_that_fails_in_a_swap(deep_node):
     verify(groups["train"])
 
 
-def test_a_swap_that_is_refused(node, bare_node):
-    answer = node.ctl.try_("swap", "train", "rollout", "--deep")
-    assert answer.code != 0
-    job = node.job("train")
+def test_what_is_paused_already_is_made_deep_first(deep_node):
+    """Then what comes in has all space."""
+    groups = two_groups(deep_node)
+    deep_node.ctl("pause", "train")
+    assert deep_node.ctl.try_("swap", "train", "rollout").code != 0
+    deep_node.ctl("swap", "train", "rollout", "--deep")
+    assert is_deep(deep_node, "train")
+    verify(groups["rollout"])
+    assert [each["group"] for each in history(deep_node)[-2:]] == ["train", "rollout"]
+
+
+def test_a_swap_that_is_refused(node):
+    node.job("train")
     other = node.job("rollout")
     node.ctl("pause", "rollout")
     answer = node.ctl.try_("swap", "train", "rollout", "--deep")
@@ -191,7 +200,6 @@ def test_a_swap_that_is_refused(node, bare_node):
     assert node.ctl.state("train") == "running" and node.ctl.state("rollout") == "paused"
     node.ctl("swap", "train", "rollout")
     other.check()
-    del job
 
 
 def test_a_set_of_which_one_is_paused_already(deep_node):
