@@ -266,9 +266,8 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
 }
 
 std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& in,
-                           const std::set<std::string>& discard, GuestPolicy guests,
-                           Duration timeout, const Operations::Observer& observer,
-                           std::shared_ptr<Abroad> abroad) {
+                           const Task& pause, Duration timeout,
+                           const Operations::Observer& observer, std::shared_ptr<Abroad> abroad) {
   const Result<std::vector<NamedGroup>> leaving = find_to_steer(node_, caller, out);
   const Result<std::vector<NamedGroup>> coming = find_to_steer(node_, caller, in);
   for (const auto* found : {&leaving, &coming}) {
@@ -284,8 +283,8 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
   };
   asked(caller, "{} requests a swap: it pauses {} and resumes {}", caller.who, quoted(out),
         quoted(in));
-  return operations_.swap(leaving.value(), coming.value(), discard, guests, timeout, observer,
-                          caller.who, std::move(abroad));
+  return operations_.swap(leaving.value(), coming.value(), pause, timeout, observer, caller.who,
+                          std::move(abroad));
 }
 
 std::vector<FleetShare> Broker::shares() const {

@@ -63,9 +63,8 @@ class Broker {
   std::uint64_t start_operation(const Caller& caller, const Task& task, const Names& groups,
                                 Duration timeout, const Operations::Observer& observer,
                                 std::shared_ptr<Abroad> abroad = nullptr);
-  std::uint64_t swap(const Caller& caller, const Names& out, const Names& in,
-                     const std::set<std::string>& discard, GuestPolicy guests, Duration timeout,
-                     const Operations::Observer& observer,
+  std::uint64_t swap(const Caller& caller, const Names& out, const Names& in, const Task& pause,
+                     Duration timeout, const Operations::Observer& observer,
                      std::shared_ptr<Abroad> abroad = nullptr);
   /// For what other nodes say of a transaction.
   Operations& operations() { return operations_; }

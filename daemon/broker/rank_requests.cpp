@@ -428,9 +428,11 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
     task.discard.insert(printable(message.discard[i]));
   if (message.guests == amem_v1_GuestRule_GUEST_RULE_PIN) task.guests = GuestPolicy::kPin;
   if (message.guests == amem_v1_GuestRule_GUEST_RULE_REFUSE) task.guests = GuestPolicy::kRefuse;
+  task.deep = message.deep && task.op == Operation::kPause;
   Status status = check_tags(node_.allocations, group.id, task);
   if (message.except && message.tags_count == 0)
     status = {Code::kInvalidArgument, "the request excepts no tag. Name the tags"};
+  if (status.ok()) status = operations_.allows(task);
   if (status.ok()) status = operations_.refusal();
   if (!status.ok()) {
     sessions_.send(rank.session, reply_message(seq, status));

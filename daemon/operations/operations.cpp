@@ -29,11 +29,19 @@ constexpr std::size_t kSharesKept = 4;
 
 }  // namespace
 
-Status Operations::check(const Groups& groups, const Task& task) {
+Status Operations::allows(const Task& task) const {
+  if (task.deep && !task.selection.all())
+    return {Code::kInvalidArgument,
+            "a deep pause takes all memory of a group. Pass no tags with it"};
   if (task.deep && !node_.deep_pauses)
     return {Code::kFailedPrecondition,
             "deep pauses are off on this node. Set deep.enabled = true in amemd's configuration; "
             "docs/phases.md says what such a pause can lose"};
+  return {};
+}
+
+Status Operations::check(const Groups& groups, const Task& task) {
+  if (Status status = allows(task); !status.ok()) return status;
   for (const auto& [id, name] : groups) {
     const auto is_this = [id = id](const NamedGroup& group) { return group.id == id; };
     if (std::count_if(groups.begin(), groups.end(), is_this) > 1)
@@ -69,11 +77,9 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
   return start(request);
 }
 
-std::uint64_t Operations::swap(const Groups& out, const Groups& in,
-                               const std::set<std::string>& discard, GuestPolicy guests,
+std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& pause,
                                Duration timeout, const Observer& observer, const std::string& who,
                                std::shared_ptr<Abroad> abroad) {
-  const Task pause(Operation::kPause, {}, discard, guests);
   const Task resume(Operation::kResume);
   const std::vector<GroupId> coming = ids_of(in);
   Status status;
@@ -100,6 +106,30 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in,
   request->groups = request->exchange.leaving;
   request->groups.insert(request->groups.end(), coming.begin(), coming.end());
   return start(request);
+}
+
+/// In a turn of its own: the group's actions are being carried out.
+void Operations::run(GroupEntry& group, const action::Overdue&) {
+  means_.loop.post([this, id = group.id] { deepen(id); });
+}
+
+void Operations::deepen(GroupId id) {
+  const auto found = node_.groups.find(id);
+  if (found == node_.groups.end() || !closed_.ok() || !refusal_.ok()) return;
+  const std::string& name = found->second.machine.name();
+  Task task(Operation::kPause);
+  task.deep = true;
+  // Somebody may have asked for something in between.
+  if (found->second.machine.state() != GroupState::kPaused) return;
+  if (const Status status = check({{id, name}}, task); !status.ok())
+    return spdlog::warn("group '{}': deep.after: {}", name, status.text());
+  spdlog::info("group '{}' has been paused for deep.after: amemd makes it deep", name);
+  const auto request = std::make_shared<Request>(Transaction({name}, {}, task, duplex_, false),
+                                                 task, task, Duration::zero(), nullptr);
+  request->by_broker = true;
+  request->asker = "amemd (deep.after)";
+  request->groups = request->exchange.leaving = {id};
+  start(request);
 }
 
 // ---- transactions -------------------------------------------------------------------------------
@@ -290,7 +320,7 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
   }
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {
-    group.paused_by = request != nullptr ? request->asker : "the group itself";
+    if (!begun.deepens) group.paused_by = request != nullptr ? request->asker : "the group itself";
     const bool duplex = request != nullptr && request->transaction.swaps() && duplex_;
     running.operation.emplace<PauseOperation>(
         means_, group, begun.task, duplex ? &request->exchange : nullptr, back_to(group.id));
@@ -376,6 +406,13 @@ void Operations::run(GroupEntry& group, const action::Ready&) {
   carry_out(request, request->transaction.ready(it->second.member));
 }
 
+void Operations::run(GroupEntry& group, const action::Left&) {
+  const auto it = running_.find(group.id);
+  if (it == running_.end() || it->second.request == nullptr) return;
+  const RequestPtr request = it->second.request;
+  carry_out(request, request->transaction.left(it->second.member));
+}
+
 void Operations::run(GroupEntry& group, const action::Unready&) {
   const auto it = running_.find(group.id);
   if (it == running_.end() || it->second.request == nullptr) return;
@@ -422,6 +459,7 @@ void Operations::remember(const GroupEntry& group, const Outcome& outcome, const
   PastOperation past;
   past.transaction = request != nullptr ? request->number : 0;
   past.swap = request != nullptr && request->transaction.swaps();
+  past.by_broker = request != nullptr && request->by_broker;
   past.owner = group.account->owner();
   past.group = group.machine.name();
   past.began = std::chrono::system_clock::now() -

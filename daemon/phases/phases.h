@@ -52,6 +52,8 @@ struct Deadlines {
   Duration stall = std::chrono::milliseconds(20);    // of a quiesce, see docs/protocol.md
   Duration guests = std::chrono::milliseconds(500);  // short: a swap is held up by it
 
+  Duration deepen{};  // deep.after: a group that is paused for so long is made deep; 0: never
+
   /// No phase lasts longer, whatever its operation waits for; but for what a timeout adds.
   Duration longest() const {
     return guests + quiesce + 3 * save + 3 * release + 4 * create + load + open + 2 * checkpoint;

@@ -324,6 +324,7 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
         std::chrono::milliseconds(runtime.options().timeout).count(), UINT32_MAX));
   body.op = what.op;
   body.guests = what.guests;
+  body.deep = what.deep;
   body.timeout_ms = timeout_ms;
   const Status status =
       runtime.ask(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline);

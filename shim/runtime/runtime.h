@@ -40,10 +40,11 @@ namespace amem::shim {
 /// or of all.
 struct GroupRequest {
   amem_v1_GroupOp op = amem_v1_GroupOp_GROUP_OP_UNSPECIFIED;
-  std::vector<std::string> tags;
-  std::vector<std::string> except;
-  std::vector<std::string> discard;  // a pause drops the bytes of these
+  std::vector<std::string> tags = {};
+  std::vector<std::string> except = {};
+  std::vector<std::string> discard = {};  // a pause drops the bytes of these
   amem_v1_GuestRule guests = amem_v1_GuestRule_GUEST_RULE_UNSPECIFIED;
+  bool deep = false;  // a pause of everything: the processes are checkpointed afterwards
 };
 
 class Runtime {

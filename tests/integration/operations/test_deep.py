@@ -182,7 +182,7 @@ def test_other_processes_memory_that_is_open_past_amem(deep_node, way):
 
 def test_wrong_arguments(deep_node):
     started(deep_node)
-    for arguments in (["--tag", "heap"], ["--dry-run"]):
+    for arguments in (["--tag", "heap"], ["--nodes", "a:1,b:1"]):
         answer = deep_node.ctl.try_("pause", "train", "--deep", *arguments)
         assert answer.code == 2 and "--deep" in answer.error, answer
 
