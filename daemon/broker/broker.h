@@ -38,10 +38,10 @@ namespace amem {
 class Broker {
  public:
   /// Everything passed in outlives the broker. Without a record nothing outlives it. `runs`: where
-  /// devices are called. `processes`: null: none can be checkpointed.
+  /// devices are called. `processes`, `proof_targets`: null: none can be checkpointed.
   Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
          Record* record = nullptr, Workers::Runs runs = Workers::Runs::kThreads,
-         ProcessCalls* processes = nullptr);
+         ProcessCalls* processes = nullptr, ProofTargets* proof_targets = nullptr);
   ~Broker();
 
   /// Takes up what another amemd has left with the holder. Before start(). kDataLoss: it is not to
@@ -107,6 +107,9 @@ class Broker {
  private:
   Status guard_devices();
   void refused(const Caller& caller, const std::string& what, const Status& status);
+  /// As of DeepProof::MakePool.
+  void make_proof_pool(const DeviceUuid& device, Duration limit,
+                       const std::function<void(Result<ProofPool>)>& done);
   void pool_segment_ready(PoolSegment segment);
   void pool_finished(const std::string& error);
   /// The pool has more than is configured, or has shrunk to that.
@@ -130,6 +133,8 @@ class Broker {
   SavedBytes saved_;
   Outbox outbox_;
   NoProcessCalls no_processes_;
+  NoProofTargets no_proof_targets_;
+  DeepProof deep_proof_;
   const Means means_;
   Operations operations_;
   Groups groups_;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "daemon/base/event_loop.h"
+#include "daemon/checkpoint/deep_proof.h"
 #include "daemon/checkpoint/group_checkpoint.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/workers.h"
@@ -33,6 +34,7 @@ struct Means {
   SavedBytes& saved;
   EventLoop& loop;
   ProcessCalls& processes;
+  DeepProof& deep_proof;
   Duration create_limit;      // for what is asked of a device at once; shorter than the phase
   Duration checkpoint_limit;  // for all processes of a group; shorter than the phase
 };

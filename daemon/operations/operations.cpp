@@ -46,6 +46,8 @@ Status Operations::check(const Groups& groups, const Task& task) {
     const auto is_this = [id = id](const NamedGroup& group) { return group.id == id; };
     if (std::count_if(groups.begin(), groups.end(), is_this) > 1)
       return {Code::kInvalidArgument, "group '" + name + "' is named twice"};
+    if (!node_.groups.contains(id))
+      return {Code::kAborted, "group '" + name + "' has ended in the meantime"};
     Status status = check_tags(node_.allocations, id, task);
     if (!status.ok() && groups.size() > 1)
       return {status.code(), "group '" + name + "': " + status.text()};
@@ -55,12 +57,43 @@ Status Operations::check(const Groups& groups, const Task& task) {
   return {};
 }
 
+std::set<DeviceUuid> Operations::devices_of(const Groups& groups) const {
+  std::set<DeviceUuid> devices;
+  for (const NamedGroup& group : groups) {
+    for (const Allocation* a : node_.allocations.of_group(group.id)) devices.insert(a->device);
+    for (const RankId id : node_.groups.at(group.id).machine.members().ids())
+      if (const Rank* const rank = node_.find_rank(id))
+        for (const Unbrokered& each : rank->unbrokered)
+          if (means_.devices.find(each.device) != nullptr) devices.insert(each.device);
+  }
+  if (devices.empty())
+    for (const Device& device : means_.devices.all()) devices.insert(device.uuid);
+  return devices;
+}
+
 std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration timeout,
                                 const Observer& observer, const std::string& who,
                                 std::shared_ptr<Abroad> abroad) {
   const bool out = task.op == Operation::kPause;
   Status status = check(groups, task);
   if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
+  if (task.deep && status.ok()) {
+    const std::set<DeviceUuid> devices = devices_of(groups);
+    const std::optional<Status> proven = means_.deep_proof.verdict(devices);
+    if (!proven && closed_.ok() && refusal_.ok()) {
+      await_proof_.insert(observer);
+      means_.deep_proof.prove(
+          devices, [this, task, groups, timeout, observer, who, abroad](const Status& now) {
+            const auto waits = await_proof_.find(observer);
+            if (waits == await_proof_.end()) return;  // it has been told that amemd ends
+            await_proof_.erase(waits);
+            if (!now.ok()) return observer->finished(now);
+            start(task, groups, timeout, observer, who, abroad);
+          });
+      return 0;
+    }
+    if (proven) status = *proven;
+  }
   if (!status.ok()) {
     observer->finished(status);
     return 0;
@@ -506,7 +539,8 @@ void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
 
 void Operations::close(const Status& status) {
   closed_ = status;
-  std::set<Observer> observers;  // one may watch several groups
+  std::set<Observer> observers(await_proof_.begin(), await_proof_.end());  // each once
+  await_proof_.clear();
   for (auto& [id, running] : running_)
     if (running.request != nullptr && running.request->observer != nullptr)
       observers.insert(std::exchange(running.request->observer, nullptr));

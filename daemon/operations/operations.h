@@ -52,7 +52,8 @@ class Operations {
   /// All of these groups, or none. `timeout` 0: the configured one. What is refused is told to the
   /// observer at once, and nothing has changed. `abroad`: other nodes have a part of it, too; it is
   /// asked as long as the observer is told. `who`: has asked for it; the ranks are told. Returns
-  /// the transaction's number; 0: refused.
+  /// the transaction's number; 0: refused, or it must be proven first that deep pauses work here,
+  /// and nothing begins before that.
   std::uint64_t start(const Task& task, const Groups& groups, Duration timeout,
                       const Observer& observer, const std::string& who,
                       std::shared_ptr<Abroad> abroad = nullptr);
@@ -150,6 +151,8 @@ class Operations {
     std::variant<std::monostate, PauseOperation, ResumeOperation> operation;  // from Begun on
   };
 
+  /// Where processes of these groups may have contexts.
+  std::set<DeviceUuid> devices_of(const Groups& groups) const;
   /// Whether all of these can begin: each is named once, and in the right state.
   Status check(const Groups& groups, const Task& task);
   /// Begins all of it.
@@ -188,6 +191,7 @@ class Operations {
   bool duplex_;
   Drive drive_;
   std::map<GroupId, Running> running_;
+  std::multiset<Observer> await_proof_;     // of deep pauses that have not begun
   std::map<std::uint64_t, std::weak_ptr<Request>> abroad_;  // transactions over several nodes
   std::uint64_t last_serial_ = 0;
   std::uint64_t last_number_ = 0;
