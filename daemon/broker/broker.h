@@ -131,6 +131,7 @@ class Broker {
   SavedBytes saved_;
   Outbox outbox_;
   NoProcessCalls no_processes_;
+  RestoreSpace restore_space_;
   const Means means_;
   Operations operations_;
   Groups groups_;
