@@ -137,7 +137,7 @@ void RankRequests::asked_to_create(Rank& rank, Packet& packet) {
   create(rank, request);
 }
 
-/// Once a pause of its group begins the rank is told so, as ever.
+/// The rank is inside a call: until it is answered, a pause of its group waits in quiesce, too.
 bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
   const DeviceUuid device = make_uuid(request->message.device);
   if (!means_.restore_space.held(device) || !may_allocate(rank).ok()) return false;
