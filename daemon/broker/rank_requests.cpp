@@ -147,9 +147,9 @@ bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
   if (now >= request->until) {
     request->tries = std::size(kAgainAfter);
     not_created(rank, request,
-                {Code::kResourceExhausted,
-                 "another group's processes are being restored on " + to_string(device) +
-                     ", and have not been for " + format_duration(limit)});
+                {Code::kResourceExhausted, "another group's processes are being restored on " +
+                                               to_string(device) + ", and have not been for " +
+                                               format_duration(limit)});
     return true;
   }
   means_.loop.at(now + RestoreSpace::kAgain, [this, id = rank.id, request] {

@@ -390,7 +390,7 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
     group.shares.push_back({share.transaction(), share.out() ? Stage::kOut : Stage::kIn,
                             share.asked(), share.went_on(), share.given_up()});
   for (const v1::record::RestoreNeed& need : row.restore_needs())
-    if (DeviceUuid device; need.device().size() == sizeof device.bytes)
+    if (need.device().size() == sizeof(DeviceUuid::bytes))
       group.restore_needs[make_uuid(need.device().data())] = need.bytes();
   Amounts one;
   one[Resource::kPolicies] = 1;

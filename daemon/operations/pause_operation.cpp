@@ -82,8 +82,7 @@ void PauseOperation::run(const action::Save& save) {
   Node& node = means_.node;
   if (save.epoch.wave == 0 && may_need_waves() && !uses_) {
     std::set<DeviceUuid> devices;
-    for (const auto& [device, bytes] : needs_of(exchange_->arriving, {}))
-      devices.insert(device);
+    for (const auto& [device, bytes] : needs_of(exchange_->arriving, {})) devices.insert(device);
     return means_.workers.look(devices, [this, save, back = back_](const Workers::Uses& uses) {
       back([&] {
         if (group_.machine.phase() != Phase::kSave || group_.machine.epoch() != save.epoch) return;

@@ -14,9 +14,7 @@ RestoreSpace::Hold RestoreSpace::count(const std::shared_ptr<Counts>& counts,
           }};
 }
 
-RestoreSpace::Hold RestoreSpace::making(const DeviceUuid& device) {
-  return count(making_, device);
-}
+RestoreSpace::Hold RestoreSpace::making(const DeviceUuid& device) { return count(making_, device); }
 
 void RestoreSpace::attempt(const BytesByDevice& bytes, Duration limit,
                            std::function<void(Result<Hold>)> done) {

@@ -9,6 +9,8 @@
 // For the loop's thread.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -36,7 +38,7 @@ class RestoreSpace {
   /// kResourceExhausted: a device is full; kUnavailable: another restore has one of the devices, or
   /// a rank makes memory there; kDeadlineExceeded: a device hangs.
   void attempt(const BytesByDevice& bytes, Duration limit, std::function<void(Result<Hold>)> done);
-  bool held(const DeviceUuid& device) const { return !held_->empty() && held_->contains(device); }
+  bool held(const DeviceUuid& device) const { return held_->contains(device); }
   /// A rank was told to make memory on the device, and no trial begins there while this lives.
   Hold making(const DeviceUuid& device);
 

@@ -32,7 +32,8 @@ ResumeOperation::~ResumeOperation() {
   for (const auto& [number, asked] : asked_) means_.loop.cancel(asked.late);
 }
 
-// ---- the processes of a deep group ---------------------------------------------------------------
+// ---- the processes of a deep group
+// ---------------------------------------------------------------
 
 void ResumeOperation::run(const action::Restore& restore) {
   const auto space = [this, by = restore.by, back = back_](const Space& answer) {
@@ -59,18 +60,21 @@ void ResumeOperation::try_restore_space(Time until, const Space& answer) {
     back([&] {
       const Code code = hold.status().code();
       if (code == Code::kResourceExhausted || code == Code::kUnavailable)
-        return await_restore_space(no_space_for_restore(hold.status().text()), until, answer);
+        return await_restore_space(
+            no_space_for_restore("there is no space to restore the processes of group '" +
+                                 group_.machine.name() + "': " + hold.status().text()),
+            until, answer);
       answer(hold);
     });
   };
-  means_.workers.look(devices, [this, until, answer, tried,
-                                back = back_](const Workers::Uses& uses) {
-    back([&] {
-      if (const Status lack = space_for_restore(uses); !lack.ok())
-        return await_restore_space(lack, until, answer);
-      means_.restore_space.attempt(group_.restore_needs, means_.create_limit, tried);
-    });
-  });
+  means_.workers.look(
+      devices, [this, until, answer, tried, back = back_](const Workers::Uses& uses) {
+        back([&] {
+          if (const Status lack = space_for_restore(uses); !lack.ok())
+            return await_restore_space(lack, until, answer);
+          means_.restore_space.attempt(group_.restore_needs, means_.create_limit, tried);
+        });
+      });
 }
 
 void ResumeOperation::await_restore_space(const Status& lack, Time until, const Space& answer) {
@@ -102,9 +106,8 @@ Status ResumeOperation::no_space_for_restore(const std::string& why) {
 
 bool ResumeOperation::waits_for_restore(const std::function<void()>& again) {
   const BytesByDevice needed = needs_of({group_.id}, what_);
-  if (std::none_of(needed.begin(), needed.end(), [this](const auto& each) {
-        return means_.restore_space.held(each.first);
-      }))
+  if (std::none_of(needed.begin(), needed.end(),
+                   [this](const auto& each) { return means_.restore_space.held(each.first); }))
     return false;
   if (std::exchange(looks_again_, true)) return true;
   means_.loop.at(Clock::now() + RestoreSpace::kAgain, [this, again, back = back_] {
