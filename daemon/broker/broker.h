@@ -135,6 +135,7 @@ class Broker {
   NoProcessCalls no_processes_;
   NoProofTargets no_proof_targets_;
   DeepProof deep_proof_;
+  RestoreSpace restore_space_;
   const Means means_;
   Operations operations_;
   Groups groups_;

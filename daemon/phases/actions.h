@@ -151,9 +151,10 @@ struct Drop {};      // close the descriptors of what has been released; answere
 struct Checkpoint {  // the processes of these ranks; answered by Checkpointed
   std::vector<RankId> ranks;
 };
-struct Restore {  // those processes of these ranks that are checkpointed or locked; answered by
-                  // Restored
+struct Restore {  // those processes of these ranks that are checkpointed or locked, by then;
+                  // answered by Restored
   std::vector<RankId> ranks;
+  Time by = kNever;
 };
 struct Admit {};  // compare need and free memory; answered by Admitted
 struct Create {   // create what is not resident, send it to its keepers with Map and Load at once;

@@ -95,7 +95,7 @@ void Course::act(PhaseEntry entry, Time now) {
       deep_ = true;  // as the record says before the first is locked
       return actions.push_back(action::Checkpoint{participants()});
     case PhaseEntry::kRestore:
-      return actions.push_back(action::Restore{participants()});
+      return actions.push_back(action::Restore{participants(), deadline_});
     case PhaseEntry::kAdmit:
       return actions.push_back(action::Admit{});
     case PhaseEntry::kCreate:

@@ -243,6 +243,8 @@ struct Awaited {
 inline constexpr std::array kAwaited = {
     Awaited{Phase::kAgree,  {Phase::kGuests, Phase::kQuiesce, Phase::kMeasure, Phase::kSave},                 "have not saved yet"},
     Awaited{Phase::kCreate, {Phase::kSave, Phase::kRelease, Phase::kDrop},                                    ""},
+    // Without space the restore waits for it, too.
+    Awaited{Phase::kRestore,{Phase::kSave, Phase::kRelease, Phase::kDrop},                                    ""},
     Awaited{Phase::kTurn,   {Phase::kCreate, Phase::kLoad, Phase::kSave, Phase::kRelease, Phase::kDrop},      "have not left or not loaded yet"},
 };
 // clang-format on
