@@ -46,7 +46,7 @@ Status refusal(const DeviceUuid& device, const Status& why) {
                                            ". Pause without --deep, and set deep.enabled = false"};
   const bool known =
       why.code() == Code::kResourceExhausted || why.code() == Code::kDeadlineExceeded;
-  return {known ? why.code() : Code::kUnavailable,
+  return {known ? why.code() : Code::kAborted,
           "amemd could not prove that deep pauses work on this node: " + text +
               ". Try again, or pause without --deep"};
 }
