@@ -14,7 +14,7 @@
 namespace amem {
 namespace {
 
-constexpr std::uint64_t kProofPool = 2 << 20;  // bytes
+constexpr std::uint64_t kProofPool = 2 << 20;               // bytes
 constexpr Duration kTellTrouble = std::chrono::minutes(1);  // no more often
 
 /// Of what is in the pool already; else the configured one.

@@ -44,7 +44,8 @@ std::optional<CheckpointAnswer> find_answer(const std::string& said, CheckpointA
 }  // namespace
 
 Checkpointer::Checkpointer(EventLoop& loop, std::string program)
-    : loop_(loop), program_(program.empty() ? program_beside(kCheckpointProgram) : std::move(program)) {}
+    : loop_(loop),
+      program_(program.empty() ? program_beside(kCheckpointProgram) : std::move(program)) {}
 
 Checkpointer::~Checkpointer() {
   for (const auto& [id, call] : calls_)
@@ -177,8 +178,7 @@ CheckpointResult Checkpointer::result_of(const Call& call) const {
   if (WIFEXITED(call.exit) && WEXITSTATUS(call.exit) == kExitNoDriver)
     return {{Code::kUnavailable, said.empty() ? what(call) + ": no driver" : said}};
   return {{Code::kInternal,
-           what(call) + " ended without an answer (" +
-               describe_exit(call.exit) + ")" + more}};
+           what(call) + " ended without an answer (" + describe_exit(call.exit) + ")" + more}};
 }
 
 std::string Checkpointer::what(const Call& call) const {

@@ -13,16 +13,17 @@ namespace {
 
 constexpr int kCycles = 2;
 
-struct Step {
+struct ProofStep {
   CheckpointAction action;
   ProcessState leads_to;
 };
-constexpr std::array kCycle = {Step{CheckpointAction::kLock, ProcessState::kLocked},
-                               Step{CheckpointAction::kCheckpoint, ProcessState::kCheckpointed},
-                               Step{CheckpointAction::kRestore, ProcessState::kLocked},
-                               Step{CheckpointAction::kUnlock, ProcessState::kRunning}};
+constexpr std::array kCycle = {
+    ProofStep{CheckpointAction::kLock, ProcessState::kLocked},
+    ProofStep{CheckpointAction::kCheckpoint, ProcessState::kCheckpointed},
+    ProofStep{CheckpointAction::kRestore, ProcessState::kLocked},
+    ProofStep{CheckpointAction::kUnlock, ProcessState::kRunning}};
 
-Status judge(const CheckpointResult& result, const Step& step) {
+Status judge(const CheckpointResult& result, const ProofStep& step) {
   if (result.error == "CUDA_ERROR_OUT_OF_MEMORY")
     return {Code::kResourceExhausted, result.status.text()};
   if (result.error == "CUDA_ERROR_NOT_READY")  // a lock gave up
@@ -44,11 +45,13 @@ Status refusal(const DeviceUuid& device, const Status& why) {
   if (!is_busy(why.code()))
     return {Code::kFailedPrecondition, "deep pauses do not work on this node: " + text +
                                            ". Pause without --deep, and set deep.enabled = false"};
-  const bool known =
-      why.code() == Code::kResourceExhausted || why.code() == Code::kDeadlineExceeded;
-  return {known ? why.code() : Code::kUnavailable,
-          "amemd could not prove that deep pauses work on this node: " + text +
-              ". Try again, or pause without --deep"};
+  const std::string failed = "amemd could not prove that deep pauses work on this node: " + text;
+  if (why.code() == Code::kResourceExhausted)
+    return {why.code(), failed +
+                            ". Pause the group without --deep first, which frees memory, and then "
+                            "again with --deep"};
+  return {why.code() == Code::kDeadlineExceeded ? why.code() : Code::kAborted,
+          failed + ". Try again, or pause without --deep"};
 }
 
 }  // namespace

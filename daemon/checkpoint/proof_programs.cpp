@@ -54,7 +54,8 @@ class ProofPrograms::Target final : public ProofTarget {
 };
 
 ProofPrograms::ProofPrograms(EventLoop& loop, std::string program)
-    : loop_(loop), program_(program.empty() ? program_beside(kCheckpointProgram) : std::move(program)) {}
+    : loop_(loop),
+      program_(program.empty() ? program_beside(kCheckpointProgram) : std::move(program)) {}
 
 ProofPrograms::~ProofPrograms() {
   for (const auto& [id, process] : processes_) ::kill(process.child, SIGKILL);

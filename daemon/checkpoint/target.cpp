@@ -271,7 +271,8 @@ bool next_line(Fd& pool) {
     if (socket)
       got = receive_with(STDIN_FILENO, &byte, 1, 0, [&](Fd fd) { pool = std::move(fd); }).bytes;
     if (socket && got < 0 && errno == ENOTSOCK) socket = false;
-    if (!socket) do got = ::read(STDIN_FILENO, &byte, 1);
+    if (!socket) do
+        got = ::read(STDIN_FILENO, &byte, 1);
       while (got < 0 && errno == EINTR);
     if (got <= 0) return false;
   }

@@ -191,7 +191,7 @@ class Operations {
   bool duplex_;
   Drive drive_;
   std::map<GroupId, Running> running_;
-  std::multiset<Observer> await_proof_;     // of deep pauses that have not begun
+  std::multiset<Observer> await_proof_;                     // of deep pauses that have not begun
   std::map<std::uint64_t, std::weak_ptr<Request>> abroad_;  // transactions over several nodes
   std::uint64_t last_serial_ = 0;
   std::uint64_t last_number_ = 0;

@@ -29,6 +29,12 @@ def started(node, *flags, **options):
     return [Memory(node, 4 * MIB, 2 * MIB, name=f"rank{device}", device=device) for device in (0, 1)]
 
 
+def proven(node):
+    """Faults that follow are not of the proof (test_deep_proof.py)."""
+    node.ctl("pause", "train", "--deep")
+    node.ctl("resume", "train")
+
+
 def is_deep(node):
     group = node.ctl.group("train")
     return group["state"] == "GROUP_STATE_PAUSED" and group["deep"]
@@ -70,20 +76,11 @@ def test_a_paused_group_is_made_deep(deep_node):
     runs_on(deep_node, ranks)
 
 
-def test_a_driver_without_these_calls(bare_node):
-    bare_node.settings["AMEM_SIM_DRIVER"] = "12.4"
-    ranks = started(bare_node)
-    answer = bare_node.ctl.try_("pause", "train", "--deep")
-    assert answer.code != 0 and "checkpoint" in answer.error, answer
-    assert bare_node.ctl.state("train") == "paused" and not is_deep(bare_node)
-    bare_node.ctl("resume", "train")
-    runs_on(bare_node, ranks)
-
-
 @pytest.mark.parametrize("call", ["Lock", "Checkpoint"])
 def test_a_call_that_fails_brings_all_back(deep_node, call):
     """The calls are made by amem-checkpoint, each in a process of its own: every one of them fails."""
     ranks = started(deep_node)
+    proven(deep_node)
     deep_node.broker.faults(f"cuCheckpointProcess{call}:1:999")
     answer = deep_node.ctl.try_("pause", "train", "--deep")
     assert answer.code != 0 and f"pid {ranks[0].puppet.pid}" in answer.error and "CUDA_ERROR_UNKNOWN" in answer.error, answer
@@ -98,6 +95,7 @@ def test_a_call_that_fails_brings_all_back(deep_node, call):
 
 def test_a_caller_that_is_killed(deep_node):
     ranks = started(deep_node)
+    proven(deep_node)
     deep_node.broker.faults("cuCheckpointProcessCheckpoint:1:kill")
     answer = deep_node.ctl.try_("pause", "train", "--deep")
     assert answer.code != 0 and "signal 9" in answer.error, answer
@@ -109,6 +107,7 @@ def test_a_caller_that_is_killed(deep_node):
 def test_a_call_that_hangs(deep_node):
     """Its caller is killed at the deadline."""
     ranks = started(deep_node, "--deadlines-checkpoint", "3s")
+    proven(deep_node)
     deep_node.broker.faults("cuCheckpointProcessCheckpoint:1:hold")
     answer = deep_node.ctl.try_("pause", "train", "--deep")
     assert answer.code != 0 and "no answer within" in answer.error, answer
@@ -122,6 +121,7 @@ def test_a_call_that_hangs(deep_node):
 def test_amemd_dies_meanwhile(deep_node, call):
     """The next amemd restores what it finds, whatever state that is in."""
     ranks = started(deep_node)
+    proven(deep_node)
     fault = f"cuCheckpointProcess{call}:1:delay=1500"
     if call in ("Lock", "Checkpoint"):
         deep_node.broker.faults(fault)

@@ -33,7 +33,8 @@ def targets(node):
 
 
 def proofs(node):
-    return node.broker.output().count(PROVEN)
+    with open(node.broker.log_path) as log:
+        return log.read().count(PROVEN)
 
 
 def refused(node, *words):
@@ -55,7 +56,6 @@ def works(node, ranks):
 
 def still_runs(node, ranks):
     assert node.ctl.state("train") == "running"
-    assert node.broker.output().count("refuses") == 0
     for rank in ranks:
         rank.verify()
 
@@ -68,7 +68,7 @@ def test_each_device_is_proven_once(deep_node, place):
     assert proofs(deep_node) == 0  # a plain pause needs none
     for _ in range(2):
         works(deep_node, ranks)
-        assert proofs(deep_node) == 2
+        assert proofs(deep_node) == 2  # of two devices
         assert not targets(deep_node)
 
 
@@ -130,13 +130,14 @@ def test_a_call_that_hangs_is_tried_again(deep_node, call):
 
 
 def test_a_device_without_space_is_tried_again(deep_node):
+    """A plain pause makes space for the process."""
     ranks = started(deep_node)
     crowd = deep_node.puppet("crowd", group=None)
     device = deep_node.ctl.devices()[0]
-    block = crowd.ask(f"plain {device['total_bytes'] - device['used_bytes'] - MIB}")["id"]
-    refused(deep_node, "amemd could not prove", "OUT_OF_MEMORY", "Try again")
+    crowd.ask(f"plain {device['total_bytes'] - device['used_bytes'] - MIB}")
+    refused(deep_node, "amemd could not prove", "OUT_OF_MEMORY", "without --deep first")
     still_runs(deep_node, ranks)
-    crowd.ask(f"free {block}")
+    deep_node.ctl("pause", "train")
     works(deep_node, ranks)
 
 
@@ -148,10 +149,7 @@ def test_amemd_ends_meanwhile(deep_node, end):
     operation = deep_node.ctl.start("pause", "train", "--deep")
     eventually(lambda: targets(deep_node), what="the proof has begun")
     getattr(deep_node.broker, end)()
-    answer = operation.finish()
-    assert answer.code != 0
-    if end == "terminate":
-        assert "amemd is ending" in answer.error, answer
+    assert operation.finish().code != 0
     eventually(lambda: not targets(deep_node), what="the process for it has ended")
 
 
