@@ -85,7 +85,13 @@
   X(cuMulticastBindMem, 12010)            \
   X(cuMulticastUnbind, 12010)             \
   X(cuGraphNodeGetParams, 13020)          \
+  X(cuGraphCreate, 10000)                 \
+  X(cuGraphAddMemcpyNode, 10000)          \
+  X(cuGraphAddMemsetNode, 10000)          \
+  X(cuGraphInstantiateWithFlags, 11040)   \
+  X(cuGraphLaunch, 10000)                 \
   X(cuDriverGetVersion, 2020)             \
+  X(cuCtxRecordEvent, 12050)              \
   X(cuCheckpointProcessGetState, 12080)   \
   X(cuCheckpointProcessLock, 12080)       \
   X(cuCheckpointProcessCheckpoint, 12080) \

@@ -12,7 +12,7 @@
 namespace amem {
 
 /// Raised whenever an old shim and a new broker would misunderstand each other.
-inline constexpr std::uint32_t kProtocolVersion = 14;
+inline constexpr std::uint32_t kProtocolVersion = 15;
 
 /// Copy::segment of a load that clears its range instead of reading the pool.
 inline constexpr std::uint32_t kZeroSegment = 0xffffffffU;

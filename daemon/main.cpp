@@ -23,6 +23,7 @@
 #include "daemon/broker/broker.h"
 #include "daemon/broker/holder_supervisor.h"
 #include "daemon/checkpoint/checkpointer.h"
+#include "daemon/checkpoint/proof_programs.h"
 #include "daemon/control/control_service.h"
 #include "daemon/control/ending.h"
 #include "daemon/control/upgrades.h"
@@ -129,9 +130,10 @@ int serve(Config config, const Successor& successor, bool& replaced) {
   if (Status status = can_isolate(config.isolation); !status.ok()) return fail(status);
   HolderSupervisor supervisor(loop, config);
   if (Status status = supervisor.attach(); !status.ok()) return fail(status);
+  ProofPrograms proof_programs(loop);
   Checkpointer checkpointer(loop);
   Broker broker(loop, config, devices, nvml, &supervisor.record(), Workers::Runs::kThreads,
-                &checkpointer);
+                &checkpointer, &proof_programs);
   if (Status status = broker.take_up(supervisor.take_stock()); !status.ok()) return fail(status);
   if (Status status = broker.start(); !status.ok()) return fail(status);
   MetricsEndpoint metrics(loop, config.metrics_listen, [&](MetricsEndpoint::Answer answer) {

@@ -127,6 +127,11 @@ class Engine:
                     time.sleep(RETRY_S)
         return tries
 
+    def cache_tokens(self):
+        """For how many tokens the KV cache has space."""
+        cache = self.llm.llm_engine.vllm_config.cache_config
+        return cache.num_gpu_blocks * cache.block_size
+
     def call(self, method, arguments):
         return self.llm.collective_rpc(method, args=tuple(arguments))
 

@@ -444,6 +444,8 @@ Status ControlClient::resume(const Groups& groups, const Choice& what, std::uint
   if (what.guests != v1::GUEST_POLICY_UNSPECIFIED)
     return {Code::kInvalidArgument,
             "a resume does not support guests. Only a pause or a swap does"};
+  if (what.deep)
+    return {Code::kInvalidArgument, "a resume cannot be deep. Only a pause or a swap can"};
   v1::ResumeRequest request;
   *request.mutable_nodes() = {impl_->nodes.begin(), impl_->nodes.end()};
   if (Status status = choose(request, groups, what, timeout_ms); !status.ok()) return status;
@@ -454,7 +456,7 @@ Status ControlClient::resume(const Groups& groups, const Choice& what, std::uint
 
 Status ControlClient::swap(const Groups& out, const Groups& in,
                            const std::vector<std::string>& discard, std::uint32_t timeout_ms,
-                           const OnProgress& on_progress, v1::GuestPolicy guests) {
+                           const OnProgress& on_progress, v1::GuestPolicy guests, bool deep) {
   if (out.empty() || in.empty())
     return {Code::kInvalidArgument, "a swap requires groups to pause and groups to resume"};
   Groups all = out;
@@ -473,6 +475,7 @@ Status ControlClient::swap(const Groups& out, const Groups& in,
   *request.mutable_discard() = {discard.begin(), discard.end()};
   *request.mutable_nodes() = {impl_->nodes.begin(), impl_->nodes.end()};
   request.set_guests(guests);
+  request.set_deep(deep);
   request.set_timeout_ms(timeout_ms);
   return operate(timeout_ms, 2, all.size(), on_progress,
                  [&](grpc::ClientContext* context) { return impl_->stub->Swap(context, request); });

@@ -98,10 +98,10 @@ class ControlClient {
                const OnProgress& on_progress);
   Status resume(const Groups& groups, const Choice& what, std::uint32_t timeout_ms,
                 const OnProgress& on_progress);
-  /// `discard`: tags of `out`, as of a pause, and so `guests`.
+  /// `discard`: tags of `out`, as of a pause, and so `guests` and `deep`.
   Status swap(const Groups& out, const Groups& in, const std::vector<std::string>& discard,
               std::uint32_t timeout_ms, const OnProgress& on_progress,
-              v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED);
+              v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED, bool deep = false);
 
   /// Never OK: events come until something ends the call.
   Status watch(const std::string& group, const OnEvent& on_event);

@@ -197,6 +197,10 @@ void add_operations(CLI::App& app, CommandLine& o) {
   add_tags(swap, "--discard", o.discard,
            std::string(kDiscardHelp) + ". Applies to the groups that pause");
   add_guests(swap, o);
+  swap.add_flag(
+      "--deep", o.deep,
+      "Leave nothing of the groups that pause on the GPUs, as `amemctl pause --deep`. The "
+      "groups that resume do not wait for that");
   add_explain(swap, o);
   CLI::App& policy =
       add(app, o, Command::kPolicy, "policy", "Set what a pause does with the bytes of a tag");
@@ -276,8 +280,7 @@ std::string fault_of_operation(const CommandLine& o) {
     return name + ": --all asks one broker only. Remove --nodes, or unset AMEM_NODES";
   if (o.deep && !(o.tags.empty() && o.except.empty()))
     return name + ": --deep takes all memory of a group and cannot be used with --tag or --except";
-  if (o.deep && (o.dry_run || !o.nodes.empty()))
-    return name + ": --deep cannot be used with --dry-run or --nodes";
+  if (o.deep && !o.nodes.empty()) return name + ": --deep cannot be used with --nodes";
   if (o.dry_run && (o.explain || !o.trace.empty()))
     return name + ": --dry-run cannot be used with --explain or --trace";
   if (o.dry_run && !o.nodes.empty())

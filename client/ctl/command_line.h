@@ -80,7 +80,7 @@ struct CommandLine {
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
   bool explain = false;                  // pause, resume, swap
   bool dry_run = false;                  // pause
-  bool deep = false;                     // pause
+  bool deep = false;                     // pause, swap
   bool all = false;                      // pause, resume: every group, each by itself
   v1::Form form = v1::FORM_UNSPECIFIED;  // policy
   v1::MetricsFormat metrics = v1::METRICS_FORMAT_OPENMETRICS;

@@ -86,7 +86,7 @@ int operate_once(const Invocation& s) {
   } else if (o.command == Command::kResume) {
     status = s.broker.resume(o.groups, {o.tags, o.except, {}, {}, false}, timeout, on_progress);
   } else {
-    status = s.broker.swap(o.groups, o.into, o.discard, timeout, on_progress, o.guests);
+    status = s.broker.swap(o.groups, o.into, o.discard, timeout, on_progress, o.guests, o.deep);
   }
   s.console.err << view.clear() << std::flush;
   if (s.interrupted() && status.code() == Code::kCancelled) {

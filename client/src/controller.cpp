@@ -40,7 +40,8 @@ std::vector<std::string> names(const char* const* tags, size_t count) {
 
 amem::client::Choice choice(const amem_selection& from) {
   return {names(from.tags, from.tag_count), names(from.except_tags, from.except_count),
-          names(from.discard, from.discard_count), static_cast<v1::GuestPolicy>(from.guests)};
+          names(from.discard, from.discard_count), static_cast<v1::GuestPolicy>(from.guests),
+          from.deep != 0};
 }
 
 amem_selection of_tags(const char* const* tags, size_t count) {

@@ -23,6 +23,10 @@ using ShimRequest = int (*)(int op, const char* const* tags, size_t count,
                             const char* const* except_tags, size_t except_count,
                             const char* const* discard, size_t discard_count, int guests,
                             uint32_t timeout_ms, char* error, size_t size);
+using ShimDeepRequest = int (*)(int op, const char* const* tags, size_t count,
+                                const char* const* except_tags, size_t except_count,
+                                const char* const* discard, size_t discard_count, int guests,
+                                int deep, uint32_t timeout_ms, char* error, size_t size);
 using ShimSetGroup = int (*)(const char* group, char* error, size_t size);
 using ShimRegionBegin = int (*)(const char* tag, int policy, char* error, size_t size);
 /// The end of a region, and both ends of what is unbrokered.
@@ -72,6 +76,10 @@ int request(int op, const amem_selection* selection, uint32_t timeout_ms, amem_e
     const auto read = amem::client::read_sized(selection, "amem_selection");
     if (!read.ok()) return read.status();
     const amem_selection& what = read.value();
+    if (what.deep != 0)
+      return call_shim<ShimDeepRequest>(
+          "amem_shim_request_3", op, what.tags, what.tag_count, what.except_tags, what.except_count,
+          what.discard, what.discard_count, static_cast<int>(what.guests), what.deep, timeout_ms);
     return call_shim<ShimRequest>("amem_shim_request_2", op, what.tags, what.tag_count,
                                   what.except_tags, what.except_count, what.discard,
                                   what.discard_count, static_cast<int>(what.guests), timeout_ms);

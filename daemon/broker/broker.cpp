@@ -14,6 +14,7 @@
 namespace amem {
 namespace {
 
+constexpr std::uint64_t kProofPool = 2 << 20;               // bytes
 constexpr Duration kTellTrouble = std::chrono::minutes(1);  // no more often
 
 /// Of what is in the pool already; else the configured one.
@@ -39,7 +40,8 @@ void asked(const Caller& caller, spdlog::format_string_t<Arguments...> format,
 }  // namespace
 
 Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
-               Record* record, Workers::Runs runs, ProcessCalls* processes)
+               Record* record, Workers::Runs runs, ProcessCalls* processes,
+               ProofTargets* proof_targets)
     : loop_(loop),
       config_(config),
       devices_(devices),
@@ -59,6 +61,11 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       saved_(node_, loop),
       outbox_(node_, sessions_),
       no_processes_(loop),
+      deep_proof_(loop, processes != nullptr ? *processes : no_processes_,
+                  proof_targets != nullptr ? *proof_targets : no_proof_targets_,
+                  config.deadlines.checkpoint * 9 / 10,
+                  [this](const auto&... asked) { make_proof_pool(asked...); }),
+      restore_space_(workers_),
       means_{node_,
              devices,
              workers_,
@@ -66,6 +73,8 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
              saved_,
              loop,
              processes != nullptr ? *processes : no_processes_,
+             deep_proof_,
+             restore_space_,
              config.deadlines.create * 9 / 10,
              config.deadlines.checkpoint * 9 / 10},
       operations_(means_, config.swap_duplex, [this](GroupEntry& group) { groups_.drive(group); }),
@@ -151,11 +160,30 @@ void Broker::take_no_more() {
 void Broker::shut() {
   // Before anything goes: the next amemd has it all.
   node_.records.record().detach();
+  deep_proof_.shut();
   workers_.shut();
   pool_.stop();
   operations_.close({Code::kUnavailable, "amemd is ending. The operation did not finish"});
   events_.close();
   sessions_.shut();
+}
+
+void Broker::make_proof_pool(const DeviceUuid& device, Duration limit,
+                             const std::function<void(Result<ProofPool>)>& done) {
+  const std::optional<Place> place = place_named(node_.pools.place());
+  if (place == Place::kMemfd) return done(ProofPool{place, 0, nullptr});
+  if (place != Place::kHostNuma) return done(ProofPool{});
+  const std::uint64_t bytes = std::max(kProofPool, devices_.find(device)->granularity);
+  const int numa_node = std::max(devices_.numa_node(device), 0);
+  workers_.ask(
+      device, {"cuMemCreate", bytes}, limit,
+      [this, numa_node, bytes] { return devices_.create_host(numa_node, bytes); },
+      [this, device, bytes, done](Result<Result<Fd>> made) {
+        if (!made.ok()) return done(made.status());
+        if (!made.value().ok()) return done(made.value().status());
+        done(ProofPool{Place::kHostNuma, bytes,
+                       workers_.closing(device, std::move(made).value().value())});
+      });
 }
 
 // ---- pool ---------------------------------------------------------------------------------------
@@ -266,9 +294,8 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
 }
 
 std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& in,
-                           const std::set<std::string>& discard, GuestPolicy guests,
-                           Duration timeout, const Operations::Observer& observer,
-                           std::shared_ptr<Abroad> abroad) {
+                           const Task& pause, Duration timeout,
+                           const Operations::Observer& observer, std::shared_ptr<Abroad> abroad) {
   const Result<std::vector<NamedGroup>> leaving = find_to_steer(node_, caller, out);
   const Result<std::vector<NamedGroup>> coming = find_to_steer(node_, caller, in);
   for (const auto* found : {&leaving, &coming}) {
@@ -284,8 +311,8 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
   };
   asked(caller, "{} requests a swap: it pauses {} and resumes {}", caller.who, quoted(out),
         quoted(in));
-  return operations_.swap(leaving.value(), coming.value(), discard, guests, timeout, observer,
-                          caller.who, std::move(abroad));
+  return operations_.swap(leaving.value(), coming.value(), pause, timeout, observer, caller.who,
+                          std::move(abroad));
 }
 
 std::vector<FleetShare> Broker::shares() const {

@@ -38,10 +38,10 @@ namespace amem {
 class Broker {
  public:
   /// Everything passed in outlives the broker. Without a record nothing outlives it. `runs`: where
-  /// devices are called. `processes`: null: none can be checkpointed.
+  /// devices are called. `processes`, `proof_targets`: null: none can be checkpointed.
   Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
          Record* record = nullptr, Workers::Runs runs = Workers::Runs::kThreads,
-         ProcessCalls* processes = nullptr);
+         ProcessCalls* processes = nullptr, ProofTargets* proof_targets = nullptr);
   ~Broker();
 
   /// Takes up what another amemd has left with the holder. Before start(). kDataLoss: it is not to
@@ -63,9 +63,8 @@ class Broker {
   std::uint64_t start_operation(const Caller& caller, const Task& task, const Names& groups,
                                 Duration timeout, const Operations::Observer& observer,
                                 std::shared_ptr<Abroad> abroad = nullptr);
-  std::uint64_t swap(const Caller& caller, const Names& out, const Names& in,
-                     const std::set<std::string>& discard, GuestPolicy guests, Duration timeout,
-                     const Operations::Observer& observer,
+  std::uint64_t swap(const Caller& caller, const Names& out, const Names& in, const Task& pause,
+                     Duration timeout, const Operations::Observer& observer,
                      std::shared_ptr<Abroad> abroad = nullptr);
   /// For what other nodes say of a transaction.
   Operations& operations() { return operations_; }
@@ -108,6 +107,9 @@ class Broker {
  private:
   Status guard_devices();
   void refused(const Caller& caller, const std::string& what, const Status& status);
+  /// As of DeepProof::MakePool.
+  void make_proof_pool(const DeviceUuid& device, Duration limit,
+                       const std::function<void(Result<ProofPool>)>& done);
   void pool_segment_ready(PoolSegment segment);
   void pool_finished(const std::string& error);
   /// The pool has more than is configured, or has shrunk to that.
@@ -131,6 +133,9 @@ class Broker {
   SavedBytes saved_;
   Outbox outbox_;
   NoProcessCalls no_processes_;
+  NoProofTargets no_proof_targets_;
+  DeepProof deep_proof_;
+  RestoreSpace restore_space_;
   const Means means_;
   Operations operations_;
   Groups groups_;

@@ -174,9 +174,10 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
       times += fmt::format("{}{} {:.1f}", times.empty() ? "" : ", ", phase_name(t.phase),
                            static_cast<double>(to_us(t.time)) / 1000);
     const Task& task = outcome.task;
-    spdlog::info("group '{}': {}{}{} took {:.1f} ms ({})", group.machine.name(), to_string(task.op),
-                 task.selection.all() ? "" : " of ", to_string(task.selection),
-                 static_cast<double>(to_us(outcome.total)) / 1000, times);
+    spdlog::info("group '{}': {}{}{} took {:.1f} ms ({})", group.machine.name(),
+                 task.deep ? "deep pause" : to_string(task.op), task.selection.all() ? "" : " of ",
+                 to_string(task.selection), static_cast<double>(to_us(outcome.total)) / 1000,
+                 times);
     if (task.op == Operation::kPause) {
       const Usage kept = node_.allocations.usage([&](const Allocation& a) {
         return a.group == group.id && task.selection.takes(a.tag) && !a.saved.empty();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "daemon/base/ids.h"
+#include "daemon/base/units.h"
 #include "daemon/sessions/messages.h"
 
 namespace amem {
@@ -25,6 +26,8 @@ constexpr Duration kTrimInterval = milliseconds(100);
 constexpr Duration kTrimOthersInterval = std::chrono::seconds(1);
 /// How long what a rank has freed may take to be closed by the holder.
 constexpr Duration kSettleLimit = milliseconds(500);
+/// How long a request waits for a restore. The rank itself waits no longer than 30 s.
+constexpr Duration kRestoreLimit = std::chrono::seconds(20);
 /// One for each thread of a rank that allocates.
 constexpr std::size_t kMostCreates = 4096;
 
@@ -134,7 +137,29 @@ void RankRequests::asked_to_create(Rank& rank, Packet& packet) {
   create(rank, request);
 }
 
+/// The rank is inside a call: until it is answered, a pause of its group waits in quiesce, too.
+bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
+  const DeviceUuid device = make_uuid(request->message.device);
+  if (!means_.restore_space.held(device) || !may_allocate(rank).ok()) return false;
+  const Time now = Clock::now();
+  const Duration limit = std::min(kRestoreLimit, means_.create_limit);
+  if (request->until == Time{}) request->until = now + limit;
+  if (now >= request->until) {
+    request->tries = std::size(kAgainAfter);
+    not_created(rank, request,
+                {Code::kResourceExhausted, "another group's processes are being restored on " +
+                                               to_string(device) + ", and have not been for " +
+                                               format_duration(limit)});
+    return true;
+  }
+  means_.loop.at(now + RestoreSpace::kAgain, [this, id = rank.id, request] {
+    if (Rank* again = node_.find_rank(id)) create(*again, request);
+  });
+  return true;
+}
+
 void RankRequests::create(Rank& rank, const RequestPtr& request) {
+  if (waits_for_restore(rank, request)) return;
   if (const Status status = admit(rank, *request); !status.ok())
     return not_created(rank, request, status);
   const amem_v1_Create& message = request->message;
@@ -428,9 +453,11 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
     task.discard.insert(printable(message.discard[i]));
   if (message.guests == amem_v1_GuestRule_GUEST_RULE_PIN) task.guests = GuestPolicy::kPin;
   if (message.guests == amem_v1_GuestRule_GUEST_RULE_REFUSE) task.guests = GuestPolicy::kRefuse;
+  task.deep = message.deep && task.op == Operation::kPause;
   Status status = check_tags(node_.allocations, group.id, task);
   if (message.except && message.tags_count == 0)
     status = {Code::kInvalidArgument, "the request excepts no tag. Name the tags"};
+  if (status.ok()) status = operations_.allows(task);
   if (status.ok()) status = operations_.refusal();
   if (!status.ok()) {
     sessions_.send(rank.session, reply_message(seq, status));

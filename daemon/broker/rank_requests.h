@@ -35,6 +35,7 @@ class RankRequests {
     std::uint64_t seq = 0;
     amem_v1_Create message{};
     std::size_t tries = 0;
+    Time until = {};  // it waits for a restore; not set: it has not waited
     Charge entry = {};
     Charge memory = {};
     std::vector<Fd> made = {};  // of memory that the rank has made
@@ -43,6 +44,8 @@ class RankRequests {
   using RequestPtr = std::shared_ptr<Request>;
   void asked_to_create(Rank& rank, Packet& packet);
   void create(Rank& rank, const RequestPtr& request);
+  /// A restore has the device to itself: the request waits, or has waited too long.
+  bool waits_for_restore(Rank& rank, const RequestPtr& request);
   /// What it needs is taken, but for the memory itself.
   Status admit(const Rank& rank, Request& request);
   void created(Rank& rank, const RequestPtr& request, Result<Workers::Made> made);

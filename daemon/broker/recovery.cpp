@@ -389,6 +389,9 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
   for (const v1::record::Share& share : row.shares())
     group.shares.push_back({share.transaction(), share.out() ? Stage::kOut : Stage::kIn,
                             share.asked(), share.went_on(), share.given_up()});
+  for (const v1::record::RestoreNeed& need : row.restore_needs())
+    if (need.device().size() == sizeof(DeviceUuid::bytes))
+      group.restore_needs[make_uuid(need.device().data())] = need.bytes();
   Amounts one;
   one[Resource::kPolicies] = 1;
   const auto charge = [&](const auto& policies) {

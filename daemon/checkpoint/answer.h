@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "common/status.h"
+
 namespace amem {
 
 enum class CheckpointAction { kState, kLock, kCheckpoint, kRestore, kUnlock };
@@ -72,6 +74,19 @@ inline std::optional<CheckpointAnswer> answer_of(const std::string& line) {
   answer.us = us;
   answer.state = kind_of<ProcessState>(state, kProcessStates).value_or(ProcessState::kUnknown);
   return answer;
+}
+
+/// Of `amem-checkpoint target`, without a newline.
+inline std::string failure_line_of(const Status& status) {
+  return "failed " + std::to_string(static_cast<unsigned>(status.code())) + " " + status.text();
+}
+/// Nothing: the line says nothing of the kind.
+inline std::optional<Status> failure_of(const std::string& line) {
+  unsigned code = 0;
+  int text = 0;
+  if (std::sscanf(line.c_str(), "failed %u %n", &code, &text) != 1 || text == 0)
+    return std::nullopt;
+  return Status(static_cast<Code>(code), line.substr(static_cast<std::size_t>(text)));
 }
 
 }  // namespace amem

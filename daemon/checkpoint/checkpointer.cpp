@@ -1,9 +1,7 @@
 #include "daemon/checkpoint/checkpointer.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,67 +15,20 @@
 #include <vector>
 
 #include "daemon/base/own_program.h"
-
-extern char** environ;
+#include "daemon/checkpoint/child.h"
 
 namespace amem {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr char kProgram[] = "amem-checkpoint";
-constexpr std::size_t kMostOutput = 4096;  // bytes that are kept, the last ones
-constexpr int kReadsAtOnce = 16;
 /// For a killed program's end: the kernel may have to wait for the GPU's driver first.
 constexpr Duration kEnd = std::chrono::seconds(2);
-/// The same where this process's own end waits for it, for all programs together.
-constexpr Duration kLastEnd = milliseconds(500);
 constexpr int kExitNoDriver = 3;
 
 std::uint64_t ms_of(Duration duration) {
   return static_cast<std::uint64_t>(
       std::chrono::ceil<milliseconds>(std::max(duration, Duration::zero())).count());
-}
-
-Result<pid_t> spawn(char* const* argv, int output) {
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-  ::posix_spawn_file_actions_adddup2(&actions, output, STDERR_FILENO);
-  ::posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
-  sigset_t none;
-  sigset_t pipe;
-  sigemptyset(&none);
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setsigdefault(&attributes, &pipe);
-  // In a process group of its own, or a terminal's Ctrl-C would end it in the middle of a step.
-  ::posix_spawnattr_setpgroup(&attributes, 0);
-  ::posix_spawnattr_setflags(
-      &attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  pid_t child = 0;
-  const int error = ::posix_spawn(&child, argv[0], &actions, &attributes, argv, environ);
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::posix_spawnattr_destroy(&attributes);
-  if (error != 0) return errno_status(Code::kNotFound, std::string("start ") + argv[0], error);
-  return child;
-}
-
-/// For a child that has hardly begun, so it ends at once.
-void end_now(pid_t child) {
-  ::kill(child, SIGKILL);
-  while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
-  }
-}
-
-/// Whether it has ended; it is no zombie then.
-bool reap(pid_t child, int& exit) {
-  const pid_t found = ::waitpid(child, &exit, WNOHANG);
-  return found == child || (found < 0 && errno != EINTR);
 }
 
 std::optional<CheckpointAnswer> find_answer(const std::string& said, CheckpointAction action,
@@ -90,17 +41,11 @@ std::optional<CheckpointAnswer> find_answer(const std::string& said, CheckpointA
   return std::nullopt;
 }
 
-std::string on_one_line(std::string text) {
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  for (char& each : text)
-    if (static_cast<unsigned char>(each) < ' ') each = ' ';
-  return text;
-}
-
 }  // namespace
 
 Checkpointer::Checkpointer(EventLoop& loop, std::string program)
-    : loop_(loop), program_(program.empty() ? program_beside(kProgram) : std::move(program)) {}
+    : loop_(loop),
+      program_(program.empty() ? program_beside(kCheckpointProgram) : std::move(program)) {}
 
 Checkpointer::~Checkpointer() {
   for (const auto& [id, call] : calls_)
@@ -109,11 +54,7 @@ Checkpointer::~Checkpointer() {
   while (!calls_.empty()) {
     Call& call = calls_.begin()->second;
     // One that has not ended in time is left to init.
-    while (call.child != 0 && !reap(call.child, call.exit)) {
-      pollfd end{call.process.get(), POLLIN, 0};
-      const auto left = static_cast<int>(ms_of(until - Clock::now()));
-      if (left == 0 || (::poll(&end, 1, left) < 0 && errno != EINTR)) break;
-    }
+    if (call.child != 0) reap_until(call.child, call.process.get(), call.exit, until);
     forget(calls_.begin());
   }
 }
@@ -160,10 +101,7 @@ Status Checkpointer::start(Call& call) const {
         words.end(),
         {"--timeout-ms", std::to_string(std::clamp<std::uint64_t>(wait, 1, 24 * 3600 * 1000))});
   }
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  const Result<pid_t> child = spawn(argv.data(), writes.get());
+  const Result<pid_t> child = start_program(std::move(words), -1, writes.get());
   if (!child.ok()) return child.status();
   call.child = child.value();
   call.process.reset(static_cast<int>(::syscall(SYS_pidfd_open, call.child, 0)));
@@ -175,7 +113,6 @@ Status Checkpointer::start(Call& call) const {
 
 void Checkpointer::heard(Call& call) {
   char piece[kMostOutput];
-  // Not without end: whoever writes faster than this reads must not keep the loop.
   for (int i = 0; i < kReadsAtOnce && call.output; ++i) {
     const ssize_t n = ::read(call.output.get(), piece, sizeof piece);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -241,10 +178,7 @@ CheckpointResult Checkpointer::result_of(const Call& call) const {
   if (WIFEXITED(call.exit) && WEXITSTATUS(call.exit) == kExitNoDriver)
     return {{Code::kUnavailable, said.empty() ? what(call) + ": no driver" : said}};
   return {{Code::kInternal,
-           what(call) + " ended without an answer (" +
-               (WIFSIGNALED(call.exit) ? "signal " + std::to_string(WTERMSIG(call.exit))
-                                       : "exit status " + std::to_string(WEXITSTATUS(call.exit))) +
-               ")" + more}};
+           what(call) + " ended without an answer (" + describe_exit(call.exit) + ")" + more}};
 }
 
 std::string Checkpointer::what(const Call& call) const {

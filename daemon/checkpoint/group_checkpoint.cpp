@@ -1,5 +1,6 @@
 #include "daemon/checkpoint/group_checkpoint.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -10,6 +11,8 @@ namespace {
 /// The calls that one after the other may take their limit: a checkpoint that fails at its last,
 /// and is undone.
 constexpr int kCallsInTurn = 6;
+/// Of these, a restore's: the state, the restore, the unlock.
+constexpr int kCallsOfRestore = 3;
 
 class Run : public std::enable_shared_from_this<Run> {
  public:
@@ -32,9 +35,19 @@ class Run : public std::enable_shared_from_this<Run> {
   }
 
   void restore() {
-    look([this] {
-      ask(ProcessState::kCheckpointed, CheckpointAction::kRestore, [this] {
-        ask(ProcessState::kLocked, CheckpointAction::kUnlock, [this] { done_(error_); });
+    look([this] { bring_back(); });
+  }
+
+  void restore_with(const MakeSpace& make_space) {
+    look([this, make_space] {
+      const auto checkpointed = [](const Each& each) {
+        return each.state == ProcessState::kCheckpointed && each.target.lives();
+      };
+      if (std::none_of(each_.begin(), each_.end(), checkpointed)) return bring_back();
+      make_space([self = shared_from_this()](const Result<RestoreHold>& space) {
+        if (!space.ok()) return self->done_(space.status());
+        self->space_ = space.value();
+        self->bring_back();
       });
     });
   }
@@ -45,6 +58,15 @@ class Run : public std::enable_shared_from_this<Run> {
     ProcessState state = ProcessState::kUnknown;
   };
   using Then = std::function<void()>;
+
+  void bring_back() {
+    ask(ProcessState::kCheckpointed, CheckpointAction::kRestore, [this] {
+      ask(ProcessState::kLocked, CheckpointAction::kUnlock, [this] {
+        space_.reset();
+        done_(error_);
+      });
+    });
+  }
 
   void look(const Then& then) {
     for (Each& each : each_) each.state = ProcessState::kUnknown;
@@ -62,7 +84,7 @@ class Run : public std::enable_shared_from_this<Run> {
   void ask(ProcessState in, CheckpointAction action, const Then& then) {
     std::vector<std::size_t> chosen;
     for (std::size_t i = 0; i < each_.size(); ++i)
-      if (each_[i].state == in) chosen.push_back(i);
+      if (each_[i].state == in && each_[i].target.lives()) chosen.push_back(i);
     if (chosen.empty()) return then();
     const auto missing = std::make_shared<std::size_t>(chosen.size());
     for (const std::size_t i : chosen)
@@ -87,6 +109,7 @@ class Run : public std::enable_shared_from_this<Run> {
   const Duration limit_;
   const CheckpointDone done_;
   std::vector<Each> each_;
+  RestoreHold space_;
   Status error_;
 };
 
@@ -98,8 +121,10 @@ void checkpoint_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, 
 }
 
 void restore_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
-                 CheckpointDone done) {
-  std::make_shared<Run>(calls, std::move(targets), limit, std::move(done))->restore();
+                 const MakeSpace& space, CheckpointDone done) {
+  std::make_shared<Run>(calls, std::move(targets), limit, std::move(done))->restore_with(space);
 }
+
+Duration restore_time(Duration limit) { return limit / kCallsInTurn * kCallsOfRestore; }
 
 }  // namespace amem

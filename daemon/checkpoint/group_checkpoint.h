@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ namespace amem {
 struct CheckpointTarget {
   pid_t pid = 0;
   std::string label;  // for messages: "rank 3 (pid 123)"
+  /// It has not ended: else its pid may be another process's by now, and it is left out.
+  std::function<bool()> lives = [] { return true; };
 };
 
 using CheckpointDone = std::function<void(const Status&)>;
@@ -25,9 +28,15 @@ using CheckpointDone = std::function<void(const Status&)>;
 /// which call, and which process the driver has lost. Ends within `limit`. `calls` outlives it.
 void checkpoint_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
                     CheckpointDone done);
-/// Restores all that are checkpointed, then unlocks all that are locked. Not OK: which process is
-/// not running, and why.
+/// What a restore has to itself until it has answered; or why it may not begin.
+using RestoreHold = std::shared_ptr<const void>;
+using MakeSpace = std::function<void(std::function<void(const Result<RestoreHold>&)>)>;
+
+/// Restores all that are checkpointed, if there are any after `space` has answered that it may, in
+/// whatever time; then unlocks all that are locked. Not OK: which process is not running, and why.
 void restore_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
-                 CheckpointDone done);
+                 const MakeSpace& space, CheckpointDone done);
+/// Of `limit`, what a restore with its space takes at the most.
+Duration restore_time(Duration limit);
 
 }  // namespace amem

@@ -10,9 +10,11 @@
 #include <chrono>
 #include <cstdio>
 #include <string>
+#include <string_view>
 
 #include "common/driver.h"
 #include "daemon/checkpoint/arguments.h"
+#include "daemon/checkpoint/target.h"
 
 namespace amem {
 namespace {
@@ -93,6 +95,7 @@ CUresult act(const Driver& driver, const CheckpointArguments& arguments, Checkpo
 }
 
 int run(int argc, char** argv) {
+  if (argc > 1 && argv[1] == std::string_view("target")) return run_target(argc - 1, argv + 1);
   CheckpointArguments arguments;
   CLI::App app;
   add_arguments(app, arguments);

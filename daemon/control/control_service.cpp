@@ -428,8 +428,8 @@ class ControlService final : public v1::Broker::CallbackService {
       const FleetTransaction& transaction = read.value();
       if (request.nodes_size() > 0) return lead(caller, request, observer);
       if (transaction.swap)
-        broker_.swap(caller, transaction.groups, transaction.in, transaction.task.discard,
-                     transaction.task.guests, transaction.timeout, observer);
+        broker_.swap(caller, transaction.groups, transaction.in, transaction.task,
+                     transaction.timeout, observer);
       else
         broker_.start_operation(caller, transaction.task, transaction.groups, transaction.timeout,
                                 observer);

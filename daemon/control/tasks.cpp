@@ -24,6 +24,15 @@ Status check_tags(const std::set<std::string>& tags) {
   return {};
 }
 
+/// `Request`: PauseRequest or SwapRequest.
+template <class Request>
+Status check_deep(const Request& request) {
+  if (!request.deep() || request.nodes_size() == 0) return {};
+  return {Code::kInvalidArgument,
+          "a deep pause is of one node. Pass no nodes with it, and pause each node deep after the "
+          "group is paused on all"};
+}
+
 /// `Request`: PauseRequest or ResumeRequest.
 template <class Request>
 Result<Task> read(Operation op, const Request& request) {
@@ -44,13 +53,7 @@ Result<Task> read(Operation op, const Request& request) {
     if (Status status = check_tags(each); !status.ok()) return status;
   if constexpr (requires { request.deep(); }) {
     task.deep = request.deep();
-    if (task.deep && !task.selection.all())
-      return Status(Code::kInvalidArgument,
-                    "a deep pause takes all memory of a group. Pass no tags with it");
-    if (task.deep && request.nodes_size() > 0)
-      return Status(Code::kInvalidArgument,
-                    "a deep pause is of one node. Pass no nodes with it, and pause each node deep "
-                    "after the group is paused on all");
+    if (Status status = check_deep(request); !status.ok()) return status;
   }
   return task;
 }
@@ -132,6 +135,7 @@ Result<FleetTransaction> transaction_of(const v1::SwapRequest& request) {
   if (!discard.ok()) return discard.status();
   const Result<GuestPolicy> guests = guest_policy_of(request.guests());
   if (!guests.ok()) return guests.status();
+  if (Status status = check_deep(request); !status.ok()) return status;
   const auto out = groups_of(request.out(), request.out_groups());
   if (!out.ok()) return out.status();
   const auto in = groups_of(request.in(), request.in_groups());
@@ -140,6 +144,7 @@ Result<FleetTransaction> transaction_of(const v1::SwapRequest& request) {
   transaction.swap = true;
   transaction.task.discard = discard.value();
   transaction.task.guests = guests.value();
+  transaction.task.deep = request.deep();
   transaction.groups = out.value();
   transaction.in = in.value();
   transaction.timeout = std::chrono::milliseconds(request.timeout_ms());

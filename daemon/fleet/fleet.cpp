@@ -24,9 +24,8 @@ class OnBroker final : public Here {
                       const Operations::Observer& observer,
                       std::shared_ptr<Abroad> abroad) override {
     if (transaction.swap)
-      return broker_.swap(caller, transaction.groups, transaction.in, transaction.task.discard,
-                          transaction.task.guests, transaction.timeout, observer,
-                          std::move(abroad));
+      return broker_.swap(caller, transaction.groups, transaction.in, transaction.task,
+                          transaction.timeout, observer, std::move(abroad));
     return broker_.start_operation(caller, transaction.task, transaction.groups,
                                    transaction.timeout, observer, std::move(abroad));
   }

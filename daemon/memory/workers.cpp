@@ -264,6 +264,22 @@ void Workers::create(const Device& device, std::vector<Wish> wishes, Duration li
       });
 }
 
+void Workers::make_and_free(const DeviceUuid& uuid, std::uint64_t size, Duration limit,
+                            std::function<void(const Status&)> done) {
+  const Device* const device = devices_.find(uuid);
+  if (device == nullptr) return done({});
+  const std::uint64_t unit = device->granularity;
+  const std::uint64_t whole = (size + unit - 1) / unit * unit;
+  ask(
+      uuid, {"cuMemCreate", whole}, limit,
+      [this, device, whole] {
+        return std::optional<Status>(devices_.create(*device, whole, false).status());
+      },
+      [done = std::move(done)](const Result<std::optional<Status>>& made) {
+        done(made.ok() ? *made.value() : made.status());
+      });
+}
+
 /// The descriptors are closed on the device's thread whatever comes of it: they may be of anything,
 /// and a close may take long.
 void Workers::take(const Device& device, std::vector<Brought> brought, Duration limit,

@@ -85,6 +85,11 @@ class Workers {
   void create(const Device& device, std::vector<Wish> wishes, Duration limit,
               std::function<void(AllMade)> done);
 
+  /// Makes so much memory and frees it again: whether there was space for it. Of a device that is
+  /// not known nothing is asked. Errors are create()'s.
+  void make_and_free(const DeviceUuid& device, std::uint64_t size, Duration limit,
+                     std::function<void(const Status&)> done);
+
   /// Physical memory that a process says it has made: an error of Devices::check()'s, or its
   /// descriptor without a handle.
   struct Brought {

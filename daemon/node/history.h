@@ -34,6 +34,7 @@ struct PastOperation {
   };
   std::uint64_t transaction = 0;  // that it was part of; 0: ranks asked for it
   bool swap = false;              // the transaction was one
+  bool by_broker = false;         // nobody asked for it: deep.after
   Owner owner;
   std::string group;
   std::chrono::system_clock::time_point began;

@@ -136,8 +136,9 @@ struct GroupEntry {
   std::map<std::string, Form> tag_forms;      // likewise
   std::map<std::string, TagChanges> changes;  // of tags that pauses have saved
   std::map<std::string, Charge> policies;     // of each tag that is in one of these
-  std::map<DeviceUuid, std::uint64_t>
-      restore_needs;      // bytes; of a deep pause: what the processes had freed, and a tenth more
+  // Bytes; of a deep pause: what the processes had freed, and a tenth more. Too many, and never too
+  // few, once a rank has ended or some have been restored. None: not deep, or not known.
+  std::map<DeviceUuid, std::uint64_t> restore_needs;
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's

@@ -60,6 +60,11 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
   row.set_epoch(standing.epoch.attempt);
   row.set_by_operator(standing.by_operator);
   row.set_deep(standing.deep);
+  for (const auto& [device, bytes] : group.restore_needs) {
+    v1::record::RestoreNeed& need = *row.add_restore_needs();
+    need.set_device(bytes_of(device.bytes));
+    need.set_bytes(bytes);
+  }
   for (const FleetShare& share : group.shares) {
     v1::record::Share& each = *row.add_shares();
     each.set_transaction(share.transaction);

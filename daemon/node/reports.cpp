@@ -95,6 +95,8 @@ void report_past(const PastOperation& past, bool spans, v1::PastOperation& messa
   const Outcome& outcome = past.outcome;
   message.set_transaction(past.transaction);
   message.set_swap(past.swap);
+  message.set_by_broker(past.by_broker);
+  message.set_deep(outcome.task.deep);
   message.set_operation(std::string(to_string(outcome.task.op)));
   message.set_tags(to_string(outcome.task.selection));
   message.set_began_us(to_us(past.began.time_since_epoch()));
@@ -254,7 +256,7 @@ Leftover leftover(const Node& node, const GroupEntry& group, const Selection& wh
     for (const UnknownCall& call : node.ranks.at(rank).unknown_calls)
       if (call.fate != "listed") unknown.insert(call.name);  // it is signed off: nobody need look
   stays.unknown_calls = static_cast<std::uint32_t>(unknown.size());
-  if (!what.all()) return stays;
+  if (!what.all() || group.machine.deep()) return stays;
   for (RankId rank : group.machine.members().ids())
     for (const Unbrokered& u : node.ranks.at(rank).unbrokered)
       stays.unbrokered += u.host ? 0 : u.bytes;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "daemon/base/units.h"
+#include "daemon/plans/plan.h"
 
 namespace amem {
 namespace {
@@ -109,12 +110,21 @@ void GroupOperation::dropped(const Leaving& leaving, const Workers::Uses& after)
   group_.machine.tell(event::Dropped{note}, Clock::now());
 }
 
+BytesByDevice GroupOperation::needs_of(const std::vector<GroupId>& groups,
+                                       const Selection& what) const {
+  BytesByDevice bytes = needs(means_.node.allocations, groups, what);
+  for (const GroupId id : groups)
+    if (const auto group = means_.node.groups.find(id); group != means_.node.groups.end())
+      for (const auto& [device, size] : group->second.restore_needs) bytes[device] += size;
+  return bytes;
+}
+
 std::vector<CheckpointTarget> GroupOperation::processes_of(const std::vector<RankId>& ranks) const {
   std::vector<CheckpointTarget> processes;
   for (const RankId id : ranks)
-    // The pid of one that has ended may be another process's by now.
-    if (const Rank* const rank = means_.node.find_rank(id); rank != nullptr && rank->peer.lives())
-      processes.push_back({rank->peer.pid, group_.machine.members().label(id)});
+    if (const Rank* const rank = means_.node.find_rank(id); rank != nullptr)
+      processes.push_back({rank->peer.pid, group_.machine.members().label(id),
+                           [peer = rank->peer] { return peer.lives(); }});
   return processes;
 }
 

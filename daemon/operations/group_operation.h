@@ -15,12 +15,15 @@
 #include <vector>
 
 #include "daemon/base/event_loop.h"
+#include "daemon/checkpoint/deep_proof.h"
 #include "daemon/checkpoint/group_checkpoint.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/workers.h"
 #include "daemon/node/node.h"
 #include "daemon/operations/outbox.h"
+#include "daemon/operations/restore_space.h"
 #include "daemon/operations/saved_bytes.h"
+#include "daemon/transactions/headroom.h"
 
 namespace amem {
 
@@ -33,6 +36,8 @@ struct Means {
   SavedBytes& saved;
   EventLoop& loop;
   ProcessCalls& processes;
+  DeepProof& deep_proof;
+  RestoreSpace& restore_space;
   Duration create_limit;      // for what is asked of a device at once; shorter than the phase
   Duration checkpoint_limit;  // for all processes of a group; shorter than the phase
 };
@@ -59,6 +64,8 @@ class GroupOperation {
   /// what the driver says of it.
   BytesByDevice drop(const Allocations::Filter& leaves,
                      std::function<void(const BytesByDevice&)> gone = nullptr);
+  /// Bytes of each device that these groups have still to take, those of their processes included.
+  BytesByDevice needs_of(const std::vector<GroupId>& groups, const Selection& what) const;
   /// The processes of these ranks.
   std::vector<CheckpointTarget> processes_of(const std::vector<RankId>& ranks) const;
   /// In which lanes of the holder memory of these devices is.

@@ -29,15 +29,25 @@ constexpr std::size_t kSharesKept = 4;
 
 }  // namespace
 
-Status Operations::check(const Groups& groups, const Task& task) {
+Status Operations::allows(const Task& task) const {
+  if (task.deep && !task.selection.all())
+    return {Code::kInvalidArgument,
+            "a deep pause takes all memory of a group. Pass no tags with it"};
   if (task.deep && !node_.deep_pauses)
     return {Code::kFailedPrecondition,
             "deep pauses are off on this node. Set deep.enabled = true in amemd's configuration; "
             "docs/phases.md says what such a pause can lose"};
+  return {};
+}
+
+Status Operations::check(const Groups& groups, const Task& task) {
+  if (Status status = allows(task); !status.ok()) return status;
   for (const auto& [id, name] : groups) {
     const auto is_this = [id = id](const NamedGroup& group) { return group.id == id; };
     if (std::count_if(groups.begin(), groups.end(), is_this) > 1)
       return {Code::kInvalidArgument, "group '" + name + "' is named twice"};
+    if (!node_.groups.contains(id))
+      return {Code::kAborted, "group '" + name + "' has ended in the meantime"};
     Status status = check_tags(node_.allocations, id, task);
     if (!status.ok() && groups.size() > 1)
       return {status.code(), "group '" + name + "': " + status.text()};
@@ -47,12 +57,43 @@ Status Operations::check(const Groups& groups, const Task& task) {
   return {};
 }
 
+std::set<DeviceUuid> Operations::devices_of(const Groups& groups) const {
+  std::set<DeviceUuid> devices;
+  for (const NamedGroup& group : groups) {
+    for (const Allocation* a : node_.allocations.of_group(group.id)) devices.insert(a->device);
+    for (const RankId id : node_.groups.at(group.id).machine.members().ids())
+      if (const Rank* const rank = node_.find_rank(id))
+        for (const Unbrokered& each : rank->unbrokered)
+          if (means_.devices.find(each.device) != nullptr) devices.insert(each.device);
+  }
+  if (devices.empty())
+    for (const Device& device : means_.devices.all()) devices.insert(device.uuid);
+  return devices;
+}
+
 std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration timeout,
                                 const Observer& observer, const std::string& who,
                                 std::shared_ptr<Abroad> abroad) {
   const bool out = task.op == Operation::kPause;
   Status status = check(groups, task);
   if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
+  if (task.deep && status.ok()) {
+    const std::set<DeviceUuid> devices = devices_of(groups);
+    const std::optional<Status> proven = means_.deep_proof.verdict(devices);
+    if (!proven && closed_.ok() && refusal_.ok()) {
+      await_proof_.insert(observer);
+      means_.deep_proof.prove(
+          devices, [this, task, groups, timeout, observer, who, abroad](const Status& now) {
+            const auto waits = await_proof_.find(observer);
+            if (waits == await_proof_.end()) return;  // it has been told that amemd ends
+            await_proof_.erase(waits);
+            if (!now.ok()) return observer->finished(now);
+            start(task, groups, timeout, observer, who, abroad);
+          });
+      return 0;
+    }
+    if (proven) status = *proven;
+  }
   if (!status.ok()) {
     observer->finished(status);
     return 0;
@@ -69,11 +110,9 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
   return start(request);
 }
 
-std::uint64_t Operations::swap(const Groups& out, const Groups& in,
-                               const std::set<std::string>& discard, GuestPolicy guests,
+std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& pause,
                                Duration timeout, const Observer& observer, const std::string& who,
                                std::shared_ptr<Abroad> abroad) {
-  const Task pause(Operation::kPause, {}, discard, guests);
   const Task resume(Operation::kResume);
   const std::vector<GroupId> coming = ids_of(in);
   Status status;
@@ -100,6 +139,30 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in,
   request->groups = request->exchange.leaving;
   request->groups.insert(request->groups.end(), coming.begin(), coming.end());
   return start(request);
+}
+
+/// In a turn of its own: the group's actions are being carried out.
+void Operations::run(GroupEntry& group, const action::Overdue&) {
+  means_.loop.post([this, id = group.id] { deepen(id); });
+}
+
+void Operations::deepen(GroupId id) {
+  const auto found = node_.groups.find(id);
+  if (found == node_.groups.end() || !closed_.ok() || !refusal_.ok()) return;
+  const std::string& name = found->second.machine.name();
+  Task task(Operation::kPause);
+  task.deep = true;
+  // Somebody may have asked for something in between.
+  if (found->second.machine.state() != GroupState::kPaused) return;
+  if (const Status status = check({{id, name}}, task); !status.ok())
+    return spdlog::warn("group '{}': deep.after: {}", name, status.text());
+  spdlog::info("group '{}' has been paused for deep.after: amemd makes it deep", name);
+  const auto request = std::make_shared<Request>(Transaction({name}, {}, task, duplex_, false),
+                                                 task, task, Duration::zero(), nullptr);
+  request->by_broker = true;
+  request->asker = "amemd (deep.after)";
+  request->groups = request->exchange.leaving = {id};
+  start(request);
 }
 
 // ---- transactions -------------------------------------------------------------------------------
@@ -290,7 +353,7 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
   }
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {
-    group.paused_by = request != nullptr ? request->asker : "the group itself";
+    if (!begun.deepens) group.paused_by = request != nullptr ? request->asker : "the group itself";
     const bool duplex = request != nullptr && request->transaction.swaps() && duplex_;
     running.operation.emplace<PauseOperation>(
         means_, group, begun.task, duplex ? &request->exchange : nullptr, back_to(group.id));
@@ -376,6 +439,13 @@ void Operations::run(GroupEntry& group, const action::Ready&) {
   carry_out(request, request->transaction.ready(it->second.member));
 }
 
+void Operations::run(GroupEntry& group, const action::Left&) {
+  const auto it = running_.find(group.id);
+  if (it == running_.end() || it->second.request == nullptr) return;
+  const RequestPtr request = it->second.request;
+  carry_out(request, request->transaction.left(it->second.member));
+}
+
 void Operations::run(GroupEntry& group, const action::Unready&) {
   const auto it = running_.find(group.id);
   if (it == running_.end() || it->second.request == nullptr) return;
@@ -422,6 +492,7 @@ void Operations::remember(const GroupEntry& group, const Outcome& outcome, const
   PastOperation past;
   past.transaction = request != nullptr ? request->number : 0;
   past.swap = request != nullptr && request->transaction.swaps();
+  past.by_broker = request != nullptr && request->by_broker;
   past.owner = group.account->owner();
   past.group = group.machine.name();
   past.began = std::chrono::system_clock::now() -
@@ -468,7 +539,8 @@ void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
 
 void Operations::close(const Status& status) {
   closed_ = status;
-  std::set<Observer> observers;  // one may watch several groups
+  std::set<Observer> observers(await_proof_.begin(), await_proof_.end());  // each once
+  await_proof_.clear();
   for (auto& [id, running] : running_)
     if (running.request != nullptr && running.request->observer != nullptr)
       observers.insert(std::exchange(running.request->observer, nullptr));

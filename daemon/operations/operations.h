@@ -52,14 +52,15 @@ class Operations {
   /// All of these groups, or none. `timeout` 0: the configured one. What is refused is told to the
   /// observer at once, and nothing has changed. `abroad`: other nodes have a part of it, too; it is
   /// asked as long as the observer is told. `who`: has asked for it; the ranks are told. Returns
-  /// the transaction's number; 0: refused.
+  /// the transaction's number; 0: refused, or it must be proven first that deep pauses work here,
+  /// and nothing begins before that.
   std::uint64_t start(const Task& task, const Groups& groups, Duration timeout,
                       const Observer& observer, const std::string& who,
                       std::shared_ptr<Abroad> abroad = nullptr);
-  /// `discard`: tags of `out` whose bytes the pause drops. `guests`: of `out`, too.
-  std::uint64_t swap(const Groups& out, const Groups& in, const std::set<std::string>& discard,
-                     GuestPolicy guests, Duration timeout, const Observer& observer,
-                     const std::string& who, std::shared_ptr<Abroad> abroad = nullptr);
+  /// `pause`: of `out`, with all tags.
+  std::uint64_t swap(const Groups& out, const Groups& in, const Task& pause, Duration timeout,
+                     const Observer& observer, const std::string& who,
+                     std::shared_ptr<Abroad> abroad = nullptr);
 
   // ---- what other nodes say of a transaction that they take part in; once it has ended: nothing
   // ----
@@ -77,8 +78,10 @@ class Operations {
   void run(GroupEntry& group, const action::Save& save);
   void run(GroupEntry& group, const action::Leaves& leaves);
   void run(GroupEntry& group, const action::Ready& ready);
+  void run(GroupEntry& group, const action::Left& left);
   void run(GroupEntry& group, const action::Unready& unready);
   void run(GroupEntry& group, const action::Progress& progress);
+  void run(GroupEntry& group, const action::Overdue& overdue);
   void run(GroupEntry& group, const action::Finished& finished);
   /// Those that the operation under way carries out.
   template <class What>
@@ -97,6 +100,9 @@ class Operations {
   void look_at_guests() { look_again(Phase::kGuests, &PauseOperation::look_at_guests); }
   /// Segments of the pool may have come, or not be coming any more.
   void look_at_pool() { look_again(Phase::kSave, &PauseOperation::look_at_pool); }
+
+  /// Whether this node lets groups do that, whoever asks.
+  Status allows(const Task& task) const;
 
   /// Null: the group is in no such operation.
   PauseOperation* pause_of(GroupId group) { return operation_of<PauseOperation>(group); }
@@ -128,6 +134,7 @@ class Operations {
     Observer observer;  // null: the broker is ending
     std::shared_ptr<Abroad> abroad = nullptr;
     std::string asker;                    // who has asked for it, for people
+    bool by_broker = false;               // nobody has: deep.after
     std::deque<Transaction::Step> steps;  // to be carried out
     bool stepping = false;
     Time began = Clock::now();
@@ -144,10 +151,14 @@ class Operations {
     std::variant<std::monostate, PauseOperation, ResumeOperation> operation;  // from Begun on
   };
 
+  /// Where processes of these groups may have contexts.
+  std::set<DeviceUuid> devices_of(const Groups& groups) const;
   /// Whether all of these can begin: each is named once, and in the right state.
   Status check(const Groups& groups, const Task& task);
   /// Begins all of it.
   std::uint64_t start(const RequestPtr& request);
+  /// Because it has been paused for deep.after.
+  void deepen(GroupId id);
   /// Of a transaction over several nodes that has not ended; null: there is none of that number.
   RequestPtr abroad(std::uint64_t number) const;
   const std::string& name_of(const Running& running) const {
@@ -180,6 +191,7 @@ class Operations {
   bool duplex_;
   Drive drive_;
   std::map<GroupId, Running> running_;
+  std::multiset<Observer> await_proof_;                     // of deep pauses that have not begun
   std::map<std::uint64_t, std::weak_ptr<Request>> abroad_;  // transactions over several nodes
   std::uint64_t last_serial_ = 0;
   std::uint64_t last_number_ = 0;

@@ -82,8 +82,7 @@ void PauseOperation::run(const action::Save& save) {
   Node& node = means_.node;
   if (save.epoch.wave == 0 && may_need_waves() && !uses_) {
     std::set<DeviceUuid> devices;
-    for (const auto& [device, bytes] : needs(node.allocations, exchange_->arriving, {}))
-      devices.insert(device);
+    for (const auto& [device, bytes] : needs_of(exchange_->arriving, {})) devices.insert(device);
     return means_.workers.look(devices, [this, save, back = back_](const Workers::Uses& uses) {
       back([&] {
         if (group_.machine.phase() != Phase::kSave || group_.machine.epoch() != save.epoch) return;
@@ -300,7 +299,7 @@ void PauseOperation::checkpointed(const Status& status, const Workers::Uses& bef
 }
 
 bool PauseOperation::lacks_space(const Workers::Uses& uses) const {
-  const BytesByDevice need = needs(means_.node.allocations, exchange_->arriving, {});
+  const BytesByDevice need = needs_of(exchange_->arriving, {});
   return std::any_of(need.begin(), need.end(), [&](const auto& entry) {
     const auto use = uses.find(entry.first);
     return use == uses.end() ||

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,44 +32,106 @@ ResumeOperation::~ResumeOperation() {
   for (const auto& [number, asked] : asked_) means_.loop.cancel(asked.late);
 }
 
+// ---- the processes of a deep group
+// ---------------------------------------------------------------
+
 void ResumeOperation::run(const action::Restore& restore) {
+  const auto space = [this, by = restore.by, back = back_](const Space& answer) {
+    back([&] { make_space_for_restore(by, answer); });
+  };
+  restore_all(means_.processes, processes_of(restore.ranks), means_.checkpoint_limit, space,
+              [this, back = back_](const Status& status) {
+                back([&] {
+                  if (status.ok()) group_.restore_needs.clear();
+                  group_.machine.tell(event::Restored{status}, Clock::now());
+                });
+              });
+}
+
+void ResumeOperation::make_space_for_restore(Time by, const Space& answer) {
+  try_restore_space(by - restore_time(means_.checkpoint_limit), answer);
+}
+
+/// What is seen of the devices comes first: a trial takes memory from all others for a moment.
+void ResumeOperation::try_restore_space(Time until, const Space& answer) {
   std::set<DeviceUuid> devices;
   for (const auto& [device, bytes] : group_.restore_needs) devices.insert(device);
+  const auto tried = [this, until, answer, back = back_](const Result<RestoreHold>& hold) {
+    back([&] {
+      const Code code = hold.status().code();
+      if (code == Code::kResourceExhausted || code == Code::kUnavailable)
+        return await_restore_space(
+            no_space_for_restore("there is no space to restore the processes of group '" +
+                                 group_.machine.name() + "': " + hold.status().text()),
+            until, answer);
+      answer(hold);
+    });
+  };
   means_.workers.look(
-      devices, [this, ranks = restore.ranks, back = back_](const Workers::Uses& uses) {
+      devices, [this, until, answer, tried, back = back_](const Workers::Uses& uses) {
         back([&] {
-          // The driver may lose a process that it has no space for.
-          if (const Status space = space_for_restore(uses); !space.ok())
-            return group_.machine.tell(event::Restored{space}, Clock::now());
-          restore_all(means_.processes, processes_of(ranks), means_.checkpoint_limit,
-                      [this, back](const Status& status) {
-                        back([&] { group_.machine.tell(event::Restored{status}, Clock::now()); });
-                      });
+          if (const Status lack = space_for_restore(uses); !lack.ok())
+            return await_restore_space(lack, until, answer);
+          means_.restore_space.attempt(group_.restore_needs, means_.create_limit, tried);
         });
       });
+}
+
+void ResumeOperation::await_restore_space(const Status& lack, Time until, const Space& answer) {
+  if (Clock::now() + RestoreSpace::kAgain >= until) return answer(lack);
+  if (!std::exchange(awaits_restore_space_, true))
+    spdlog::info("group '{}': the resume waits: {}", group_.machine.name(), lack.text());
+  means_.loop.at(Clock::now() + RestoreSpace::kAgain, [this, until, answer, back = back_] {
+    back([&] { try_restore_space(until, answer); });
+  });
 }
 
 Status ResumeOperation::space_for_restore(const Workers::Uses& uses) const {
   for (const auto& [device, bytes] : group_.restore_needs) {
     const auto use = uses.find(device);
     if (use == uses.end() || use->second.free >= bytes) continue;
-    return {Code::kResourceExhausted,
-            to_string(device) + " has " + format_size(use->second.free) +
-                " free, but to restore the processes of group '" + group_.machine.name() +
-                "' takes " + format_size(bytes) +
-                " (what their checkpoint freed, and a tenth). Pause another group, or end a "
-                "process on this device, and resume again"};
+    return no_space_for_restore(to_string(device) + " has " + format_size(use->second.free) +
+                                " free, but to restore the processes of group '" +
+                                group_.machine.name() + "' takes " + format_size(bytes) +
+                                " (what their checkpoint freed, and a tenth)");
   }
   return {};
 }
+
+Status ResumeOperation::no_space_for_restore(const std::string& why) {
+  return {Code::kResourceExhausted, why +
+                                        ". Pause another group, or end a process on this device, "
+                                        "and resume again"};
+}
+
+bool ResumeOperation::waits_for_restore(const std::function<void()>& again) {
+  const BytesByDevice needed = needs_of({group_.id}, what_);
+  if (std::none_of(needed.begin(), needed.end(),
+                   [this](const auto& each) { return means_.restore_space.held(each.first); }))
+    return false;
+  if (std::exchange(looks_again_, true)) return true;
+  means_.loop.at(Clock::now() + RestoreSpace::kAgain, [this, again, back = back_] {
+    back([&] {
+      looks_again_ = false;
+      again();
+    });
+  });
+  return true;
+}
+
+// ---- its memory ---------------------------------------------------------------------------------
 
 void ResumeOperation::run(const action::Admit&) {
   // Else the next amemd would not know that this has begun to change what the ranks have.
   if (Status status = means_.node.records.write(group_); !status.ok())
     return group_.machine.tell(event::Admitted{status}, Clock::now());
+  look_at_devices();
+}
+
+void ResumeOperation::look_at_devices() {
+  if (waits_for_restore([this] { look_at_devices(); })) return;
   std::set<DeviceUuid> devices;
-  for (const auto& [uuid, bytes] : needs(means_.node.allocations, exchange_.arriving, what_))
-    devices.insert(uuid);
+  for (const auto& [uuid, bytes] : needs_of(exchange_.arriving, what_)) devices.insert(uuid);
   BytesByDevice leaves = exchange_.closing;
   for (const GroupId leaving : exchange_.leaving)
     for (const Allocation* a : std::as_const(means_.node.allocations).of_group(leaving))
@@ -83,14 +146,13 @@ void ResumeOperation::run(const action::Admit&) {
 
 /// Asks for all that come in together: one for which there is no space comes back with none.
 void ResumeOperation::admit(const Workers::Uses& uses, const BytesByDevice& leaves) {
-  const Allocations& table = means_.node.allocations;
   std::string missing;
-  for (const auto& [uuid, bytes] : needs(table, exchange_.arriving, what_)) {
+  for (const auto& [uuid, bytes] : needs_of(exchange_.arriving, what_)) {
     const auto use = uses.find(uuid);
     const MemoryUse memory = use != uses.end() ? use->second : MemoryUse{};
     const auto more = leaves.find(uuid);
     const std::uint64_t to_come = more != leaves.end() ? more->second : 0;
-    if (to_come > 0) {
+    if (to_come > 0 && !exchange_.leaving.empty()) {  // else nothing lifts it any more
       const std::uint64_t reserve = Headroom::reserve(memory.total);
       exchange_.headroom.limit(uuid, memory.free > reserve ? memory.free - reserve : 0);
     }
@@ -157,6 +219,10 @@ bool ResumeOperation::creates() const {
 }
 
 void ResumeOperation::create_more() {
+  const auto again = [this] {
+    if (creates()) create_more();
+  };
+  if (!creation_.done() && waits_for_restore(again)) return;
   // One that is done, and one that waits, for each device.
   const std::size_t most = 2 * means_.devices.all().size();
   while (under_way_ < most) {
@@ -264,7 +330,8 @@ void ResumeOperation::ask(RankId maker, Batch batch) {
   const EventLoop::TimerId late =
       means_.loop.at(Clock::now() + means_.create_limit,
                      [this, number, back = back_] { back([&] { not_made(number); }); });
-  asked_.emplace(number, Asked{maker, std::move(batch), late});
+  RestoreSpace::Hold making = means_.restore_space.making(batch.items.front().device);
+  asked_.emplace(number, Asked{maker, std::move(batch), late, std::move(making)});
   means_.outbox.send_make(maker, epoch_, number, ids);
 }
 

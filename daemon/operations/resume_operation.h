@@ -9,7 +9,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "amem/v1/session.pb.h"
@@ -48,7 +50,16 @@ class ResumeOperation final : public GroupOperation {
   const Loaders& loaders() const { return loaders_; }
 
  private:
+  using Space = std::function<void(const Result<RestoreHold>&)>;
+  /// Answers once the trial has found space for the restore; in time for it to be done `by`.
+  void make_space_for_restore(Time by, const Space& answer);
+  void try_restore_space(Time until, const Space& answer);
+  void await_restore_space(const Status& lack, Time until, const Space& answer);
   Status space_for_restore(const Workers::Uses& uses) const;
+  static Status no_space_for_restore(const std::string& why);
+  /// It needs memory of a device that another group's restore has to itself; calls `again` later.
+  bool waits_for_restore(const std::function<void()>& again);
+  void look_at_devices();
   /// With what is in use of the devices that it needs, and what was leaving before that was seen:
   /// it may be free already. What is counted twice create finds out.
   void admit(const Workers::Uses& uses, const BytesByDevice& leaves);
@@ -67,6 +78,7 @@ class ResumeOperation final : public GroupOperation {
     RankId maker = 0;
     Batch batch;
     EventLoop::TimerId late = {};
+    RestoreSpace::Hold making = {};
   };
   Status create(const std::vector<Creation::Item>& slice);
   void ask(RankId maker, Batch batch);
@@ -90,6 +102,8 @@ class ResumeOperation final : public GroupOperation {
   std::map<std::uint64_t, Asked> asked_;  // of these, of ranks; by number
   std::uint64_t last_asked_ = 0;
   bool awaits_space_ = false;                         // nothing more of it fits in the headroom
+  bool awaits_restore_space_ = false;                 // the log says so
+  bool looks_again_ = false;                          // whether another group's restore has ended
   std::vector<std::shared_ptr<const void>> created_;  // handles, released once it has ended
   Loaders loaders_;
 };

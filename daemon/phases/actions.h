@@ -114,6 +114,7 @@ namespace action {
 
 struct Begun {  // an operation, whoever asked for it; the actions up to Finished are its own
   Task task;
+  bool deepens = false;  // a pause of what is paused already
 };
 struct AwaitGuests {  // look who has open what is to leave; answered by GuestsLeft as soon as there
                       // is nobody to wait for
@@ -145,13 +146,15 @@ struct Release {  // to these ranks: of a pause what has been saved, of a resume
   Epoch epoch;
   std::vector<RankId> ranks;
 };
+struct Left {};      // of a deep pause: everything has left, so for others the group is paused
 struct Drop {};      // close the descriptors of what has been released; answered by Dropped
 struct Checkpoint {  // the processes of these ranks; answered by Checkpointed
   std::vector<RankId> ranks;
 };
-struct Restore {  // those processes of these ranks that are checkpointed or locked; answered by
-                  // Restored
+struct Restore {  // those processes of these ranks that are checkpointed or locked, by then;
+                  // answered by Restored
   std::vector<RankId> ranks;
+  Time by = kNever;
 };
 struct Admit {};  // compare need and free memory; answered by Admitted
 struct Create {   // create what is not resident, send it to its keepers with Map and Load at once;
@@ -191,6 +194,7 @@ struct Progress {
 struct StateChanged {
   GroupState state;
 };
+struct Overdue {};  // the group has been paused for Deadlines::deepen: it is to be made deep
 struct Finished {
   Outcome outcome;
 };
@@ -200,9 +204,9 @@ struct Finished {
 using Action =
     std::variant<action::Begun, action::AwaitGuests, action::Quiesce, action::Step,
                  action::Reported, action::Measure, action::Save, action::Leaves, action::Ready,
-                 action::Unready, action::Release, action::Drop, action::Checkpoint,
+                 action::Unready, action::Release, action::Left, action::Drop, action::Checkpoint,
                  action::Restore, action::Admit, action::Create, action::Load, action::Vacated,
                  action::Ask, action::Arrived, action::Answer, action::Progress,
-                 action::StateChanged, action::Finished>;
+                 action::StateChanged, action::Overdue, action::Finished>;
 
 }  // namespace amem

@@ -69,6 +69,7 @@ void Course::enter(Phase phase, Time now) {
   report_progress(now);
   // Last, because with this one the others may go on at once, and tell of it.
   if (begins.entry == PhaseEntry::kReady) home_.actions.push_back(action::Ready{});
+  if (phase == kDeepeningBegins) home_.actions.push_back(action::Left{});
   if (asks) advance_if_done(now);
 }
 
@@ -94,7 +95,7 @@ void Course::act(PhaseEntry entry, Time now) {
       deep_ = true;  // as the record says before the first is locked
       return actions.push_back(action::Checkpoint{participants()});
     case PhaseEntry::kRestore:
-      return actions.push_back(action::Restore{participants()});
+      return actions.push_back(action::Restore{participants(), deadline_});
     case PhaseEntry::kAdmit:
       return actions.push_back(action::Admit{});
     case PhaseEntry::kCreate:

@@ -165,17 +165,19 @@ Status Group::start(const Task& task, Duration timeout, Time now, Held held) {
 
 void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Time now) {
   const bool pause = task.op == Operation::kPause;
-  if (pause && task.selection.all()) by_operator_ = !inside;
+  // Who makes a paused group deep has not paused it.
+  const bool deepens = pause && state_ == GroupState::kPaused;
+  if (pause && task.selection.all() && !deepens) by_operator_ = !inside;
   rest_ = state_;
   const GroupState rest = rest_of(task);
   note_.clear();
   state_ = pause ? GroupState::kPausing : GroupState::kResuming;
   since_ = now;
-  actions_.push_back(action::Begun{task});
+  actions_.push_back(action::Begun{task, deepens});
   actions_.push_back(action::StateChanged{state_});
   epoch_ = epoch_.attempt + 1;
   Phase begins = deep_ ? kDeepResumeBegins : kResumeBegins;
-  if (pause && rest_ == GroupState::kPaused)
+  if (deepens)
     begins = kDeepeningBegins;
   else if (pause)
     begins = memory_.opened(task.selection) ? kPauseWithGuestsBegins : kPauseBegins;
@@ -220,7 +222,7 @@ void Group::settle_if_ended(Time now) {
 // ---- time ---------------------------------------------------------------------------------------
 
 Time Group::wakeup() const {
-  Time time = course_ ? course_->wakeup() : patience_;
+  Time time = course_ ? course_->wakeup() : std::min(patience_, deepens_at());
   for (const Task& task : requests_.tasks()) time = std::min(time, request_deadline(task));
   return time;
 }
@@ -230,6 +232,16 @@ void Group::tick(Time now) {
   if (course_) course_->tick(now);
   go_on_if_all_are_back(now);
   settle_if_ended(now);
+  if (now < deepens_at()) return;
+  overdue_ = now;
+  actions_.push_back(action::Overdue{});
+}
+
+/// Counted anew after whatever has happened to the group since, such as a try that failed.
+Time Group::deepens_at() const {
+  const bool counts = deadlines_.deepen > Duration::zero() && state_ == GroupState::kPaused &&
+                      !deep_ && !course_ && !interrupted_;
+  return counts ? std::max(since_, overdue_) + deadlines_.deepen : kNever;
 }
 
 // ---- requests from inside -----------------------------------------------------------------------

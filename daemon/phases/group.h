@@ -128,6 +128,8 @@ class Group {
   void answer(const Task& task, const Status& status);
   void expire_requests(const Task& task, Time now);
   Time request_deadline(const Task& task) const;
+  /// When it is to be made deep; kNever: not as it is now.
+  Time deepens_at() const;
 
   const std::string name_;
   const Deadlines deadlines_;
@@ -149,6 +151,7 @@ class Group {
   std::set<RankId> expected_;               // members that have not come back since a restart
   std::optional<Interrupted> interrupted_;  // waits for them
   Time patience_ = kNever;
+  Time overdue_;  // the last action::Overdue
 };
 
 Standing standing_of(const Group& group);

@@ -31,6 +31,7 @@ enum class Phase : std::uint8_t {
   kDetach,      // of a deep pause, once all has left
   kCheckpoint,  // the same
   kRestore,     // of a resume after it, before anything else
+  kSettle,      // after a restore: ranks free what the program has freed meanwhile
 #ifdef AMEM_TEST_SEAMS
   kTest,  // after a drop
 #endif
@@ -50,6 +51,8 @@ struct Deadlines {
   Duration request = std::chrono::seconds(60);       // for the other ranks to ask for the same
   Duration stall = std::chrono::milliseconds(20);    // of a quiesce, see docs/protocol.md
   Duration guests = std::chrono::milliseconds(500);  // short: a swap is held up by it
+
+  Duration deepen{};  // deep.after: a group that is paused for so long is made deep; 0: never
 
   /// No phase lasts longer, whatever its operation waits for; but for what a timeout adds.
   Duration longest() const {
@@ -163,7 +166,9 @@ inline constexpr std::array kPhases = {
     // The group is paused whatever becomes of these. A restore finds out how far a checkpoint has got.
     PhaseRule{Phase::kDetach,    "detach",     PhaseEntry::kAsk,        RankPhase::kDetach, Phase::kCheckpoint, Counts::kNothing, Gates::kAsBefore, OnComeback::kAsk,  &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRelease},
     PhaseRule{Phase::kCheckpoint,"checkpoint", PhaseEntry::kCheckpoint, RankPhase::kNone,   Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
-    PhaseRule{Phase::kRestore,   "restore",    PhaseEntry::kRestore,    RankPhase::kNone,   Phase::kAdmit,   Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
+    PhaseRule{Phase::kRestore,   "restore",    PhaseEntry::kRestore,    RankPhase::kNone,   Phase::kSettle,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
+    // What a program has freed needs no memory, and cannot be freed while the ranks load it.
+    PhaseRule{Phase::kSettle,    "settle",     PhaseEntry::kAsk,        RankPhase::kRest,   Phase::kAdmit,   Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRollBack},
 #ifdef AMEM_TEST_SEAMS
     PhaseRule{Phase::kTest,     "test",     PhaseEntry::kAsk,         RankPhase::kTest,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
 #endif
@@ -238,6 +243,8 @@ struct Awaited {
 inline constexpr std::array kAwaited = {
     Awaited{Phase::kAgree,  {Phase::kGuests, Phase::kQuiesce, Phase::kMeasure, Phase::kSave},                 "have not saved yet"},
     Awaited{Phase::kCreate, {Phase::kSave, Phase::kRelease, Phase::kDrop},                                    ""},
+    // Without space the restore waits for it, too.
+    Awaited{Phase::kRestore,{Phase::kSave, Phase::kRelease, Phase::kDrop},                                    ""},
     Awaited{Phase::kTurn,   {Phase::kCreate, Phase::kLoad, Phase::kSave, Phase::kRelease, Phase::kDrop},      "have not left or not loaded yet"},
 };
 // clang-format on

@@ -17,7 +17,7 @@ std::string to_string(const Selection& selection) {
 }
 
 std::string describe(const Task& task, const std::string& group) {
-  std::string text = std::string(to_string(task.op)) + " of ";
+  std::string text = (task.deep ? "deep " : "") + std::string(to_string(task.op)) + " of ";
   if (!task.selection.all()) text += to_string(task.selection) + " of ";
   text += "group '" + group + "'";
   if (!task.discard.empty()) text += ", dropping " + to_string(Selection{task.discard});

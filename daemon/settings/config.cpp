@@ -59,6 +59,16 @@ std::string get_deadline(const Config& config) {
   return format_duration(config.deadlines.*Member);
 }
 
+/// A try that fails is repeated after as long, so not at once.
+Status set_deep_after(Config& config, std::string_view value) {
+  Result<Duration> parsed = parse_duration(value);
+  if (!parsed.ok()) return parsed.status();
+  if (parsed.value() != Duration::zero() && parsed.value() < std::chrono::seconds(1))
+    return {Code::kInvalidArgument, "must be 0 or at least 1s"};
+  config.deadlines.deepen = parsed.value();
+  return {};
+}
+
 template <mode_t Config::*Member>
 Status set_mode(Config& config, std::string_view value) {
   const bool octal =
@@ -350,6 +360,8 @@ const std::vector<Setting>& settings() {
       {"deep.enabled",
        "whether a pause may be deep, so that the driver checkpoints the processes: true or false",
        set_flag<&Config::deep_pauses>, get_flag<&Config::deep_pauses>},
+      {"deep.after", "how long a group is paused before amemd makes it deep; 0: never",
+       set_deep_after, get_deadline<&Deadlines::deepen>},
       {"swap.duplex", "whether a swap resumes one group while the other pauses: true or false",
        set_flag<&Config::swap_duplex>, get_flag<&Config::swap_duplex>},
       {"swap.wave",
@@ -496,6 +508,8 @@ void check(const Config& config, ConfigErrors& errors) {
     errors.push_back("control.listen: " + config.listen +
                      " requires control.tls, the directory of certificates, because amemd serves "
                      "TCP only with mutual TLS");
+  if (config.deadlines.deepen > Duration::zero() && !config.deep_pauses)
+    errors.emplace_back("deep.after: requires deep.enabled = true");
   if (config.pool_segment != 0) check_size("pool.segment", config.pool_segment, kPage);
   check_size("pool.size", config.pool_size, 0);
   const std::uint64_t segment = std::min(config.segment(), config.pool_size);

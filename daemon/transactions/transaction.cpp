@@ -71,24 +71,39 @@ Transaction::Steps Transaction::ended(std::size_t member, const Status& status) 
   m.state = MemberState::kEnded;
   m.status = status;
   const bool out = goes_out(member);
-  if (!status.ok()) {
-    failed_.push_back(member);
+  if (!status.ok()) failed_.push_back(member);
+  if (!status.ok() && !m.left) {
+    broken_ = true;
     if (out) give_up(Stage::kOut, steps);
     give_up(Stage::kIn, steps);
   }
-  const bool all_out =
-      all(Stage::kOut, [](const Member& each) { return each.state == MemberState::kEnded; });
-  if (out && all_out && swaps() && !broken()) {
-    if (members_[outgoing_].state == MemberState::kBefore) {
-      begin(Stage::kIn, abroad_ || members_.size() - outgoing_ > 1, steps);
-    } else {
-      for (std::size_t i = first(Stage::kIn); i < end(Stage::kIn); ++i)
-        if (members_[i].state != MemberState::kEnded) steps.push_back({Step::kVacated, i});
-      open_if_all_may(steps);
-    }
-  }
+  if (out) bring_in(steps);
   finish_if_ended(member, steps);
   return steps;
+}
+
+Transaction::Steps Transaction::left(std::size_t member) {
+  Steps steps;
+  Member& m = members_[member];
+  if (m.state == MemberState::kEnded || std::exchange(m.left, true)) return steps;
+  // One that is only made deep has nothing to be ready with.
+  if (m.held && m.state < MemberState::kReleased) release_if_all_may(steps);
+  bring_in(steps);
+  return steps;
+}
+
+void Transaction::bring_in(Steps& steps) {
+  if (!swaps() || broken()) return;
+  if (members_[outgoing_].state == MemberState::kBefore) {
+    if (all(Stage::kOut, [](const Member& m) { return m.state == MemberState::kEnded; }))
+      begin(Stage::kIn, abroad_ || members_.size() - outgoing_ > 1, steps);
+    return;
+  }
+  const bool all_gone = all(Stage::kOut, [](const Member& m) { return m.gone(); });
+  if (!all_gone || std::exchange(vacated_, true)) return;
+  for (std::size_t i = first(Stage::kIn); i < end(Stage::kIn); ++i)
+    if (members_[i].state != MemberState::kEnded) steps.push_back({Step::kVacated, i});
+  open_if_all_may(steps);
 }
 
 void Transaction::finish_if_ended(std::size_t member, Steps& steps) {
@@ -123,14 +138,12 @@ void Transaction::go_on_or_ask(Stage stage, Steps& steps) {
 }
 
 void Transaction::release_if_all_may(Steps& steps) {
-  if (all(Stage::kOut, [](const Member& m) { return m.state == MemberState::kReady; }))
-    go_on_or_ask(Stage::kOut, steps);
+  const auto may = [](const Member& m) { return m.left || m.state == MemberState::kReady; };
+  if (all(Stage::kOut, may)) go_on_or_ask(Stage::kOut, steps);
 }
 
 void Transaction::open_if_all_may(Steps& steps) {
-  const auto has_left = [](const Member& m) {
-    return m.state == MemberState::kEnded && m.status.ok();
-  };
+  const auto has_left = [](const Member& m) { return m.gone(); };
   const auto is_ready = [](const Member& m) { return m.state == MemberState::kReady; };
   // It has nobody else to wait for.
   const bool alone = !abroad_ && members_.size() - outgoing_ == 1;
@@ -141,7 +154,7 @@ void Transaction::open_if_all_may(Steps& steps) {
 void Transaction::go_on(Stage stage, Steps& steps) {
   for (std::size_t i = first(stage); i < end(stage); ++i) {
     Member& m = members_[i];
-    if (m.state == MemberState::kEnded) continue;
+    if (m.left || m.state == MemberState::kEnded) continue;
     m.state = MemberState::kReleased;
     steps.push_back({Step::kGoOn, i});
   }
@@ -150,7 +163,8 @@ void Transaction::go_on(Stage stage, Steps& steps) {
 void Transaction::give_up(Stage stage, Steps& steps) {
   for (std::size_t i = first(stage); i < end(stage); ++i) {
     Member& m = members_[i];
-    if (!m.held || m.state == MemberState::kBefore || m.state >= MemberState::kReleased) continue;
+    if (!m.held || m.left || m.state == MemberState::kBefore || m.state >= MemberState::kReleased)
+      continue;
     m.state = MemberState::kReleased;
     steps.push_back({Step::kGiveUp, i});
   }
@@ -158,7 +172,7 @@ void Transaction::give_up(Stage stage, Steps& steps) {
 
 bool Transaction::last(std::size_t member) const {
   for (std::size_t i = 0; i < members_.size(); ++i)
-    if (i != member && members_[i].state != MemberState::kEnded) return false;
+    if (i != member && !members_[i].left && members_[i].state != MemberState::kEnded) return false;
   return true;
 }
 

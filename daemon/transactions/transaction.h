@@ -11,6 +11,9 @@
 // these save. In turn: they begin when all that go out are paused. Either way: when a pause fails
 // those that come in end paused; when a resume fails all end paused.
 //
+// A deep pause goes on after everything has left: what comes in opens then, unless it is in turn,
+// and a failure from there on is in the result and changes nothing for the others.
+//
 // Pure; the caller carries out what a call returns, in order, before the next call; what it brings
 // about may lead to further calls. Not synchronised.
 #pragma once
@@ -65,6 +68,8 @@ class Transaction {
   Steps ready(std::size_t member);
   /// It was ready, and has failed; ended() follows once it has rolled back.
   Steps unready(std::size_t member);
+  /// The member goes out by a deep pause, and nothing that it leaves is on its devices any more.
+  Steps left(std::size_t member);
   Steps ended(std::size_t member, const Status& status);
 
   /// Of a member that has begun: whether it began held, which lasts until kGoOn or kGiveUp.
@@ -78,7 +83,7 @@ class Transaction {
   bool goes_out(std::size_t member) const { return stage_of(member) == Stage::kOut; }
   const std::string& name(std::size_t member) const { return members_[member].name; }
   bool swaps() const { return outgoing_ > 0 && outgoing_ < members_.size(); }
-  /// Every other member has ended.
+  /// Every other member has ended, or left.
   bool last(std::size_t member) const;
   Status why_given_up() const;
   /// Names each group. REQUIRES: all that have begun have ended.
@@ -94,6 +99,8 @@ class Transaction {
     MemberState state = MemberState::kBefore;
     bool held = false;
     Status status = {};
+    bool left = false;  // by left()
+    bool gone() const { return left || (state == MemberState::kEnded && status.ok()); }
   };
 
   std::size_t first(Stage stage) const { return stage == Stage::kOut ? 0 : outgoing_; }
@@ -106,9 +113,11 @@ class Transaction {
   void give_up(Stage stage, Steps& steps);
   void release_if_all_may(Steps& steps);
   void open_if_all_may(Steps& steps);
+  /// Of a swap: begins what comes in, or lets it go on, as far as what goes out has left.
+  void bring_in(Steps& steps);
   /// Goes on, or asks first.
   void go_on_or_ask(Stage stage, Steps& steps);
-  bool broken() const { return !failed_.empty() || !given_up_.ok(); }
+  bool broken() const { return broken_ || !given_up_.ok(); }
   void finish_if_ended(std::size_t member, Steps& steps);
 
   std::vector<Member> members_;
@@ -119,6 +128,8 @@ class Transaction {
   PerStage<bool> may_;    // by may_go_on()
   PerStage<bool> asked_;  // whether they may
   PerStage<bool> withdrawn_;
+  bool vacated_ = false;             // those that come in know that all that go out have left
+  bool broken_ = false;              // by a failure of a member that had not left
   Status given_up_;                  // not OK: why, by the other nodes
   std::vector<std::size_t> failed_;  // in the order in which they ended
 };

@@ -169,7 +169,7 @@ std::optional<CUresult> Heap::allocate(CUdeviceptr* address, std::size_t size, c
   if (address == nullptr || size == 0) return CUDA_ERROR_INVALID_VALUE;
   if (size >= kTooLarge) return CUDA_ERROR_OUT_OF_MEMORY;
   release_deferred();
-  const Pass pass(gate_);
+  const Pass pass(gate_, "cuMemAlloc_v2");
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   if (CUresult r = place(block, label); r != CUDA_SUCCESS) return r;
   *address = block.address;
@@ -479,7 +479,7 @@ void Heap::trim() {
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock)
     kept = take_kept(KeptSegments::Time::max());
   drop(kept);
-  gate_.leave();
+  gate_.leave_quietly();
 }
 
 void Heap::drop_old() {
@@ -496,7 +496,7 @@ void Heap::drop_old() {
       more = drop_is_due_ = kept_.oldest() || any_behind_streams();
     }
     drop(old);
-    gate_.leave();
+    gate_.leave_quietly();
   }
   if (more) session_.run_at(now + kKeepFor, [this] { drop_old(); });
 }
@@ -512,7 +512,7 @@ Gaps Heap::unused(std::uint64_t least) {
 void Heap::settle(bool streams) {
   if (gate_.try_enter()) {
     drop_kept(streams);
-    gate_.leave();
+    gate_.leave_quietly();
   }
   memory_.holdings.settle_frees();
 }

@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
+#include "shim/gate/deep_calls.h"
 #include "shim/memory/operands.h"
 #include "shim/runtime/await_memory.h"
 #include "shim/runtime/notices.h"
@@ -33,6 +35,11 @@ constexpr const char* kSymbols[] = {
 constexpr bool builds_graph(std::string_view symbol) {
   return symbol.starts_with("cuGraphAdd") || symbol.starts_with("cuGraphNodeSetParams") ||
          symbol.ends_with("NodeSetParams");
+}
+
+/// Gives no work and changes nothing.
+constexpr bool only_asks(std::string_view symbol) {
+  return symbol.starts_with("cuMemGetLocationInfo");
 }
 
 /// Where a call's work goes, from its arguments. What names no stream goes to the default one. The
@@ -123,6 +130,11 @@ struct Gated<row, CUresult (*)(Args...)> {
           [&] { return the_gate->enter([&] { return submission_of<row>(args...); }); },
           [&] { return named_by(args...); },
           [&] { return explained(kSymbols[row], real<row>()(args...)); });
+    } else if constexpr (only_asks(kSymbols[row])) {
+      const PassToAsk pass(*the_gate,
+                           the_gate->enter_to_ask([&] { return submission_of<row>(args...); }));
+      if (pass.result() != CUDA_SUCCESS) return pass.result();
+      return explained(kSymbols[row], real<row>()(args...));
     } else {
       const Pass pass(*the_gate, the_gate->enter([&] { return submission_of<row>(args...); }));
       if (pass.result() != CUDA_SUCCESS) return pass.result();
@@ -131,14 +143,104 @@ struct Gated<row, CUresult (*)(Args...)> {
   }
 };
 
-// ---- calls that wait for the device: each goes on to the driver ----
+// ---- calls that ask whether work has ended, or wait for it: each goes on to the driver ----
 
 template <CallRow row, class Function = typename Signature<row>::Function>
 struct Watched;
 
 template <CallRow row, class... Args>
 struct Watched<row, CUresult (*)(Args...)> {
-  static CUresult call(Args... args) { return explained(kSymbols[row], real<row>()(args...)); }
+  static CUresult call(Args... args) {
+    constexpr bool kOfEvent = std::string_view(kSymbols[row]).starts_with("cuEvent");
+    if (DeepCalls::on()) [[unlikely]]
+      if (const auto r = DeepCalls::get().ended(kOfEvent); r.has_value()) return *r;
+    return explained(kSymbols[row], real<row>()(args...));
+  }
+};
+
+// ---- calls that only free or destroy: in a deep pause they are noted ----
+
+template <CallRow row, class... Args>
+CUresult to_driver(Args... args) {
+  return real<row>()(args...);
+}
+
+/// Whether it may come after calls that the program makes later: what of these goes to the driver
+/// does so as soon as the driver makes calls again, before what was noted. Only what amem answers
+/// waits at the gate.
+template <CallRow row, class... Args>
+bool may_be_noted(const Args&... /*args*/) {
+  return true;
+}
+template <>
+bool may_be_noted<kRow_cuMemUnmap>(const CUdeviceptr& address, const std::size_t& size) {
+  return Runtime::get().memory().mappings.brokered(address, size);
+}
+template <>
+bool may_be_noted<kRow_cuIpcCloseMemHandle>(const CUdeviceptr& address) {
+  return Runtime::get().ipc().opened(address);
+}
+template <>
+bool may_be_noted<kRow_cuMulticastUnbind>(const CUmemGenericAllocationHandle& object,
+                                          const CUdevice& /*device*/, const std::size_t& /*at*/,
+                                          const std::size_t& /*size*/) {
+  return Runtime::get().memory().multicast.tracked(object);
+}
+
+template <class Arg>
+std::uint64_t word_of(Arg arg) {
+  if constexpr (std::is_pointer_v<Arg>)
+    return reinterpret_cast<std::uint64_t>(arg);
+  else
+    return static_cast<std::uint64_t>(arg);
+}
+template <class Arg>
+Arg from_word(std::uint64_t word) {
+  if constexpr (std::is_pointer_v<Arg>)
+    return reinterpret_cast<Arg>(word);
+  else
+    return static_cast<Arg>(word);
+}
+
+template <CallRow row, auto answer, class Function = typename Signature<row>::Function>
+struct Frees;
+
+template <CallRow row, auto answer, class... Args>
+struct Frees<row, answer, CUresult (*)(Args...)> {
+  static_assert(sizeof...(Args) <= DeepCalls::kMostWords);
+  static CUresult call(Args... args) {
+    if (DeepCalls::on()) [[unlikely]]
+      if (may_be_noted<row>(args...) &&
+          DeepCalls::get().note({kSymbols[row], &make, {word_of(args)...}}))
+        return CUDA_SUCCESS;
+    return answer(args...);
+  }
+  static CUresult make(const DeepCalls::Words& words) {
+    return [&]<std::size_t... i>(std::index_sequence<i...>) {
+      return answer(from_word<Args>(words[i])...);
+    }
+    (std::index_sequence_for<Args...>());
+  }
+};
+
+template <CallRow row, class Function = typename Signature<row>::Function>
+struct Destroys;
+
+template <CallRow row, class... Args>
+struct Destroys<row, CUresult (*)(Args...)> : Frees<row, &to_driver<row, Args...>> {};
+
+// ---- calls that give a device something to do, which is no work for the gate ----
+
+template <CallRow row, class Function = typename Signature<row>::Function>
+struct HeldUp;
+
+template <CallRow row, class... Args>
+struct HeldUp<row, CUresult (*)(Args...)> {
+  static CUresult call(Args... args) {
+    const DeepCalls::Held held;
+    if (held.result() != CUDA_SUCCESS) return held.result();
+    return real<row>()(args...);
+  }
 };
 
 // ---- calls that change what pools hold ----
@@ -174,6 +276,15 @@ const Call kCalls[] = {
    &real_functions[kRow_##symbol]},
 #define POOLED(api, version, type, symbol)                                        \
   {#api, version, #symbol, reinterpret_cast<void*>(&Pooled<kRow_##symbol>::call), \
+   &real_functions[kRow_##symbol]},
+#define FREES(api, version, type, symbol)                                                          \
+  {#api, version, #symbol, reinterpret_cast<void*>(&Frees<kRow_##symbol, &answer_##symbol>::call), \
+   &real_functions[kRow_##symbol]},
+#define DESTROYS(api, version, type, symbol)                                        \
+  {#api, version, #symbol, reinterpret_cast<void*>(&Destroys<kRow_##symbol>::call), \
+   &real_functions[kRow_##symbol]},
+#define HELD(api, version, type, symbol)                                          \
+  {#api, version, #symbol, reinterpret_cast<void*>(&HeldUp<kRow_##symbol>::call), \
    &real_functions[kRow_##symbol]},
 #define WRAPPED(api, version, type, symbol)                           \
   {#api, version, #symbol, reinterpret_cast<void*>(&answer_##symbol), \

@@ -38,6 +38,9 @@ using PFN_cuMemcpyWithAttributesAsync_v13020_ptsz = PFN_cuMemcpyWithAttributesAs
 using PFN_cuMemcpy3DWithAttributesAsync_v13020 = CUresult (*)(CUDA_MEMCPY3D_BATCH_OP*,
                                                               unsigned long long, CUstream);
 using PFN_cuMemcpy3DWithAttributesAsync_v13020_ptsz = PFN_cuMemcpy3DWithAttributesAsync_v13020;
+using PFN_cuLaunchHostFunc_v13010 = CUresult (*)(CUstream, CUhostFn, void* data,
+                                                 unsigned sync_mode);
+using PFN_cuLaunchHostFunc_v13010_ptsz = PFN_cuLaunchHostFunc_v13010;
 using PFN_cuStreamBeginCaptureToCig_v13010 = CUresult (*)(CUstream, void* params);
 using PFN_cuStreamBeginCaptureToCig_v13010_ptsz = PFN_cuStreamBeginCaptureToCig_v13010;
 using PFN_cuStreamEndCaptureToCig_v13010 = CUresult (*)(CUstream);
@@ -86,6 +89,8 @@ auto real() {
 #define GATED(...)
 #define POOLED(...)
 #define WATCHED(...)
+#define DESTROYS(...)
+#define HELD(...)
 #define WRAPPED(api, version, type, symbol) \
   std::remove_pointer_t<PFN_##api##_##type> answer_##symbol;
 #include "shim/calls/driver_calls.inc"

@@ -31,7 +31,7 @@ void count(CUdeviceptr address, std::size_t size) {
 
 /// Nothing: this allocation is none of ours.
 template <class Allocate>
-std::optional<CUresult> allocate_brokered(const void* caller, std::size_t size,
+std::optional<CUresult> allocate_brokered(const char* call, const void* caller, std::size_t size,
                                           const Allocate& allocate) {
   Runtime& runtime = Runtime::get();
   const std::optional<Label> label = runtime.label(caller);
@@ -41,7 +41,7 @@ std::optional<CUresult> allocate_brokered(const void* caller, std::size_t size,
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   if (label->tag != kNcclTag) {
-    const Pass pass(*the_gate);  // of a paused group, others have the memory
+    const Pass pass(*the_gate, call);  // of a paused group, others have the memory
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     if (!within_memory_margin(size)) return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -151,7 +151,7 @@ CUresult reset_device(CUdevice device) {
 
 CUresult answer_cuMemAlloc_v2(CUdeviceptr* address, std::size_t size) {
   const auto ours = allocate_brokered(
-      __builtin_return_address(0), size,
+      symbol_of(kRow_cuMemAlloc_v2), __builtin_return_address(0), size,
       [&](Heap& heap, const Label& label) { return heap.allocate(address, size, label); });
   if (ours) {
     trace("alloc va=%llx n=%zu rc=%d", *ours == CUDA_SUCCESS ? *address : 0, size, *ours);
@@ -165,7 +165,8 @@ CUresult answer_cuMemAlloc_v2(CUdeviceptr* address, std::size_t size) {
 CUresult answer_cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std::size_t width,
                                    std::size_t height, unsigned element_size) {
   const auto ours = allocate_brokered(
-      __builtin_return_address(0), width * height, [&](Heap& heap, const Label& label) {
+      symbol_of(kRow_cuMemAllocPitch_v2), __builtin_return_address(0), width * height,
+      [&](Heap& heap, const Label& label) {
         return heap.allocate_pitch(address, pitch, width, height, element_size, label);
       });
   if (ours) return *ours;

@@ -3,6 +3,7 @@
 
 #include "shim/base/log.h"
 #include "shim/calls/driver_calls.h"
+#include "shim/gate/deep_calls.h"
 #include "shim/memory/free_pass.h"
 #include "shim/runtime/runtime.h"
 
@@ -12,8 +13,15 @@ namespace {
 template <CallRow row>
 CUresult open(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
   const std::optional<IpcHandle> ours = Ipc::read(handle);
-  if (!ours || address == nullptr) return real<row>()(address, handle, flags);
   Runtime& runtime = Runtime::get();
+  if (!ours || address == nullptr) {
+    const CUresult r = real<row>()(address, handle, flags);
+    if (r == CUDA_SUCCESS && !runtime.forked() && runtime.devices() != nullptr)
+      runtime.memory().unbrokered.add(UnbrokeredMemory::Kind::kOpened, *address, 0,
+                                      runtime.devices()->current(),
+                                      runtime.devices()->current_context());
+    return r;
+  }
   if (runtime.forked()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!runtime.connected()) {
     log_error(
@@ -74,7 +82,10 @@ CUresult answer_cuIpcCloseMemHandle(CUdeviceptr address) {
       return *r;
     }
   }
-  return real<kRow_cuIpcCloseMemHandle>()(address);
+  const CUresult r = real<kRow_cuIpcCloseMemHandle>()(address);
+  if (r == CUDA_SUCCESS && !runtime.forked())
+    runtime.memory().unbrokered.remove(UnbrokeredMemory::Kind::kOpened, address);
+  return r;
 }
 
 CUresult answer_cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
@@ -83,6 +94,18 @@ CUresult answer_cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, 
 
 CUresult answer_cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
   return open<kRow_cuIpcOpenMemHandle_v2>(address, handle, flags);
+}
+
+// ---- events, whose work may then be another process's ----
+
+CUresult answer_cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
+  DeepCalls::shares_events();
+  return real<kRow_cuIpcGetEventHandle>()(handle, event);
+}
+
+CUresult answer_cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
+  DeepCalls::shares_events();
+  return real<kRow_cuIpcOpenEventHandle>()(event, handle);
 }
 
 }  // namespace amem::shim

@@ -65,7 +65,7 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   const int types = static_cast<int>(prop->requestedHandleTypes);
   if ((types & CU_MEM_HANDLE_TYPE_FABRIC) != 0) return CUDA_ERROR_NOT_PERMITTED;
   if ((types & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) return std::nullopt;
-  const Pass pass(*the_gate);
+  const Pass pass(*the_gate, "cuMemCreate");
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   if (label->tag != kNcclTag && !within_memory_margin(size)) return CUDA_ERROR_OUT_OF_MEMORY;
   std::optional<CUresult> packed;
@@ -113,8 +113,10 @@ CUresult release_object(CUmemGenericAllocationHandle handle) {
   const FreePass pass(*the_gate, runtime.memory().holdings);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(handle);
-  if (r == CUDA_SUCCESS)
+  if (r == CUDA_SUCCESS) {
+    runtime.memory().unbrokered.released(handle);
     runtime.memory().mappings.let_go(runtime.memory().multicast.release(handle));
+  }
   return r;
 }
 
@@ -183,7 +185,7 @@ CUresult answer_cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHa
   Runtime& runtime = Runtime::get();
   if (!is_buffer(handle))
     return runtime.memory().handles.export_ticket(static_cast<int*>(out), handle);
-  const Pass pass(*the_gate);
+  const Pass pass(*the_gate, "cuMemExportToShareableHandle");
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   return runtime.slabs().export_ticket(static_cast<int*>(out), handle);
 }
@@ -194,15 +196,19 @@ CUresult answer_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* han
   std::optional<Ticket> ticket;
   if (handle != nullptr && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     ticket = read_ticket(fd);
-  if (!ticket) return real<kRow_cuMemImportFromShareableHandle>()(handle, os_handle, type);
   Runtime& runtime = Runtime::get();
+  if (!ticket) {
+    const CUresult r = real<kRow_cuMemImportFromShareableHandle>()(handle, os_handle, type);
+    if (r == CUDA_SUCCESS && !in_forked_child()) runtime.memory().unbrokered.imported(*handle);
+    return r;
+  }
   if (!runtime.connected()) {
     log_error(
         "a peer passed a ticket for brokered memory, but this process has no broker that can "
         "redeem it");
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
-  const Pass pass(*the_gate);
+  const Pass pass(*the_gate, "cuMemImportFromShareableHandle");
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = runtime.slabs().import(handle, *ticket);
   if (tracing())
@@ -234,7 +240,7 @@ CUresult answer_cuMemMap(CUdeviceptr address, std::size_t size, std::size_t offs
     return r;
   }
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
-  const Pass pass(*the_gate);
+  const Pass pass(*the_gate, "cuMemMap");
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   Runtime& runtime = Runtime::get();
   const CUresult r = runtime.slabs().map(address, size, offset, handle, flags);
@@ -273,7 +279,10 @@ CUresult answer_cuMemUnmap(CUdeviceptr address, std::size_t size) {
   const FreePass pass(*the_gate, memory.holdings);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(address, size);
-  if (r == CUDA_SUCCESS) memory.mappings.let_go(multicast.unmap(address, size));
+  if (r == CUDA_SUCCESS) {
+    memory.unbrokered.unmapped(address, size);
+    memory.mappings.let_go(multicast.unmap(address, size));
+  }
   return r;
 }
 
@@ -282,7 +291,7 @@ CUresult answer_cuMemSetAccess(CUdeviceptr address, std::size_t size, const CUme
   Memory& memory = Runtime::get().memory();
   if (desc != nullptr && !in_forked_child() && memory.mappings.brokered(address, size)) {
     if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
-    const Pass pass(*the_gate);
+    const Pass pass(*the_gate, "cuMemSetAccess");
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     std::optional<CUresult> r = Runtime::get().slabs().set_access(address, size, desc, count);
     if (!r) r = memory.mappings.set_access(address, size, desc, count);
@@ -318,7 +327,7 @@ CUresult answer_cuMemGetHandleForAddressRange(void* handle, CUdeviceptr address,
   Memory& memory = Runtime::get().memory();
   if (in_forked_child() || !memory.mappings.brokered(address, size))
     return real_call(handle, address, size, type, flags);
-  const Pass pass(*the_gate);
+  const Pass pass(*the_gate, "cuMemGetHandleForAddressRange");
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const auto pinned =
       Runtime::get().slabs().pin(address, size, amem_v1_PinReason_PIN_REASON_DMA_BUF);

@@ -60,12 +60,12 @@ Status request(const GroupRequest& what, std::uint32_t timeout_ms) {
 // Turned off, all five succeed and do nothing, as AMem's do.
 AMEM_PUBLIC ncclResult_t ncclPause(ncclComm_t* /*comm*/) {
   if (Runtime::disabled()) return ncclSuccess;
-  return nccl_result(request({amem_v1_GroupOp_GROUP_OP_PAUSE, {}, {}, {}}, 0), "ncclPause");
+  return nccl_result(request({amem_v1_GroupOp_GROUP_OP_PAUSE}, 0), "ncclPause");
 }
 
 AMEM_PUBLIC ncclResult_t ncclResume(ncclComm_t* /*comm*/) {
   if (Runtime::disabled()) return ncclSuccess;
-  return nccl_result(request({amem_v1_GroupOp_GROUP_OP_RESUME, {}, {}, {}}, 0), "ncclResume");
+  return nccl_result(request({amem_v1_GroupOp_GROUP_OP_RESUME}, 0), "ncclResume");
 }
 
 AMEM_PUBLIC ncclResult_t ncclSetGroupID(int id) {
@@ -178,34 +178,42 @@ AMEM_PUBLIC ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, s
 /// No tags: everything that the group has.
 AMEM_PUBLIC int amem_shim_pause(const char* const* tags, std::size_t tag_count,
                                 std::uint32_t timeout_ms, char* error, std::size_t size) {
-  return report(
-      request({amem_v1_GroupOp_GROUP_OP_PAUSE, names(tags, tag_count), {}, {}, {}}, timeout_ms),
-      error, size);
+  return report(request({amem_v1_GroupOp_GROUP_OP_PAUSE, names(tags, tag_count)}, timeout_ms),
+                error, size);
 }
 
 AMEM_PUBLIC int amem_shim_resume(const char* const* tags, std::size_t tag_count,
                                  std::uint32_t timeout_ms, char* error, std::size_t size) {
-  return report(
-      request({amem_v1_GroupOp_GROUP_OP_RESUME, names(tags, tag_count), {}, {}, {}}, timeout_ms),
-      error, size);
+  return report(request({amem_v1_GroupOp_GROUP_OP_RESUME, names(tags, tag_count)}, timeout_ms),
+                error, size);
 }
 
 /// A client of another version may call it: with other parameters it gets another name, which that
 /// client does not find, and says so. op: 1 a pause, 2 a resume. Of all but `except`, when there
 /// are such; a pause drops the bytes of `discard`. guests: of a pause, 1 pin, 2 refuse, 0 what is
 /// configured.
-AMEM_PUBLIC int amem_shim_request_2(int op, const char* const* tags, std::size_t tag_count,
+/// deep: of a pause, not 0: the processes are checkpointed afterwards.
+AMEM_PUBLIC int amem_shim_request_3(int op, const char* const* tags, std::size_t tag_count,
                                     const char* const* except, std::size_t except_count,
                                     const char* const* discard, std::size_t discard_count,
-                                    int guests, std::uint32_t timeout_ms, char* error,
+                                    int guests, int deep, std::uint32_t timeout_ms, char* error,
                                     std::size_t size) {
   if (guests < _amem_v1_GuestRule_MIN || guests > _amem_v1_GuestRule_MAX)
     return report({Code::kInvalidArgument, "guests must be pin or refuse"}, error, size);
   return report(request({static_cast<amem_v1_GroupOp>(op), names(tags, tag_count),
                          names(except, except_count), names(discard, discard_count),
-                         static_cast<amem_v1_GuestRule>(guests)},
+                         static_cast<amem_v1_GuestRule>(guests), deep != 0},
                         timeout_ms),
                 error, size);
+}
+
+AMEM_PUBLIC int amem_shim_request_2(int op, const char* const* tags, std::size_t tag_count,
+                                    const char* const* except, std::size_t except_count,
+                                    const char* const* discard, std::size_t discard_count,
+                                    int guests, std::uint32_t timeout_ms, char* error,
+                                    std::size_t size) {
+  return amem_shim_request_3(op, tags, tag_count, except, except_count, discard, discard_count,
+                             guests, 0, timeout_ms, error, size);
 }
 
 AMEM_PUBLIC int amem_shim_set_group(const char* group, char* error, std::size_t size) {

@@ -14,6 +14,9 @@ namespace {
 /// Before a wait that the driver has refused is tried again, and for how long that goes on.
 constexpr std::chrono::milliseconds kWaitAgain{20};
 constexpr std::chrono::seconds kWaitDeadline{30};
+/// How often an event is asked about that should come at once, and how long between two questions.
+constexpr int kQueries = 10;
+constexpr std::chrono::microseconds kQueryAgain{100};
 
 }  // namespace
 
@@ -83,6 +86,29 @@ bool LocalDevices::idle(int ordinal, CUstream stream) {
   return use.result() == CUDA_SUCCESS && driver_.cuStreamQuery_(stream) == CUDA_SUCCESS;
 }
 
+/// The event is recorded behind all work that the context has, and nobody waits for it.
+std::optional<bool> LocalDevices::work_left(int ordinal) {
+  if (driver_.cuCtxRecordEvent_ == nullptr) return false;
+  const CUcontext context = primary(ordinal);
+  if (context == nullptr) return false;
+  const Use use(driver_, context);
+  CUevent event = nullptr;
+  CUresult r = use.result();
+  if (r == CUDA_SUCCESS) r = driver_.cuEventCreate_(&event, CU_EVENT_DISABLE_TIMING);
+  if (r == CUDA_SUCCESS) {
+    r = driver_.cuCtxRecordEvent_(context, event);
+    for (int i = 0; i < kQueries && (r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY); ++i) {
+      if (i > 0) std::this_thread::sleep_for(kQueryAgain);
+      r = driver_.cuEventQuery_(event);
+      if (r == CUDA_SUCCESS) break;
+    }
+    driver_.cuEventDestroy_(event);
+  }
+  if (r == CUDA_SUCCESS || ends_context(r) || context_is_gone(r)) return false;
+  if (r == CUDA_ERROR_NOT_READY) return true;
+  return std::nullopt;
+}
+
 void LocalDevices::forget(int ordinal) {
   if (ordinal < 0 || ordinal >= count()) return;
   contexts_[static_cast<std::size_t>(ordinal)].store(nullptr, std::memory_order_release);
@@ -132,6 +158,15 @@ CUresult LocalDevices::wait(int ordinal, CUstream stream) {
       return context_is_gone(use.result()) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : use.result();
     return again ? driver_.cuCtxSynchronize_() : driver_.cuStreamSynchronize_(stream);
   });
+}
+
+CUresult LocalDevices::drain(int ordinal) {
+  unsigned flags = 0;
+  int is_active = 0;
+  const CUresult r = driver_.cuDevicePrimaryCtxGetState_(ordinal, &flags, &is_active);
+  if (r != CUDA_SUCCESS || is_active == 0) return r;
+  const Use use(*this, ordinal);
+  return use.result() == CUDA_SUCCESS ? driver_.cuCtxSynchronize_() : use.result();
 }
 
 CUresult LocalDevices::clear(CUdeviceptr address, std::size_t size) {

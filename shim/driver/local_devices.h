@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "common/driver.h"
@@ -39,12 +40,18 @@ class LocalDevices {
   /// Whether all work on a stream of the device's primary context has ended; false when that is not
   /// known.
   bool idle(int ordinal, CUstream stream);
+  /// Whether work is left on any stream of the device's primary context; nothing: the driver does
+  /// not say. One that is older than CUDA 12.5 knows no such question, and then no work counts as
+  /// left. REQUIRES: no stream capture is open or begins, as this would end it.
+  std::optional<bool> work_left(int ordinal);
   /// Until the work on a stream of the calling thread's context has ended. Where the driver refuses
   /// to wait for the stream, until all of the context's has: the error does not mean that nothing
   /// runs. Where it refuses that, too, the wait is tried again, for 30 s.
   CUresult wait(CUstream stream);
   /// The same for a stream of the device's primary context.
   CUresult wait(int ordinal, CUstream stream);
+  /// Waits until all work in the device's primary context has ended, if that is active.
+  CUresult drain(int ordinal);
   /// Sets memory to zero in the calling thread's context, and waits for it.
   CUresult clear(CUdeviceptr address, std::size_t size);
   /// The device's primary context; nullptr when it is not active. It is not kept.

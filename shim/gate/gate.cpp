@@ -12,6 +12,7 @@
 
 #include "shim/base/log.h"
 #include "shim/base/no_cancel.h"
+#include "shim/gate/deep_calls.h"
 #include "shim/gate/wait_log.h"
 
 namespace amem::shim {
@@ -20,6 +21,8 @@ namespace {
 /// How long an interpreter may be ending before a waiting caller sees it.
 constexpr std::chrono::milliseconds kInterpreterCheck{100};
 constexpr std::chrono::seconds kDrainBegins{1};
+/// A question takes microseconds. This is for a driver that blocks.
+constexpr std::chrono::seconds kQuestionEnds{10};
 
 long membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0); }
 
@@ -70,14 +73,26 @@ void Gate::prepare(const Policy& policy) {
 CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submission) noexcept {
   const NoCancel no_cancel;
   const bool may_step = caller != Caller::kCaptures;
-  int ordinal = policy_.current_device != nullptr ? policy_.current_device() : 0;
+  // Not asked of a driver that may have put the process away: nothing of this gate is the same
+  // then.
+  const bool asks = policy_.current_device != nullptr && !DeepCalls::on();
+  int ordinal = asks ? policy_.current_device() : 0;
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
   // Asked now: an interpreter that has ended no longer knows its threads.
   const bool with_interpreter =
       policy_.ends_with_interpreter != nullptr && policy_.ends_with_interpreter();
 
   std::unique_lock lock(mutex_);
-  self.active.store(false, std::memory_order_release);
+  // While a capture is open it does not wait.
+  const bool demands =
+      gives_work(caller) && shut_.load(std::memory_order_relaxed) && captures_ == 0;
+  if (demands) {
+    if (demanding_++ == 0) demand_.call = submission.call;
+    ++demand_.waits;
+    ++demand_version_;
+    demanded_.notify_all();
+  }
+  self.mark.store(0, std::memory_order_release);
   self.depth = 0;  // a signal handler that calls exit() comes here again, and must not pass
   Waiter waiter;
   waiter.device = device;
@@ -143,8 +158,12 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submissi
     *link = waiter.next;
   }
   if (waiter.stepped) ++steps_used_;
+  if (demands && --demanding_ == 0) {
+    ++demand_version_;
+    demanded_.notify_all();
+  }
   if (result == CUDA_SUCCESS) {
-    self.active.store(true, std::memory_order_relaxed);
+    self.mark.store(gives_work(caller) ? kInside | kWorked : kInside, std::memory_order_relaxed);
     self.depth = 1;
     ++passes_;
   }
@@ -201,6 +220,11 @@ void Gate::let_frees_pass(bool on) {
 bool Gate::frees_pass() {
   std::lock_guard lock(mutex_);
   return frees_pass_;
+}
+
+bool Gate::await_empty(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  return watcher_.wait_for(lock, patience, [&] { return !any_active(); });
 }
 
 void Gate::fail() {
@@ -266,7 +290,7 @@ bool Gate::drain_begins() {
   std::lock_guard lock(mutex_);
   if (!shut_.load(std::memory_order_relaxed) || captures_ > 0 || any_active()) return false;
   ++drains_;
-  last_drain_ = Clock::now();
+  captures_wait_ = Clock::now() + kDrainBegins;
   return true;
 }
 
@@ -276,18 +300,47 @@ void Gate::drain_ended() {
   drained_.notify_all();
 }
 
+/// A capture that is about to begin is inside, and has taken the lock since, or takes it after this
+/// and waits. The thread is inside meanwhile: a pause waits for it, too.
+bool Gate::question_begins() {
+  ThreadState& self = this_thread();
+  std::lock_guard lock(mutex_);
+  if (shut_.load(std::memory_order_relaxed) || captures_ > 0 || any_active()) return false;
+  ++self.depth;
+  enter_quietly(self);
+  ++drains_;
+  captures_wait_ = Clock::now() + kQuestionEnds;
+  return true;
+}
+
+void Gate::question_ended() {
+  drain_ended();
+  leave_quietly();
+}
+
 /// Only the beginning of a drain does harm, and nobody sees it inside the driver: it is there after
 /// so long.
 void Gate::await_drains() noexcept {
   const NoCancel no_cancel;
   std::unique_lock lock(mutex_);
-  drained_.wait_until(lock, last_drain_ + kDrainBegins, [&] { return drains_ == 0; });
+  drained_.wait_until(lock, captures_wait_, [&] { return drains_ == 0; });
 }
 
 bool Gate::any_active() const {
   for (ThreadState* t = threads_.load(std::memory_order_acquire); t != nullptr; t = t->next)
-    if (t->active.load(std::memory_order_acquire)) return true;
+    if ((t->mark.load(std::memory_order_acquire) & kInside) != 0) return true;
   return false;
+}
+
+bool Gate::take_worked() noexcept {
+  bool worked = false;
+  for (ThreadState* t = threads_.load(std::memory_order_acquire); t != nullptr; t = t->next) {
+    std::uint8_t mark = t->mark.load(std::memory_order_relaxed);
+    worked = worked || (mark & kWorked) != 0;
+    // Who is inside keeps its mark, and writes another one when it leaves.
+    if (mark == kWorked) t->mark.compare_exchange_strong(mark, 0, std::memory_order_relaxed);
+  }
+  return worked;
 }
 
 bool Gate::ready(const Waiter& waiter) const {
@@ -347,11 +400,30 @@ void Gate::changed() noexcept {
   watcher_.notify_all();
 }
 
+Gate::Demand Gate::demand() {
+  std::lock_guard lock(mutex_);
+  Demand now = demand_;
+  now.waiting = demanding_ > 0;
+  return now;
+}
+
+std::uint64_t Gate::await_demand(std::uint64_t version, Clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  demanded_.wait_until(lock, until, [&] { return demand_version_ != version; });
+  return demand_version_;
+}
+
+void Gate::stir() {
+  std::lock_guard lock(mutex_);
+  ++demand_version_;
+  demanded_.notify_all();
+}
+
 void Gate::reset_after_fork() noexcept {
   // Only the forking thread lives on. Its lock may be held by one that does not, so it is not
   // taken: an open gate needs none.
   for (ThreadState* t = threads_.load(std::memory_order_relaxed); t != nullptr; t = t->next)
-    if (t != state_) t->active.store(false, std::memory_order_relaxed);
+    if (t != state_) t->mark.store(0, std::memory_order_relaxed);
   shut_.store(false, std::memory_order_relaxed);
 }
 

@@ -12,6 +12,9 @@
 // thread of the process (membarrier). So one of the two always sees the other, and the fast path
 // needs no fence of its own. Without membarrier it uses one.
 //
+// How the gate knows which process has work: the store with which a caller leaves says that it has
+// passed, and take_worked() looks at these marks. Calls that only free or ask leave no mark.
+//
 // enter/leave: any thread, nestable. end: the thread that calls exit(). The rest: the shim's own
 // threads. One Gate per process; never destroyed.
 #pragma once
@@ -71,6 +74,13 @@ class Gate {
     std::vector<Waiting> waiting;  // by device ordinal; callers without a device count as device 0
   };
 
+  /// Who waits at the shut gate and neither only frees nor only asks.
+  struct Demand {
+    bool waiting = false;
+    const char* call = nullptr;  // of the first one that began to wait, if its name is known
+    std::uint64_t waits = 0;     // that have begun so far
+  };
+
   /// Before the first close(). Registers for membarrier.
   void prepare(const Policy& policy);
 
@@ -86,13 +96,23 @@ class Gate {
 
   /// The same for a call that only frees, unmaps, releases, closes or destroys. It also passes a
   /// shut gate while frees pass (let_frees_pass).
+  /// The caller must call leave_quietly().
   CUresult enter_to_free() noexcept { return pass(Caller::kFrees, AnyWork()); }
+
+  /// The same for a call that only asks, as monitoring programs do all the time: it is neither work
+  /// nor demand. The caller must call leave_quietly().
+  template <class Lookup = AnyWork>
+  CUresult enter_to_ask(const Lookup& work = {}) noexcept {
+    return pass(Caller::kAsks, work);
+  }
 
   /// The same for the beginning of a stream capture, which no step lets through: the devices are
   /// being waited for, and that wait, begun beside an open capture, would break it. For the same
   /// reason it waits, a second at most, where such a wait was about to begin when the gate opened.
   CUresult enter_capture() noexcept {
-    const CUresult result = pass(Caller::kCaptures, AnyWork());
+    const CUresult result = pass(Caller::kCaptures, [] {
+      return Submission{false, nullptr, "cuStreamBeginCapture"};
+    });
     if (result == CUDA_SUCCESS) await_drains();
     return result;
   }
@@ -102,25 +122,33 @@ class Gate {
   bool drain_begins();
   void drain_ended();
 
-  void leave() noexcept {
-    ThreadState& self = this_thread();
-    if (--self.depth > 0) return;
-    self.active.store(false, std::memory_order_release);
-    barrier();
-    if (shut_.load(std::memory_order_relaxed)) [[unlikely]]
-      changed();
+  /// A thread of ours is about to ask the driver whether devices have work left, while the gate is
+  /// open. False: not now. A capture is open or may begin, the gate is shut, or a caller is inside
+  /// the driver. Else it calls question_ended() soon afterwards: captures and pauses wait for it.
+  bool question_begins();
+  void question_ended();
+
+  void leave() noexcept { leave(kWorked); }
+  /// The same for a caller that has given no work. What its thread gave before still counts.
+  void leave_quietly() noexcept {
+    leave(this_thread().mark.load(std::memory_order_relaxed) & kWorked);
   }
 
-  /// Passes if that needs no wait. True: the caller must call leave().
+  /// Passes if that needs no wait, for what gives no work. True: the caller must call
+  /// leave_quietly().
   bool try_enter() noexcept {
     ThreadState& self = this_thread();
     if (self.depth++ > 0) return true;
-    self.active.store(true, std::memory_order_relaxed);
+    enter_quietly(self);
     barrier();
     if (!shut_.load(std::memory_order_relaxed)) return true;
-    leave();
+    leave_quietly();
     return false;
   }
+
+  /// Whether a caller has passed since the last take_worked(), or is inside; not those that only
+  /// free or ask. One thread at a time.
+  bool take_worked() noexcept;
 
   /// Shuts the gate. While a stream capture is under way callers still pass, or it could never end.
   void close();
@@ -131,6 +159,8 @@ class Gate {
   /// phase is under way. open() and close() end it.
   void let_frees_pass(bool on);
   bool frees_pass();
+  /// Waits until nobody who has passed the shut gate is inside. False: not in this time.
+  bool await_empty(std::chrono::milliseconds patience);
   /// The gate is shut, or about to open. Any thread.
   bool shut() const { return shut_.load(std::memory_order_relaxed); }
   /// The calling thread has passed and not left.
@@ -162,15 +192,28 @@ class Gate {
   /// Wakes wait_change.
   void changed() noexcept;
 
+  Demand demand();
+  /// Waits until demand() may have changed since `version`, somebody calls stir(), or until then;
+  /// returns the new version.
+  std::uint64_t await_demand(std::uint64_t version, Clock::time_point until);
+  /// Wakes await_demand.
+  void stir();
+
   /// In a child of fork: the gate is open and forgets the parent's threads.
   void reset_after_fork() noexcept;
 
  private:
   /// What a caller is about to do.
-  enum class Caller : std::uint8_t { kWorks, kCaptures, kFrees };
+  enum class Caller : std::uint8_t { kWorks, kCaptures, kFrees, kAsks };
 
+  /// Bits of ThreadState::mark.
+  static constexpr std::uint8_t kInside = 1;
+  static constexpr std::uint8_t kWorked = 2;  // since the last take_worked(), or now
+
+  /// The thread writes its mark with plain stores, and take_worked() clears kWorked beside it. At
+  /// worst that brings back a mark that was just taken.
   struct alignas(64) ThreadState {
-    std::atomic<bool> active{false};
+    std::atomic<std::uint8_t> mark{0};
     std::uint32_t depth = 0;
     std::atomic<bool> taken{true};
     ThreadState* next = nullptr;
@@ -192,11 +235,33 @@ class Gate {
   CUresult pass(Caller caller, const Lookup& work) noexcept {
     ThreadState& self = this_thread();
     if (self.depth++ > 0) return CUDA_SUCCESS;
-    self.active.store(true, std::memory_order_relaxed);
+    if (gives_work(caller))
+      self.mark.store(kInside | kWorked, std::memory_order_relaxed);
+    else
+      enter_quietly(self);
     barrier();
     if (!shut_.load(std::memory_order_relaxed)) [[likely]]
       return CUDA_SUCCESS;
     return wait(self, caller, work());
+  }
+
+  /// Or is what a program does before it gives some.
+  static constexpr bool gives_work(Caller caller) {
+    return caller == Caller::kWorks || caller == Caller::kCaptures;
+  }
+
+  static void enter_quietly(ThreadState& self) noexcept {
+    const std::uint8_t mark = self.mark.load(std::memory_order_relaxed);
+    self.mark.store(mark | kInside, std::memory_order_relaxed);
+  }
+
+  void leave(std::uint8_t mark) noexcept {
+    ThreadState& self = this_thread();
+    if (--self.depth > 0) return;
+    self.mark.store(mark, std::memory_order_release);
+    barrier();
+    if (shut_.load(std::memory_order_relaxed)) [[unlikely]]
+      changed();
   }
 
   static ThreadState& this_thread() noexcept {
@@ -234,8 +299,12 @@ class Gate {
   std::condition_variable watcher_;
   std::condition_variable answered_;  // a look_at() has ended, or what it asked of a waiter
   std::condition_variable drained_;
-  std::uint32_t drains_ = 0;
-  Clock::time_point last_drain_;    // when it was about to begin
+  std::condition_variable demanded_;
+  std::uint32_t drains_ = 0;         // and questions
+  Clock::time_point captures_wait_;  // for drains and questions, at most until then
+  std::uint32_t demanding_ = 0;      // callers that Demand counts
+  Demand demand_;                    // the latest, without `waiting`
+  std::uint64_t demand_version_ = 0;
   Waiter* first_waiter_ = nullptr;  // in the order in which they came
   std::uint64_t passes_ = 0;
   std::uint64_t version_ = 0;
@@ -248,10 +317,32 @@ class Gate {
   bool ending_ = false;
 };
 
+/// Passes the gate for the length of a scope, to ask something.
+class PassToAsk {
+ public:
+  /// `entered`: what enter_to_ask() just returned.
+  PassToAsk(Gate& gate, CUresult entered) noexcept : gate_(gate), result_(entered) {}
+  ~PassToAsk() {
+    if (result_ == CUDA_SUCCESS) gate_.leave_quietly();
+  }
+  PassToAsk(const PassToAsk&) = delete;
+  PassToAsk& operator=(const PassToAsk&) = delete;
+  CUresult result() const { return result_; }
+
+ private:
+  Gate& gate_;
+  CUresult result_;
+};
+
 /// Passes the gate for the length of a scope.
 class Pass {
  public:
   explicit Pass(Gate& gate) noexcept : Pass(gate, gate.enter()) {}
+  /// For a call whose name is to be known while it waits.
+  Pass(Gate& gate, const char* call) noexcept
+      : Pass(gate, gate.enter([call] {
+          return Gate::Submission{false, nullptr, call};
+        })) {}
   /// `entered`: what enter() or enter_capture() just returned.
   Pass(Gate& gate, CUresult entered) noexcept : gate_(gate), result_(entered) {}
   ~Pass() {

@@ -29,7 +29,7 @@ class FreePass {
     if (result_ != CUDA_SUCCESS) return;
     const bool paused = gate_.shut();
     if (paused) fault_point("freeDone");
-    gate_.leave();
+    gate_.leave_quietly();
     if (paused && outermost_) holdings_.settle_frees();
   }
   FreePass(const FreePass&) = delete;

@@ -53,7 +53,7 @@ void Pins::unpin(Pinned pinned) {
   if (pinned.ids.empty()) return;
   if (gate_.try_enter()) {
     unpin_now(pinned);
-    gate_.leave();
+    gate_.leave_quietly();
     return;
   }
   std::lock_guard lock(mutex_);
@@ -88,7 +88,7 @@ void Pins::unpin_late() {
     late.swap(late_);
   }
   for (const Pinned& pinned : late) unpin_now(pinned);
-  gate_.leave();
+  gate_.leave_quietly();
 }
 
 }  // namespace amem::shim

@@ -1,5 +1,7 @@
 #include "shim/memory/unbrokered_memory.h"
 
+#include <algorithm>
+
 namespace amem::shim {
 namespace {
 
@@ -20,6 +22,7 @@ const char* name_of(UnbrokeredMemory::Kind kind, bool of_nccl) {
     case UnbrokeredMemory::Kind::kArray:
       return "array";
     case UnbrokeredMemory::Kind::kDevice:
+    case UnbrokeredMemory::Kind::kOpened:
       break;
   }
   return "device";
@@ -52,6 +55,12 @@ void UnbrokeredMemory::created_on_host(std::uint64_t handle, std::uint64_t bytes
                                        bool of_nccl) {
   std::lock_guard lock(mutex_);
   handles_[handle] = {.bytes = bytes, .device = device, .host = true, .of_nccl = of_nccl};
+}
+
+void UnbrokeredMemory::imported(std::uint64_t handle) {
+  std::lock_guard lock(mutex_);
+  const auto [it, fresh] = handles_.try_emplace(handle, CountedHandle{.imported = true});
+  if (!fresh) ++it->second.refs;
 }
 
 void UnbrokeredMemory::retained(std::uint64_t handle) {
@@ -127,12 +136,24 @@ std::vector<UnbrokeredAmount> UnbrokeredMemory::amounts() {
     sum.host = host;
   };
   for (const auto& [key, entry] : entries_)
-    count(name_of(key.first, entry.of_nccl), entry.device, entry.bytes, of_host(key.first));
+    if (key.first != Kind::kOpened)
+      count(name_of(key.first, entry.of_nccl), entry.device, entry.bytes, of_host(key.first));
   for (const auto& [handle, entry] : handles_)
-    count(entry.host ? host_name(entry.of_nccl) : "vmm", entry.device, entry.bytes, entry.host);
+    if (!entry.imported)
+      count(entry.host ? host_name(entry.of_nccl) : "vmm", entry.device, entry.bytes, entry.host);
   std::vector<UnbrokeredAmount> amounts;
   for (const auto& [key, sum] : sums) amounts.push_back(sum);
   return amounts;
+}
+
+std::size_t UnbrokeredMemory::foreign() {
+  std::lock_guard lock(mutex_);
+  const auto opened = std::count_if(entries_.begin(), entries_.end(), [](const auto& entry) {
+    return entry.first.first == Kind::kOpened;
+  });
+  const auto imported = std::count_if(handles_.begin(), handles_.end(),
+                                      [](const auto& entry) { return entry.second.imported; });
+  return static_cast<std::size_t>(opened + imported);
 }
 
 }  // namespace amem::shim

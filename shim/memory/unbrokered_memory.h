@@ -7,6 +7,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -29,7 +30,7 @@ struct UnbrokeredAmount {
 
 class UnbrokeredMemory {
  public:
-  enum class Kind { kDevice, kManaged, kArray, kHost, kRegistered };
+  enum class Kind { kDevice, kManaged, kArray, kHost, kRegistered, kOpened };
 
   /// cuMemAlloc, managed memory, arrays, pinned memory: by address or handle. `of_nccl`: of the
   /// host's, since that of devices which is NCCL's is brokered.
@@ -44,6 +45,9 @@ class UnbrokeredMemory {
   void created(std::uint64_t handle, std::uint64_t bytes, int device);
   /// Likewise, on the host.
   void created_on_host(std::uint64_t handle, std::uint64_t bytes, int device, bool of_nccl);
+  /// Another process's memory, by a handle that went past the broker; kOpened is that by an address.
+  /// It counts as nothing of this process's, but foreign() knows it.
+  void imported(std::uint64_t handle);
   void retained(std::uint64_t handle);
   void released(std::uint64_t handle);
   void mapped(std::uint64_t handle, std::uint64_t address);
@@ -59,6 +63,8 @@ class UnbrokeredMemory {
 
   /// By kind and device.
   std::vector<UnbrokeredAmount> amounts();
+  /// How many pieces of other processes' memory this process has open or imported.
+  std::size_t foreign();
 
  private:
   struct Counted {
@@ -74,6 +80,7 @@ class UnbrokeredMemory {
     std::uint32_t mappings = 0;
     bool host = false;
     bool of_nccl = false;
+    bool imported = false;
   };
   using CountedHandles = std::map<std::uint64_t, CountedHandle>;
 

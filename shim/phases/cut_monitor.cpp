@@ -1,17 +1,13 @@
 #include "shim/phases/cut_monitor.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cstring>
-#include <exception>
-#include <functional>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "common/packet.h"
 #include "shim/base/log.h"
+#include "shim/base/own_thread.h"
 #include "shim/driver/context_errors.h"
 #include "shim/process/unknown_calls.h"
 
@@ -22,8 +18,8 @@ namespace {
 constexpr std::chrono::milliseconds kRecheck{5};
 /// Before a wait for a device that the driver has refused is tried again.
 constexpr std::chrono::milliseconds kDrainAgain{50};
-/// Before a thread that has failed begins again.
-constexpr std::chrono::milliseconds kRunAgain{500};
+
+constexpr const char* kTask = "watch the devices";
 
 std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
@@ -45,31 +41,12 @@ std::string why_refused(const Bypass::Finding& finding) {
          "AMEM_DEEPBIND=clear. If it does not touch brokered memory, set AMEM_BYPASS_ALLOWED=NAME";
 }
 
-/// Without one nobody says that the rank is quiet: the pause is called off at its deadline, and the
-/// program runs on.
-bool start_thread(std::function<void()> run) {
-  try {
-    std::thread([run = std::move(run)] {
-      for (;;) {
-        try {
-          run();
-        } catch (const std::exception& error) {  // as bad_alloc; the pause is called off meanwhile
-          log_error(std::string("watching the devices: ") + error.what());
-          std::this_thread::sleep_for(kRunAgain);
-        }
-      }
-    }).detach();
-    return true;
-  } catch (const std::system_error& error) {
-    log_error(std::string("cannot start a thread to watch the devices: ") + error.what());
-    return false;
-  }
-}
-
 }  // namespace
 
+/// Without its threads nobody says that the rank is quiet: the pause is called off at its deadline,
+/// and the program runs on.
 /// REQUIRES: mutex_ held. The threads inherit the signal mask of the service thread, which blocks
-/// everything, by way of the monitor. They live as long as the process.
+/// everything, by way of the monitor.
 void CutMonitor::start_drainers() {
   for (int device : watched_) {
     const auto index = static_cast<std::size_t>(device);
@@ -77,14 +54,16 @@ void CutMonitor::start_drainers() {
     if (drainers_[index] == nullptr) drainers_[index] = std::make_unique<Drainer>();
     Drainer& drainer = *drainers_[index];
     if (!drainer.started)
-      drainer.started = start_thread([this, device, &drainer] { drain(device, drainer); });
+      drainer.started = start_own_thread("amem-drain", kTask,
+                                         [this, device, &drainer] { drain(device, drainer); });
   }
 }
 
 void CutMonitor::begin(std::uint64_t epoch) {
   gate_.close();
   std::lock_guard lock(mutex_);
-  if (!monitor_started_) monitor_started_ = start_thread([this] { monitor(); });
+  if (!monitor_started_)
+    monitor_started_ = start_own_thread("amem-cut", kTask, [this] { monitor(); });
   epoch_ = epoch;
   ++cuts_;
   wake_.notify_all();
@@ -104,7 +83,6 @@ void CutMonitor::end() {
 }
 
 void CutMonitor::monitor() {
-  pthread_setname_np(pthread_self(), "amem-cut");
   std::uint64_t version = 0;
   std::uint64_t reported_cut = 0;
   bool refused = false;  // this cut
@@ -224,7 +202,6 @@ CUresult CutMonitor::wait_until_idle(int device, CUresult refused_before) {
 }
 
 void CutMonitor::drain(int device, Drainer& drainer) {
-  pthread_setname_np(pthread_self(), "amem-drain");
   for (;;) {
     std::uint64_t target = 0;
     CUresult refused = CUDA_SUCCESS;

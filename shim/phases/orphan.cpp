@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "shim/base/log.h"
+#include "shim/gate/deep_calls.h"
 
 namespace amem::shim {
 namespace {
@@ -40,9 +41,7 @@ bool Orphan::holds_out(bool gate_shut, const Status& why, bool hope) {
     ::_exit(kExitStatus);
   }
   if (options_.orphan == OrphanRule::kRestore) {
-    const Status restored =
-        paused > 0 ? restore()
-                   : Status(Code::kFailedPrecondition, "the paused memory is not in this process");
+    const Status restored = restore(paused);
     if (restored.ok()) {
       log_warn(lost + ". It has restored " + std::to_string(paused) +
                " bytes from the host pool to its own memory, and runs without amem "
@@ -96,7 +95,12 @@ Result<std::vector<Orphan::Paused>> Orphan::restorable() {
 
 /// All of it or nothing. What has no saved bytes was dropped by its pause: only this rank had it,
 /// so nobody else has saved it.
-Status Orphan::restore() {
+Status Orphan::restore(std::uint64_t bytes_paused) {
+  if (bytes_paused == 0)
+    return {Code::kFailedPrecondition, "the paused memory is not in this process"};
+  if (DeepCalls::on())
+    return {Code::kFailedPrecondition,
+            "the driver may have checkpointed this process, and only amemd can have it restored"};
   const Result<std::vector<Paused>> paused = restorable();
   if (!paused.ok()) return paused.status();
   Status status;

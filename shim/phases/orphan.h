@@ -37,7 +37,7 @@ class Orphan {
   };
   /// What is paused, if all of it can be brought back without a broker.
   Result<std::vector<Paused>> restorable();
-  Status restore();
+  Status restore(std::uint64_t bytes_paused);
   bool shares_memory();
   std::string who() const;
   void remind(std::uint64_t wait);

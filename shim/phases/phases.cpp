@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
+#include "shim/gate/deep_calls.h"
 #include "shim/gate/wait_log.h"
 #include "shim/memory/absence.h"
 #include "shim/process/fault_points.h"
@@ -13,6 +14,8 @@ namespace amem::shim {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{250};
+/// For calls that began before a checkpoint.
+constexpr std::chrono::seconds kInside{5};
 
 /// A step of a pause or resume, which frees wait for.
 bool is_step(pb_size_t command) {
@@ -33,15 +36,19 @@ bool is_step(pb_size_t command) {
 
 void Phases::command(Packet& packet) {
   const Message& m = packet.message;
-  if (is_step(m.which_body)) rest(false);
+  if (is_step(m.which_body)) {
+    attach();
+    rest(false);
+  }
   switch (m.which_body) {
-    case amem_v1_SessionMessage_pool_segment_tag:
-      // The copies that would need it fail and say so to the broker.
-      if (const Status s = mover_.pool().add(
-              m.body.pool_segment, packet.fds.size() == 1 ? std::move(packet.fds.front()) : Fd());
-          !s.ok())
-        log_error(s.text());
+    case amem_v1_SessionMessage_pool_segment_tag: {
+      Fd fd = packet.fds.size() == 1 ? std::move(packet.fds.front()) : Fd();
+      if (DeepCalls::on())
+        segments_.emplace_back(m.body.pool_segment, std::move(fd));
+      else
+        add(m.body.pool_segment, std::move(fd));
       break;
+    }
     case amem_v1_SessionMessage_quiesce_tag:
       exit_.arm();  // in front of what libraries loaded meanwhile have registered
       report_.hold();
@@ -84,6 +91,9 @@ void Phases::command(Packet& packet) {
     case amem_v1_SessionMessage_ask_tag:
       cut_.end();
       ask(m.body.ask);
+      break;
+    case amem_v1_SessionMessage_turn_reports_tag:
+      work_.set(m.body.turn_reports.on);
       break;
     default:
       log_warn("the broker sent a message of the unknown kind " + std::to_string(m.which_body));
@@ -300,6 +310,7 @@ void Phases::ask(const amem_v1_Ask& ask) {
       Row{RankPhase::kDetach, [](Phases& phases) { return phases.detach(); }},
       Row{RankPhase::kRest,
           [](Phases& phases) {
+            phases.attach();
             if (phases.paused_) phases.rest(true);
             return Status();
           }},
@@ -318,6 +329,7 @@ void Phases::ask(const amem_v1_Ask& ask) {
 }
 
 Status Phases::open() {
+  attach();
   Status mapped = memory_.residency.map_again();
   paused_ = shut_ = rests_ = false;
   memory_.residency.arrived();
@@ -348,10 +360,61 @@ Status Phases::detach() {
             std::to_string(stays) +
                 " bytes of this process's memory stay on their devices, because a NIC or another "
                 "group has them. A deep pause requires that all memory leaves"};
-  rest(false);  // a free would wait in the driver
-  const Status detached = mover_.pool().detach();
-  if (!detached.ok()) rest(true);
-  return detached;
+  if (const std::size_t foreign = memory_.unbrokered.foreign(); foreign > 0)
+    return {Code::kFailedPrecondition,
+            "this process has " + std::to_string(foreign) +
+                " pieces of other processes' memory open past amem, and the driver cannot restore "
+                "such a process. If they are NCCL's buffers in host memory, start the job with "
+                "NCCL_CUMEM_HOST_ENABLE=0; if they are tensors, use scope heap"};
+  Status status = drained();
+  if (status.ok()) status = mover_.pool().detach();
+  if (!status.ok()) {
+    attach();
+    rest(true);
+  }
+  return status;
+}
+
+Status Phases::drained() {
+  rest(false);  // one that is not noted waits at the gate, not in the driver
+  if (!DeepCalls::get().begin(kInside) || !gate_.await_empty(kInside))
+    return {Code::kFailedPrecondition,
+            "a driver call of this process does not end, so it cannot be checkpointed"};
+  for (int device = 0; device < devices_.count(); ++device)
+    if (const CUresult r = devices_.drain(device); r != CUDA_SUCCESS)
+      return {
+          Code::kFailedPrecondition,
+          driver_.error(r, "the work of this process on device " + std::to_string(device)).text() +
+              ". It cannot be checkpointed"};
+  DeepCalls::get().drained();
+  return {};
+}
+
+void Phases::attach() {
+  if (!DeepCalls::on()) return;
+  rest(true);
+  // Inside the gate: nobody can wait here for the broker, which has the frees before the answer to
+  // what it asks.
+  const Pass pass(gate_, gate_.enter_to_free());
+  const std::vector<int> active = devices_.active();
+  DeepCalls::get().end([&](const DeepCalls::Call& call) {
+    // The context in which the program would have made it is not known.
+    CUresult r = CUDA_ERROR_INVALID_CONTEXT;
+    for (const int device : active) {
+      const LocalDevices::Use use(devices_, device);
+      r = call.make(call.arguments);
+      if (r == CUDA_SUCCESS) return;
+    }
+    if (active.empty()) r = call.make(call.arguments);
+    if (r != CUDA_SUCCESS)
+      log_warn(driver_.error(r, std::string(call.name) + ", made after a deep pause,").text());
+  });
+  for (auto& [segment, fd] : std::exchange(segments_, {})) add(segment, std::move(fd));
+}
+
+/// Without it the copies that need it fail, and say so to the broker.
+void Phases::add(const amem_v1_PoolSegment& segment, Fd fd) {
+  if (const Status s = mover_.pool().add(segment, std::move(fd)); !s.ok()) log_error(s.text());
 }
 
 void Phases::done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,
@@ -397,12 +460,14 @@ void Phases::done(std::uint64_t epoch, RankPhase phase, const Status& status, st
 /// middle of nothing may be left: its packets, or copies to a pool that the next one has.
 void Phases::disconnected() {
   cut_.end();
+  work_.set(false);  // until the next one asks
   if (std::exchange(copying_, false))
     if (const Status s = mover_.give_up(); !s.ok()) log_warn(s.text());
   mover_.hashes().clear();  // the next broker's pool has other bytes
   copy_status_ = {};
   map_status_ = {};
   mapped_bytes_ = 0;
+  segments_.clear();  // the next broker sends them again
   listed_.clear();
   memory_.residency.drop_made();
   // A pause that had not got to its Release is called off by the next broker, if there is one.
@@ -436,6 +501,7 @@ bool Phases::holds_out(const Status& why, bool hope) {
 
 void Phases::lost() {
   cut_.end();
+  work_.set(false);
   orphan_.ends();
   memory_.residency.drop_made();
   const Status mapped = memory_.residency.map_again();
@@ -447,8 +513,10 @@ void Phases::lost() {
         "needs it fails from now on. Restart the job");
     rest(true);  // what only frees goes on
     gate_.fail();
+    attach();  // last: the driver may have put the process away for good
     return;
   }
+  attach();
   Absence::fail();
   // What a resume was bringing back may not have its bytes.
   std::uint64_t unloaded = 0;

@@ -18,6 +18,7 @@
 #include "shim/phases/mover.h"
 #include "shim/phases/orphan.h"
 #include "shim/phases/report.h"
+#include "shim/phases/work_report.h"
 #include "shim/process/exit_handler.h"
 #include "shim/scratch/scratch.h"
 #include "shim/session/session.h"
@@ -27,16 +28,18 @@ namespace amem::shim {
 class Phases final : public Session::Handler {
  public:
   /// `exit`: runs when the process ends; a pause moves it to the front.
-  Phases(LocalDevices& devices, Gate& gate, Memory& memory, Mover& mover, Scratch& scratch,
-         CutMonitor& cut, Report& report, Heap& heap, Session& session, ExitHandler& exit,
-         const Options& options)
-      : devices_(devices),
+  Phases(const Driver& driver, LocalDevices& devices, Gate& gate, Memory& memory, Mover& mover,
+         Scratch& scratch, CutMonitor& cut, Report& report, WorkReport& work, Heap& heap,
+         Session& session, ExitHandler& exit, const Options& options)
+      : driver_(driver),
+        devices_(devices),
         gate_(gate),
         memory_(memory),
         mover_(mover),
         scratch_(scratch),
         cut_(cut),
         report_(report),
+        work_(work),
         heap_(heap),
         session_(session),
         exit_(exit),
@@ -74,9 +77,15 @@ class Phases final : public Session::Handler {
   /// Nothing that this process has may keep the driver from checkpointing it. Afterwards no call of
   /// the driver is made before the next command.
   Status detach();
+  /// All work of this process has ended, and none of its contexts has failed.
+  Status drained();
+  /// Calls go to the driver again. Before any command that needs it, and before the gate opens.
+  void attach();
+  void add(const amem_v1_PoolSegment& segment, Fd fd);
   void done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,
             std::uint32_t wave = 0);
 
+  const Driver& driver_;
   LocalDevices& devices_;
   Gate& gate_;
   Memory& memory_;
@@ -84,6 +93,7 @@ class Phases final : public Session::Handler {
   Scratch& scratch_;
   CutMonitor& cut_;
   Report& report_;
+  WorkReport& work_;
   Heap& heap_;
   Session& session_;
   ExitHandler& exit_;
@@ -94,6 +104,8 @@ class Phases final : public Session::Handler {
   bool copying_ = false;   // more packets follow
   bool retrying_ = false;  // drop_leftovers() will be called
   Status copy_status_;     // first failure since the last PhaseDone of copies, or a Measure
+  /// Came while the process was deep: to add one takes the driver.
+  std::vector<std::pair<amem_v1_PoolSegment, Fd>> segments_;
   std::set<std::uint64_t> listed_;  // by the packets of a Release so far
   PhaseClock clock_;
   Status map_status_;               // first failure since the last PhaseDone of a Map

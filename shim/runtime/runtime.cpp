@@ -11,6 +11,7 @@
 
 #include "shim/base/log.h"
 #include "shim/base/no_cancel.h"
+#include "shim/gate/deep_calls.h"
 #include "shim/gate/wait_log.h"
 #include "shim/memory/absence.h"
 #include "shim/process/fault_points.h"
@@ -245,6 +246,7 @@ void Runtime::after_fork_in_child() {
   self.session_.abandon_after_fork();
   UnknownCalls::get().reset_after_fork();
   self.gate_.reset_after_fork();
+  DeepCalls::reset_after_fork();
   Absence::reset_after_fork();
 }
 
@@ -253,6 +255,7 @@ void Runtime::process_ends() {
   Runtime& self = *instance;
   if (self.forked()) return;
   self.gate_.end();
+  DeepCalls::get().process_ends();
   self.memory_.holdings.end();
   Absence::end();
   self.session_.end();
@@ -262,7 +265,10 @@ void Runtime::process_ends() {
 /// asks for could not be done.
 void Runtime::driver_ends() {
   Runtime& self = *instance;
-  if (!self.forked()) self.session_.stop(Session::Clock::now() + kDriverEndDeadline);
+  if (self.forked()) return;
+  const auto deadline = Session::Clock::now() + kDriverEndDeadline;
+  self.session_.stop(deadline);
+  self.work_.stop(deadline);
 }
 
 void Runtime::device_used(int device) {
@@ -318,6 +324,7 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
         std::chrono::milliseconds(runtime.options().timeout).count(), UINT32_MAX));
   body.op = what.op;
   body.guests = what.guests;
+  body.deep = what.deep;
   body.timeout_ms = timeout_ms;
   const Status status =
       runtime.ask(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline);

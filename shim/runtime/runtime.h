@@ -28,6 +28,7 @@
 #include "shim/phases/mover.h"
 #include "shim/phases/phases.h"
 #include "shim/phases/report.h"
+#include "shim/phases/work_report.h"
 #include "shim/process/bypass.h"
 #include "shim/process/exit_handler.h"
 #include "shim/scratch/scratch.h"
@@ -39,10 +40,11 @@ namespace amem::shim {
 /// or of all.
 struct GroupRequest {
   amem_v1_GroupOp op = amem_v1_GroupOp_GROUP_OP_UNSPECIFIED;
-  std::vector<std::string> tags;
-  std::vector<std::string> except;
-  std::vector<std::string> discard;  // a pause drops the bytes of these
+  std::vector<std::string> tags = {};
+  std::vector<std::string> except = {};
+  std::vector<std::string> discard = {};  // a pause drops the bytes of these
   amem_v1_GuestRule guests = amem_v1_GuestRule_GUEST_RULE_UNSPECIFIED;
+  bool deep = false;  // a pause of everything: the processes are checkpointed afterwards
 };
 
 class Runtime {
@@ -124,8 +126,9 @@ class Runtime {
   CutMonitor cut_{driver_, devices_, gate_, heap_, bypass_, session_};
   ExitHandler before_driver_{&Runtime::driver_ends};
   ExitHandler exit_{&Runtime::process_ends};
-  Phases phases_{devices_, gate_, memory_,  mover_, scratch_, cut_,
-                 report_,  heap_, session_, exit_,  options_};
+  WorkReport work_{devices_, gate_, session_};
+  Phases phases_{driver_, devices_, gate_, memory_,  mover_, scratch_, cut_,
+                 report_, work_,    heap_, session_, exit_,  options_};
 
   std::mutex driver_mutex_;  // guards loading
   std::atomic<bool> driver_loaded_{false};

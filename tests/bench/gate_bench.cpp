@@ -8,11 +8,13 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <string_view>
+#include <thread>
 
 #include "shim/calls/driver_calls.h"
 #include "shim/gate/gate.h"
@@ -59,6 +61,23 @@ void through_gate(benchmark::State& state) {
   for (auto _ : state) call(launch);
 }
 BENCHMARK(through_gate)->Name("launch/gate")->ThreadRange(1, 4)->UseRealTime();
+
+/// The same while somebody looks for work, a hundred times as often as the shim does for a group
+/// that takes turns.
+void with_reports(benchmark::State& state) {
+  const Launch launch = gated();
+  std::atomic<bool> ends{false};
+  std::thread reports([&] {
+    while (!ends) {
+      benchmark::DoNotOptimize(amem::shim::the_gate->take_worked());
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  });
+  for (auto _ : state) call(launch);
+  ends = true;
+  reports.join();
+}
+BENCHMARK(with_reports)->Name("launch/gate_with_reports");
 
 double nanoseconds_per_call(Launch launch) {
   constexpr int kCalls = 200'000;

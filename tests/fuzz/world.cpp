@@ -263,7 +263,8 @@ void World::control(std::uint8_t more, const std::string& request) {
       Names both = out.value();
       both.insert(both.end(), in.value().begin(), in.value().end());
       return steered(asker, both, [&](const auto& observer) {
-        broker_->swap(caller, out.value(), in.value(), discard.value(), guests.value(),
+        broker_->swap(caller, out.value(), in.value(),
+                      {Operation::kPause, {}, discard.value(), guests.value()},
                       milliseconds(swap.timeout_ms()), observer);
       });
     }

@@ -323,7 +323,7 @@ void History::operator_asks() {
   };
   if (!running.empty() && !paused.empty() && below(2) == 0) {
     say("the operator: swap" + named(running) + " for" + named(paused));
-    return (void)broker().swap(Caller{}, running, paused, {}, GuestPolicy::kDefault, {}, observe());
+    return (void)broker().swap(Caller{}, running, paused, Operation::kPause, {}, observe());
   }
   const bool pause = !running.empty() && below(2) == 0;
   Selection what;

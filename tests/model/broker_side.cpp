@@ -320,6 +320,10 @@ void BrokerSide::act(int group, const action::Ready&) {
   if (job(group).by_operator) carry_out(m_.transaction->ready(job(group).member));
 }
 
+void BrokerSide::act(int group, const action::Left&) {
+  if (job(group).by_operator) carry_out(m_.transaction->left(job(group).member));
+}
+
 void BrokerSide::act(int group, const action::Unready&) {
   if (job(group).by_operator && m_.bug != Bug::kStaysReady)
     carry_out(m_.transaction->unready(job(group).member));

@@ -45,6 +45,7 @@ class BrokerSide {
   void act(int group, const action::Save& save);
   void act(int group, const action::Leaves& leaves);
   void act(int group, const action::Ready& ready);
+  void act(int group, const action::Left& left);
   void act(int group, const action::Unready& unready);
   void act(int group, const action::Release& release);
   void act(int group, const action::Drop& drop);
@@ -60,6 +61,7 @@ class BrokerSide {
   void act(int group, const action::Progress& progress);
   void act(int group, const action::Finished& finished);
   void act(int, const action::Step&) {}
+  void act(int, const action::Overdue&) {}
   void act(int, const action::Reported&) {}  // no transaction of the model spans nodes
   void act(int, const action::StateChanged& changed) { ended_in_ = changed.state; }
 

@@ -115,10 +115,11 @@ void Insight::add(const Cut& cut, Time now, model::Digest& digest) {
 void Insight::add(const Transaction& transaction, model::Digest& digest) {
   for (const Transaction::Member& member : transaction.members_) {
     digest.add(static_cast<std::uint64_t>(member.state));
-    digest.add(member.held);
+    digest.add((member.held ? 1U : 0U) | (member.left ? 2U : 0U));
     digest.add(static_cast<std::uint64_t>(member.status.code()));
   }
   digest.add_all(transaction.failed_);
+  digest.add((transaction.vacated_ ? 1U : 0U) | (transaction.broken_ ? 2U : 0U));
 }
 
 void Insight::add(const Conductor& conductor, model::Digest& digest) {

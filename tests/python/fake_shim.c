@@ -123,6 +123,13 @@ int amem_shim_request_2(int op, const char* const* tags, size_t count, const cha
   for (i = 0; i < discard_count; ++i) note("discard %s", discard[i]);
   return operate(op == 1 ? "pause" : "resume", tags, count, timeout_ms, error, size);
 }
+int amem_shim_request_3(int op, const char* const* tags, size_t count, const char* const* except,
+                        size_t except_count, const char* const* discard, size_t discard_count,
+                        int guests, int deep, uint32_t timeout_ms, char* error, size_t size) {
+  if (deep != 0) note("deep");
+  return amem_shim_request_2(op, tags, count, except, except_count, discard, discard_count, guests,
+                             timeout_ms, error, size);
+}
 int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size) {
   note("policy %s %d", tag, policy);
   return report(error, size);

@@ -47,7 +47,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "set_policy": lambda broker: broker.set_policy("a", "weights", "discard", save=amem.Form.SPARSE),
     "pause": lambda broker: broker.pause(["a", "b"], "weights", 2.5, discard="kv", guests="pin"),
     "resume": lambda broker: broker.resume(["a", "b"], except_tags=["kv"]),
-    "swap": lambda broker: broker.swap("a", "b", 1, discard=["kv"], guests=amem.GuestPolicy.REFUSE),
+    "swap": lambda broker: broker.swap("a", "b", 1, discard=["kv"], guests=amem.GuestPolicy.REFUSE, deep=True),
 }
 ANSWERS = {
     "GetStatus": {"version": "9.8.7"}, "ListGroups": {"groups": [{"name": "a", "state": 3}]}, "ListQuotas": {"owners": [{"uid": 7}]},

@@ -32,6 +32,9 @@ def test_what_is_excepted_and_discarded(shim: Shim) -> None:
     amem.pause(guests="refuse")
     amem.pause_async(guests=amem.GuestPolicy.PIN).result(20)
     assert shim.notes[-4:] == ["guests 2", "pause [] 0", "guests 1", "pause [] 0"]
+    amem.pause(deep=True, timeout=1)
+    amem.pause_async(deep=True, guests="pin").result(20)
+    assert shim.notes[-5:] == ["deep", "pause [] 1000", "deep", "guests 1", "pause [] 0"]
     for call in (amem.pause, amem.pause_async):
         with pytest.raises(amem.InvalidArgumentError):
             call(guests="wait")  # type: ignore[arg-type]

@@ -99,6 +99,19 @@ def test_guests(fake: FakeBroker, broker: amem.Broker) -> None:
         broker.pause("train", guests="wait")  # type: ignore[call-overload]
 
 
+def test_deep(fake: FakeBroker, broker: amem.Broker) -> None:
+    done = [{"group": "train", "done": True}]
+    fake.answers = {"Pause": done, "Swap": done * 2,
+                    "ListHistory": {"operations": [{"group": "train", "operation": "pause", "deep": True, "by_broker": True}]}}
+    broker.pause("train", deep=True)
+    broker.swap("train", "rollout", deep=True)
+    broker.swapping("train", "rollout", deep=True).result()
+    broker.swap("train", "rollout")
+    assert [request.deep for name, request in fake.asked if name in ("Pause", "Swap")] == [True, True, True, False]
+    [past] = broker.history()
+    assert past.deep and past.by_broker
+
+
 def test_tags_and_unbrokered_memory_in_the_answers(fake: FakeBroker, broker: amem.Broker) -> None:
     fake.answers = {
         "ListGroups": {"groups": [{"name": "train", "state": 3, "unbrokered_bytes": 5, "tags": [

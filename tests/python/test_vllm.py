@@ -592,8 +592,67 @@ def test_the_switch_of_the_environment(vllm: Vllm) -> None:
     llm = LLM(model="m")                            # nothing of it sleeps
     assert llm.core.model_executor.vllm_config.parallel_config.worker_cls == "vllm.v1.worker.gpu_worker.Worker"
     """, env=ON)
-    vllm("""fails("AMEM_VLLM_SLEEP=some is not supported. Use all or tags", LLM, model="m", enable_sleep_mode=True)""",
+    vllm("""fails("AMEM_VLLM_SLEEP=some is not supported. Use all, deep or tags", LLM, model="m", enable_sleep_mode=True)""",
          env={**ON, "AMEM_VLLM_SLEEP": "some"})
+
+
+# ---- nothing stays ----
+@pytest.fixture
+def deep_vllm(bare_node: Node, build: Build) -> Vllm:
+    """Each driver call of a checkpointed process waits."""
+    bare_node.settings["AMEM_SIM_CHECKPOINT"] = "hang"
+    bare_node.start_broker("--deep-enabled", "true")
+    return Vllm(bare_node, build)
+
+
+DEEP = """
+    def is_deep():
+        with amem.Broker() as broker:
+            return [(each.name, each.deep) for each in broker.groups()] == [("vllm", True)]
+"""
+
+
+@pytest.mark.parametrize("size, version", [(1, "0.20.0"), (2, "0.26.0"), (2, "0.33.0")])
+def test_a_deep_sleep(deep_vllm: Vllm, size: int, version: str) -> None:
+    """vLLM asks the driver for the free memory after its pause, and waits for nothing."""
+    deep_vllm(DEEP + f"""
+    llm = engine(tensor_parallel_size={size})
+    before, there = tokens(llm), resident()
+    for level in (1, 2):
+        llm.sleep(level)
+        assert is_deep() and resident() == {{}}, resident()
+        llm.wake_up(["weights"])
+        assert not is_deep() and "kv_cache" not in resident()
+        if level == 2:
+            llm.collective_rpc("reload_weights")
+        llm.wake_up(["kv_cache"])
+        assert resident() == there and tokens(llm) == before
+    """, env={"FAKE_VLLM_VERSION": version, "AMEM_VLLM_SLEEP": "deep"})
+
+
+def test_what_leaves_a_part_is_not_deep(deep_vllm: Vllm) -> None:
+    deep_vllm(DEEP + """
+    llm = LLM(model="m", enable_sleep_mode=True)
+    before = tokens(llm)
+    llm.sleep(0)
+    llm.release_kv_cache_memory()
+    assert not is_deep()
+    llm.sleep(1)
+    assert is_deep()
+    llm.wake_up()
+    assert tokens(llm) == before
+    """, env={**NEWEST, **ON, "AMEM_VLLM_SLEEP": "deep"})
+
+
+def test_a_deep_sleep_that_is_not_allowed(vllm: Vllm) -> None:
+    """The engine is awake, and serves."""
+    vllm("""
+    llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=2)
+    before, there = tokens(llm), resident()
+    for _ in range(2):
+        fails("deep.enabled", llm.sleep, 1)
+        assert not llm.core.is_sleeping() and resident() == there and tokens(llm) == before
+    """, env={**ON, "AMEM_VLLM_SLEEP": "deep"})
 
 
 # ---- early errors ----

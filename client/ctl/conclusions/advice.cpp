@@ -61,7 +61,8 @@ void pools(const v1::GroupInfo&, const v1::ListRanksResponse& ranks, List& list)
     list.push_back({"stream-ordered", bytes,
                     format_bytes(bytes) +
                         " of the driver's stream-ordered pools stays on the GPU. Use PyTorch "
-                        "without backend:cudaMallocAsync, and cudaMalloc elsewhere"});
+                        "without backend:cudaMallocAsync, and cudaMalloc elsewhere; or pause with "
+                        "--deep"});
   if (const std::uint64_t bytes = unbrokered(ranks, {"managed"}); bytes >= kWorthIt)
     list.push_back(
         {"managed", bytes,
@@ -145,10 +146,15 @@ void guests(const v1::GroupInfo& group, List& list) {
                       " and stays on the GPU. Let these jobs close it before the pause"});
 }
 
+/// It only made deep what was paused.
+bool deepened(const v1::PastOperation& operation) {
+  return operation.times_size() > 0 && operation.times(0).phase() == "detach";
+}
+
 const v1::PastOperation* last_pause(const v1::ListHistoryResponse& history) {
   const auto& all = history.operations();
   const auto last = std::find_if(all.rbegin(), all.rend(), [](const v1::PastOperation& each) {
-    return each.operation() == "pause" && each.code() == 0;
+    return each.operation() == "pause" && each.code() == 0 && !deepened(each);
   });
   return last != all.rend() ? &*last : nullptr;
 }

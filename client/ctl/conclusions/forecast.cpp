@@ -26,10 +26,13 @@ bool is_chosen(const CommandLine& o, const std::string& tag) {
 
 bool is_whole(const CommandLine& o) { return o.tags.empty() && o.except.empty(); }
 
-Result<const v1::GroupInfo*> running_group(const v1::NodeStatus& node, const std::string& name) {
+/// One that the pause finds as it must be: what is paused can be made deep.
+Result<const v1::GroupInfo*> group_to_pause(const v1::NodeStatus& node, const std::string& name,
+                                            bool deep) {
   const v1::GroupInfo* group = group_called(node.groups(), name);
   if (group == nullptr) return no_such_group(name);
   if (group->state() == v1::GROUP_STATE_RUNNING) return group;
+  if (deep && group->state() == v1::GROUP_STATE_PAUSED && !group->deep()) return group;
   return Status(Code::kFailedPrecondition,
                 "group " + name + " is " + state_text(*group) +
                     ". Only a running group can be paused; `amemctl groups " + name +
@@ -79,6 +82,7 @@ Status check_calls(const v1::GroupInfo& group, const v1::ListRanksResponse& rank
 GroupForecast bytes_of(const CommandLine& o, const v1::GroupInfo& group) {
   GroupForecast sum;
   sum.group = group.name();
+  sum.deep = o.deep;
   if (is_whole(o)) sum.unbrokered_bytes = group.unbrokered_bytes();
   std::map<std::string, std::uint64_t> open;
   for (const v1::GuestUsage& guest : group.guests())
@@ -108,10 +112,10 @@ std::uint64_t save_us(const v1::PastOperation& operation) {
   return 0;
 }
 
-/// A pause of all of a group's memory that waited for no other group.
+/// A pause of all of a group's memory that waited for no other group, and for no checkpoint.
 bool is_plain_pause(const v1::PastOperation& operation) {
   return operation.operation() == "pause" && operation.code() == 0 && !operation.swap() &&
-         operation.tags().empty();
+         !operation.deep() && operation.tags().empty();
 }
 
 const v1::PastOperation* last_pause(const std::string& group,
@@ -212,7 +216,7 @@ std::string stays(const GroupForecast& f) {
   const auto add = [&text](std::uint64_t bytes, const char* why) {
     if (bytes > 0) text += (text.empty() ? "" : ", ") + format_bytes(bytes) + why;
   };
-  add(f.unbrokered_bytes, " that is not brokered");
+  if (!f.deep) add(f.unbrokered_bytes, " that is not brokered");
   add(f.pinned_bytes, " registered with a NIC");
   add(f.guest_bytes, " that other groups have open, unless the pause fails because of it");
   return text;
@@ -225,7 +229,7 @@ Result<Forecast> forecast_pause(const CommandLine& o, const Known& known) {
   std::map<std::string, std::uint64_t> by_owner;
   bool measured = true;
   for (const std::string& name : o.groups) {
-    const auto found = running_group(known.node, name);
+    const auto found = group_to_pause(known.node, name, o.deep);
     if (!found.ok()) return found.status();
     const v1::GroupInfo& group = *found.value();
     if (Status status = check_chosen_tags(o, group); !status.ok()) return status;
@@ -270,8 +274,17 @@ std::string forecast_view(const Forecast& forecast) {
                                  "such copies take. `amemctl bench` measures some pauses")
                    : "takes about " + format_micros(f.us) + ": " + f.rests_on) +
         "\n";
-    if (const std::string what = stays(f); !what.empty())
-      text += name + "stays on the GPU: " + what + "\n";
+    const std::string what = stays(f);
+    if (!what.empty()) text += name + "stays on the GPU: " + what + "\n";
+    if (f.deep && !what.empty())
+      text +=
+          name + "would not become deep, because that requires that all brokered memory leaves\n";
+    else if (f.deep)
+      text += name + "deep: its processes' own memory leaves, too: contexts, kernels, graphs" +
+              (f.unbrokered_bytes > 0
+                   ? " and " + format_bytes(f.unbrokered_bytes) + " that is not brokered"
+                   : "") +
+              "\n";
   }
   const std::string has = forecast.limit + " has " + format_bytes(forecast.free_bytes) + " free";
   const std::string needs = "the pause needs at most " + format_bytes(forecast.copied_bytes);
@@ -299,6 +312,7 @@ std::string to_json(const Forecast& forecast) {
                       {"pinned_bytes", f.pinned_bytes},
                       {"guest_bytes", f.guest_bytes},
                       {"unbrokered_bytes", f.unbrokered_bytes},
+                      {"deep", f.deep},
                       {"us", f.us},
                       {"rests_on", f.rests_on}});
   const char* fits = forecast.fit == Fit::kCertain  ? "yes"

@@ -28,7 +28,8 @@ struct GroupForecast {
   std::uint64_t dropped_bytes = 0;     // leaves, too, and comes back zeroed
   std::uint64_t pinned_bytes = 0;      // stays: it is registered with a NIC
   std::uint64_t guest_bytes = 0;       // stays: other groups have it open
-  std::uint64_t unbrokered_bytes = 0;  // stays: it was never brokered
+  std::uint64_t unbrokered_bytes = 0;  // stays, unless the pause is deep: it was never brokered
+  bool deep = false;                   // the processes are checkpointed, too
   std::uint64_t us = 0;                // that it takes; 0: nobody knows
   std::string rests_on;                // the estimate
 };

@@ -252,7 +252,8 @@ std::string longest(const v1::PastOperation& operation) {
 
 std::string transaction_of(const v1::PastOperation& operation) {
   if (operation.transaction() == 0) return "ranks";
-  return std::to_string(operation.transaction()) + (operation.swap() ? " swap" : "");
+  const char* const what = operation.swap() ? " swap" : operation.by_broker() ? " amemd" : "";
+  return std::to_string(operation.transaction()) + what;
 }
 
 }  // namespace
@@ -543,7 +544,8 @@ std::string to_json(const SummaryRow& row) {
 }
 
 std::string operation_text(const v1::PastOperation& operation) {
-  return operation.operation() + (operation.tags().empty() ? "" : " of " + operation.tags());
+  return (operation.deep() ? "deep " : "") + operation.operation() +
+         (operation.tags().empty() ? "" : " of " + operation.tags());
 }
 
 std::string history_view(const v1::ListHistoryResponse& history, const Style& style) {

@@ -149,6 +149,8 @@ typedef struct amem_selection {
   const char* const* discard; /* of a pause: tags whose bytes it drops, whatever their policy */
   size_t discard_count;
   amem_guests guests; /* of a pause */
+  int deep;           /* of a pause of everything, not 0: the driver then checkpoints the processes,
+                       * and a resume restores them first; only where deep.enabled allows it */
 } amem_selection;
 
 /* As amem_pause and amem_resume, for what is selected; NULL: everything. Every rank asks for the

@@ -51,6 +51,7 @@ struct Selection {
   Tags except_tags;
   Tags discard;
   amem_guests guests = AMEM_GUESTS_UNSPECIFIED;
+  bool deep = false;
 };
 
 namespace detail {
@@ -79,15 +80,17 @@ class RawSelection {
       : tags_(pointers(from.tags)),
         except_(pointers(from.except_tags)),
         discard_(pointers(from.discard)),
-        guests_(from.guests) {}
+        guests_(from.guests),
+        deep_(from.deep) {}
   amem_selection get() const {
-    return {sizeof(amem_selection), tags_.data(),    tags_.size(),    except_.data(),
-            except_.size(),         discard_.data(), discard_.size(), guests_};
+    return {sizeof(amem_selection), tags_.data(),    tags_.size(), except_.data(), except_.size(),
+            discard_.data(),        discard_.size(), guests_,      deep_ ? 1 : 0};
   }
 
  private:
   std::vector<const char*> tags_, except_, discard_;
   amem_guests guests_;
+  bool deep_;
 };
 
 struct Free {

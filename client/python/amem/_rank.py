@@ -51,7 +51,7 @@ def set_group(name: str) -> None:
 
 
 def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-          discard: Tags = None, guests: Guests | None = None) -> None:
+          discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> None:
     """Pauses this rank's group: frees its GPU memory and keeps every address.
 
     The pause begins when every rank of the group has called pause(). The call returns when the group is paused, and returns
@@ -67,9 +67,12 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
         guests: What the pause does with memory that ranks of other groups still have open after the broker has waited for them
             (`deadlines.guests`). "pin": the memory stays on its device. "refuse": the call raises FailedPreconditionError,
             which names these ranks, and the group runs on. None: the broker's setting.
+        deep: The driver then checkpoints the processes of all ranks, so that nothing of them stays on the GPUs. Until resume(),
+            which restores them, each CUDA call of these processes waits. Also for a group that is paused already. Every rank
+            must pass it. Only where the broker allows it (`deep.enabled`), and not with tags.
 
     Raises:
-        FailedPreconditionError: This process has no shim.
+        FailedPreconditionError: This process has no shim, or the broker does not allow deep pauses.
         UnavailableError: There is no broker.
         InvalidArgumentError: A tag, the timeout or the choice for guests is not valid.
         DeadlineExceededError: Some ranks did not call pause() in time. The group runs on.
@@ -80,7 +83,7 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
     """
     chosen = selection(tags, except_tags)
     _shim.operate("amem_shim_pause", chosen["tags"], chosen["except_tags"], optional_tags(discard),
-                  guest_policy(guests), milliseconds(timeout))
+                  guest_policy(guests), milliseconds(timeout), bool(deep))
 
 
 def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> None:

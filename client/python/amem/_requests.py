@@ -122,10 +122,10 @@ def resume(group: Groups, tags: Tags, timeout: float | None, except_tags: Tags) 
     return _command("Resume", names, 1, timeout, {**groups_field(names), **selection(tags, except_tags)})
 
 
-def swap(out: Groups, into: Groups, timeout: float | None, discard: Tags, guests: Guests | None) -> Command:
+def swap(out: Groups, into: Groups, timeout: float | None, discard: Tags, guests: Guests | None, deep: bool) -> Command:
     going, coming = group_list(out), group_list(into)
     fields = {**groups_field(going, "out", "out_groups"), **groups_field(coming, "in", "in_groups"), "discard": optional_tags(discard),
-              "guests": guest_policy(guests)}
+              "guests": guest_policy(guests), "deep": bool(deep)}
     return _command("Swap", group_list(going, coming), 2, timeout, fields)
 
 

@@ -31,6 +31,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "amem_shim_pause": _OPERATION,
     "amem_shim_resume": _OPERATION,
     "amem_shim_request_2": (ctypes.c_int, *_NAMES * 3, ctypes.c_int, ctypes.c_uint32, *_TEXT),
+    "amem_shim_request_3": (ctypes.c_int, *_NAMES * 3, ctypes.c_int, ctypes.c_int, ctypes.c_uint32, *_TEXT),
     "amem_shim_set_group": (ctypes.c_char_p, *_TEXT),
     "amem_shim_region_begin": (ctypes.c_char_p, ctypes.c_int, *_TEXT),
     "amem_shim_region_end": _TEXT,
@@ -83,14 +84,19 @@ def call(name: str, *arguments: Any) -> None:
         raise error_of(code, text.value.decode(errors="replace"))
 
 
-def operate(name: str, tags: list[str], except_tags: list[str], discard: list[str], guests: int, timeout_ms: int) -> None:
-    """Calls amem_shim_pause or amem_shim_resume, which every shim has, or amem_shim_request_2 if they are not enough."""
+def operate(name: str, tags: list[str], except_tags: list[str], discard: list[str], guests: int, timeout_ms: int,
+            deep: bool = False) -> None:
+    """Calls amem_shim_pause or amem_shim_resume, which every shim has, or a newer function if they are not enough."""
     names = [(ctypes.c_char_p * len(each))(*(tag.encode() for tag in each)) for each in (tags, except_tags, discard)]
-    if not except_tags and not discard and guests == 0:
+    if not except_tags and not discard and guests == 0 and not deep:
         call(name, names[0], len(tags), timeout_ms)
         return
     counted = [argument for each in names for argument in (each, len(each))]
-    call("amem_shim_request_2", {"amem_shim_pause": 1, "amem_shim_resume": 2}[name], *counted, guests, timeout_ms)
+    operation = {"amem_shim_pause": 1, "amem_shim_resume": 2}[name]
+    if deep:
+        call("amem_shim_request_3", operation, *counted, guests, 1, timeout_ms)
+    else:
+        call("amem_shim_request_2", operation, *counted, guests, timeout_ms)
 
 
 def group() -> str:

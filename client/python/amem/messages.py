@@ -587,6 +587,8 @@ class PastOperation:
         times:
         spans: in order; only if the request has `spans`
         saves: of a pause, as in Progress
+        deep: of a pause: as in PauseRequest
+        by_broker: the broker's setting deep.after began it
     """
 
     transaction: int
@@ -602,6 +604,8 @@ class PastOperation:
     times: tuple[PhaseTime, ...]
     spans: tuple[PhaseSpan, ...]
     saves: tuple[TagSave, ...]
+    deep: bool
+    by_broker: bool
 
 
 @dataclasses.dataclass(frozen=True)

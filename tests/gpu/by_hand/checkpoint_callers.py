@@ -25,7 +25,7 @@ STEPS = ("lock", "checkpoint", "restore", "unlock")
 # The steps that lead from a state to "running".
 WAY_BACK = {"checkpointed": ("restore", "unlock"), "locked": ("unlock",), "running": ()}
 WAY_TO = {"lock": (), "checkpoint": ("lock",), "restore": ("lock", "checkpoint"), "unlock": ("lock", "checkpoint", "restore")}
-APART = ("unshare", "--pid", "--fork", "--kill-child")
+APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 ORDINARY, OTHER = 65534, 65533  # nobody, and one that nobody has
 
 
@@ -147,9 +147,14 @@ def kill(process):
 
 
 class Target:
-    def __init__(self, options, clock, identity=()):
+    @classmethod
+    def of(cls, argv, clock):
+        """Of another program that prints "ready" and answers each "check"."""
+        return cls(None, clock, argv=argv)
+
+    def __init__(self, options, clock, identity=(), argv=None):
         self.clock = clock
-        argv = [*identity, sys.executable, "-B", str(options.script), "--as-target", "--device", options.device, "--gib", options.gib]
+        argv = argv or [*identity, sys.executable, "-B", str(options.script), "--as-target", "--device", options.device, "--gib", options.gib]
         environment = {**os.environ, "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
         self.process = subprocess.Popen([str(each) for each in argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
                                         env=environment)
@@ -235,6 +240,9 @@ def as_user(uid):
 def callers():
     """(name, the identity of the target, what the caller is started with)"""
     none = ("--bounding-set=-all", "--inh-caps=-all")
+
+    def only(*capabilities):
+        return ("setpriv", "--bounding-set=-all" + "".join(f",+{each}" for each in capabilities), "--inh-caps=-all")
     return [
         ("root", (), ()),
         ("root, target of an ordinary user", as_user(ORDINARY), ()),
@@ -243,6 +251,9 @@ def callers():
         ("ordinary user, target of root", (), as_user(ORDINARY)),
         ("root without capabilities", (), ("setpriv", *none)),
         ("root without capabilities, target of an ordinary user", as_user(ORDINARY), ("setpriv", *none)),
+        ("root with SYS_PTRACE", (), only("sys_ptrace")),
+        ("root with SYS_PTRACE, target of an ordinary user", as_user(ORDINARY), only("sys_ptrace")),
+        ("root with CHECKPOINT_RESTORE, target of an ordinary user", as_user(ORDINARY), only("checkpoint_restore")),
         ("root, target in a PID namespace of its own", APART, ()),
         ("root in a PID namespace of its own, pid from outside", (), APART),
     ]
@@ -254,7 +265,7 @@ def row(cells, widths):
 
 def ask_callers(options, clock, caller, table):
     """One target for each identity, a new one where the last is not as it was. False: one did not start."""
-    widths = (54, 11, 34, 13, 8)
+    widths = (58, 11, 34, 13, 8)
     row(("caller", "call", "result", "state", "ms"), widths)
     targets, all_started = {}, True
     try:
@@ -262,7 +273,7 @@ def ask_callers(options, clock, caller, table):
             if identity not in targets:
                 try:
                     targets[identity] = Target(options, clock, identity)
-                except Wedged as why:
+                except (Wedged, OSError) as why:
                     row((name, "-", f"the target does not start: {why}", "", ""), widths)
                     table.append({"caller": name, "call": "start", "name": str(why)})
                     all_started = False

@@ -213,7 +213,7 @@ class Loop:
     def __init__(self, bench, group, start):
         self.group = group
         self.progress = bench.folder / f"{group}.progress"
-        self.stop_file = bench.folder / f"{group}.stop"
+        self.stop_file = bench.folder / f"{group}.{len(bench.started)}.stop"
         self.program = start("--loop", 600, "--progress", self.progress, "--stop-file", self.stop_file,
                              group=group)
 

@@ -16,6 +16,7 @@ PROGRAMS = pathlib.Path(__file__).resolve().parents[1] / "programs"
 sys.path.append(str(PROGRAMS))
 
 import cases  # noqa: E402, F401: registers what it has
+import cases_deep  # noqa: E402, F401
 import cases_nccl  # noqa: E402, F401
 import cases_nodes  # noqa: E402, F401
 import cases_nvls  # noqa: E402, F401
@@ -46,6 +47,7 @@ class Bench:
         self.few = 3 if options.quick else 6
         self.operator_pauses = 5 if options.quick else 50
         self.first_use_s = options.first_use_s
+        self.given_time_limits = options.time_limits  # of what one rank does
         self.time_limits = options.time_limits and not self.shared
         self.nccl = options.nccl or find_nccl()
         # PyTorch finds its own by its path; a library of the same name that is there already goes before.

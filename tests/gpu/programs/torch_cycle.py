@@ -206,10 +206,13 @@ class Program:
     def loop(self):
         end = time.monotonic() + self.options.loop
         iterations = 0
+        graph = CapturedAllReduce(self.sets[0].group, self.device) if self.options.graph else None
         stop = torch.zeros(1, device=self.device)
         while stop.item() == 0:
             self.arm_watchdog()
             self.burst(iterations)
+            if graph is not None:
+                graph.replay(iterations)
             iterations += 1
             if self.rank == 0:
                 self.write_progress(iterations)
@@ -251,6 +254,7 @@ def parse(arguments):
     parser.add_argument("--pause", choices=("inside", "outside", "none"), default="inside")
     parser.add_argument("--loop", type=float, default=0, metavar="SECONDS",
                         help="run collectives for so long, without cycles")
+    parser.add_argument("--graph", action="store_true", help="the loop also replays a captured graph with an all-reduce")
     parser.add_argument("--group", default=os.environ.get("AMEM_GROUP", ""))
     parser.add_argument("--split", action="store_true",
                         help="let PyTorch make the groups' communicators by ncclCommSplit")

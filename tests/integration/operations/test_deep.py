@@ -1,11 +1,10 @@
 """Deep pauses: the driver checkpoints a group's processes after the pause, and nothing of them stays on the GPUs."""
-import os
-import signal
+import glob
 import time
 
 import pytest
 
-from sim_node import eventually, patience
+from sim_node import eventually
 from sim_node.flipped import FlippedMemory as Memory
 
 MIB = 1 << 20
@@ -15,6 +14,7 @@ MIB = 1 << 20
 def deep_node(bare_node):
     """A node on which processes can be checkpointed."""
     bare_node.settings["AMEM_SIM_CHECKPOINT"] = "hang"
+    bare_node.settings["AMEM_SIM_CONTEXT_BYTES"] = "8MiB"
     return bare_node
 
 
@@ -27,6 +27,12 @@ def started(node, *flags, **options):
     """Two processes of a group, each on its GPU."""
     node.start_broker("--deep-enabled", "true", *flags, **options)
     return [Memory(node, 4 * MIB, 2 * MIB, name=f"rank{device}", device=device) for device in (0, 1)]
+
+
+def proven(node):
+    """Faults that follow are not of the proof (test_deep_proof.py)."""
+    node.ctl("pause", "train", "--deep")
+    node.ctl("resume", "train")
 
 
 def is_deep(node):
@@ -70,20 +76,11 @@ def test_a_paused_group_is_made_deep(deep_node):
     runs_on(deep_node, ranks)
 
 
-def test_a_driver_without_these_calls(bare_node):
-    bare_node.settings["AMEM_SIM_DRIVER"] = "12.4"
-    ranks = started(bare_node)
-    answer = bare_node.ctl.try_("pause", "train", "--deep")
-    assert answer.code != 0 and "checkpoint" in answer.error, answer
-    assert bare_node.ctl.state("train") == "paused" and not is_deep(bare_node)
-    bare_node.ctl("resume", "train")
-    runs_on(bare_node, ranks)
-
-
 @pytest.mark.parametrize("call", ["Lock", "Checkpoint"])
 def test_a_call_that_fails_brings_all_back(deep_node, call):
     """The calls are made by amem-checkpoint, each in a process of its own: every one of them fails."""
     ranks = started(deep_node)
+    proven(deep_node)
     deep_node.broker.faults(f"cuCheckpointProcess{call}:1:999")
     answer = deep_node.ctl.try_("pause", "train", "--deep")
     assert answer.code != 0 and f"pid {ranks[0].puppet.pid}" in answer.error and "CUDA_ERROR_UNKNOWN" in answer.error, answer
@@ -98,6 +95,7 @@ def test_a_call_that_fails_brings_all_back(deep_node, call):
 
 def test_a_caller_that_is_killed(deep_node):
     ranks = started(deep_node)
+    proven(deep_node)
     deep_node.broker.faults("cuCheckpointProcessCheckpoint:1:kill")
     answer = deep_node.ctl.try_("pause", "train", "--deep")
     assert answer.code != 0 and "signal 9" in answer.error, answer
@@ -109,6 +107,7 @@ def test_a_caller_that_is_killed(deep_node):
 def test_a_call_that_hangs(deep_node):
     """Its caller is killed at the deadline."""
     ranks = started(deep_node, "--deadlines-checkpoint", "3s")
+    proven(deep_node)
     deep_node.broker.faults("cuCheckpointProcessCheckpoint:1:hold")
     answer = deep_node.ctl.try_("pause", "train", "--deep")
     assert answer.code != 0 and "no answer within" in answer.error, answer
@@ -122,6 +121,7 @@ def test_a_call_that_hangs(deep_node):
 def test_amemd_dies_meanwhile(deep_node, call):
     """The next amemd restores what it finds, whatever state that is in."""
     ranks = started(deep_node)
+    proven(deep_node)
     fault = f"cuCheckpointProcess{call}:1:delay=1500"
     if call in ("Lock", "Checkpoint"):
         deep_node.broker.faults(fault)
@@ -163,9 +163,30 @@ def test_a_restore_that_fails_is_tried_again(deep_node):
     runs_on(deep_node, ranks)
 
 
+@pytest.mark.parametrize("way", ["address", "handle"])
+def test_other_processes_memory_that_is_open_past_amem(deep_node, way):
+    """The driver hangs or cannot restore such a process: it is refused before anything is asked of it."""
+    ranks = started(deep_node)
+    owner = deep_node.puppet("owner", group=None)
+    if way == "address":
+        handle = owner.ask(f"share {owner.ask('plain 2097152')['id']}")["handle"]
+        opened = ranks[0].puppet.ask(f"open {handle} 1")["id"]
+    else:
+        owner.ask(f"offer {owner.ask('alloc 2097152 whole')['id']} {deep_node.dir}")
+        opened = ranks[0].puppet.ask(f"take {deep_node.dir} 2097152")["id"]
+    answer = deep_node.ctl.try_("pause", "train", "--deep")
+    assert answer.code != 0 and "1 pieces of other processes' memory" in answer.error, answer
+    assert deep_node.ctl.state("train") == "paused" and not is_deep(deep_node)
+    deep_node.ctl("resume", "train")
+    ranks[0].puppet.ask(f"free {opened}")
+    deep_node.ctl("pause", "train", "--deep")
+    deep_node.ctl("resume", "train")
+    runs_on(deep_node, ranks)
+
+
 def test_wrong_arguments(deep_node):
     started(deep_node)
-    for arguments in (["--tag", "heap"], ["--dry-run"]):
+    for arguments in (["--tag", "heap"], ["--nodes", "a:1,b:1"]):
         answer = deep_node.ctl.try_("pause", "train", "--deep", *arguments)
         assert answer.code == 2 and "--deep" in answer.error, answer
 
@@ -177,34 +198,138 @@ def test_it_is_off_unless_it_is_switched_on(node):
     assert node.ctl.state("train") == "running"
 
 
+# ---- space for the restore ----
+
+WAITS = ("--deadlines-checkpoint", "6s")  # the wait for space is less than half of it
+
+
+def crowded(node):
+    """A process without the shim, and its memory, beside which a device has no space for another context."""
+    crowd = node.puppet("crowd", group=None)
+    small = crowd.ask(f"plain {2 * MIB}")["id"]  # makes its context
+    device = node.ctl.devices()[0]
+    block = crowd.ask(f"plain {device['total_bytes'] - device['used_bytes'] - 4 * MIB}")["id"]
+    crowd.ask(f"free {small}")
+    return crowd, block
+
+
+def held_restore(node):
+    """A resume whose restore does not answer before the faults end."""
+    node.broker.faults("cuCheckpointProcessRestore:1:hold")
+    operation = node.ctl.start("resume", "train")
+    eventually(lambda: glob.glob(f"{node.broker._fault_file}.held.*"), what="the driver restores")
+    return operation
+
+
+def refused(node):
+    answer = node.ctl.try_("resume", "train")
+    assert answer.code != 0 and "to restore the processes of group 'train' takes" in answer.error, answer
+    assert is_deep(node)
+
+
 def test_a_restore_without_space_is_refused(deep_node):
     """Before the driver is asked for anything. Once there is space it works."""
-    ranks = started(deep_node)
+    ranks = started(deep_node, *WAITS)
     deep_node.ctl("pause", "train", "--deep")
-    crowd = deep_node.puppet("crowd", group=None)
-    total = deep_node.ctl.devices()[0]["total_bytes"]
-    block = crowd.ask(f"plain {total - 4 * MIB}")["id"]
-    answer = deep_node.ctl.try_("resume", "train")
-    assert answer.code != 0 and "to restore the processes of group 'train' takes" in answer.error, answer
-    assert is_deep(deep_node)
+    crowd, block = crowded(deep_node)
+    refused(deep_node)
     crowd.ask(f"free {block}")
     deep_node.ctl("resume", "train")
     runs_on(deep_node, ranks)
 
 
-@pytest.mark.parametrize("how", ["exit", "SIGTERM", "SIGINT"])
-def test_a_process_that_ends_while_it_is_checkpointed(deep_node, how):
-    """It ends at once, and the others are restored."""
+def test_a_restore_waits_for_space(deep_node):
     ranks = started(deep_node)
-    leaves = ranks[1].puppet
     deep_node.ctl("pause", "train", "--deep")
-    began = time.monotonic()
-    if how == "exit":
-        leaves.send("quit 3")
-    else:
-        os.kill(leaves.pid, getattr(signal, how))
-    assert leaves.wait(10) == (3 if how == "exit" else -getattr(signal, how))
-    assert time.monotonic() - began < patience(1)
-    eventually(lambda: deep_node.ctl.group("train")["rank_count"] == 1, what="amemd sees its end")
+    crowd, block = crowded(deep_node)
+    operation = deep_node.ctl.start("resume", "train")
+    eventually(lambda: "the resume waits" in deep_node.broker.output(), what="it waits")
+    assert is_deep(deep_node) or deep_node.ctl.state("train") == "resuming"
+    crowd.ask(f"free {block}")
+    assert operation.finish().code == 0
+    runs_on(deep_node, ranks)
+
+
+@pytest.mark.next_broker
+def test_the_next_amemd_knows_what_a_restore_takes(deep_node):
+    ranks = started(deep_node, *WAITS)
+    deep_node.ctl("pause", "train", "--deep")
+    deep_node.broker.kill()
+    deep_node.start_broker("--deep-enabled", "true", *WAITS)
+    eventually(lambda: is_deep(deep_node), what="it continues the group")
+    crowd, block = crowded(deep_node)
+    refused(deep_node)
+    crowd.ask(f"free {block}")
     deep_node.ctl("resume", "train")
-    runs_on(deep_node, ranks[:1])
+    runs_on(deep_node, ranks)
+
+
+def test_allocations_wait_for_the_restore(deep_node):
+    ranks = started(deep_node)
+    deep_node.ctl("pause", "train", "--deep")
+    other = Memory(deep_node, 2 * MIB, name="other", group="other")
+    operation = held_restore(deep_node)
+    other.puppet.send(f"plain {2 * MIB}")
+    time.sleep(0.3)
+    assert other.puppet.rest("out") == []
+    elsewhere = Memory(deep_node, name="elsewhere", group="elsewhere", device=1)
+    elsewhere.puppet.send(f"plain {2 * MIB}")  # there, too, a process is restored
+    pause = deep_node.ctl.start("pause", "other")
+    pause.wait_phase("quiesce")
+    deep_node.broker.faults()
+    assert operation.finish().code == 0
+    other.puppet.answer()
+    elsewhere.puppet.answer()
+    assert pause.finish().code == 0
+    deep_node.ctl("resume", "other")
+    other.verify()
+    runs_on(deep_node, ranks)
+
+
+def test_allocations_do_not_wait_for_ever(deep_node):
+    ranks = started(deep_node, "--deadlines-create", "2s")
+    deep_node.ctl("pause", "train", "--deep")
+    other = Memory(deep_node, 2 * MIB, name="other", group="other")
+    operation = held_restore(deep_node)
+    other.puppet.send(f"plain {2 * MIB}")
+    assert "OUT_OF_MEMORY" in other.puppet.failure()
+    deep_node.broker.faults()
+    assert operation.finish().code == 0
+    other.puppet.ask(f"plain {2 * MIB}")
+    runs_on(deep_node, ranks)
+
+
+def test_another_resume_waits_for_the_restore(deep_node):
+    ranks = started(deep_node)
+    other = Memory(deep_node, 2 * MIB, name="other", group="other")
+    deep_node.ctl("pause", "other")
+    deep_node.ctl("pause", "train", "--deep")
+    operation = held_restore(deep_node)
+    second = deep_node.ctl.start("resume", "other")
+    second.wait_phase("admit")
+    time.sleep(0.2)
+    assert deep_node.ctl.state("other") == "resuming"
+    deep_node.broker.faults()
+    assert operation.finish().code == 0 and second.finish().code == 0
+    other.verify()
+    runs_on(deep_node, ranks)
+
+
+@pytest.mark.parametrize("wave", ["0", "4MiB"])
+@pytest.mark.parametrize("duplex", ["true", "false"])
+def test_a_swap_of_groups_of_which_one_has_space(deep_node, duplex, wave):
+    deep_node.settings["AMEM_SIM_MEMORY"] = str(64 * MIB)
+    deep_node.start_broker("--deep-enabled", "true", "--swap-duplex", duplex, "--swap-wave", wave, "--pool-size", "160MiB")
+    train = Memory(deep_node, *[8 * MIB] * 5, name="train")
+    deep_node.ctl("pause", "train", "--deep")
+    other = Memory(deep_node, *[8 * MIB] * 6, name="other", group="other")
+    assert deep_node.ctl.devices()[0]["total_bytes"] - on_devices(deep_node) < 9 * MIB  # a context, and a tenth
+    deep_node.ctl("swap", "other", "train")
+    assert deep_node.ctl.state("other") == "paused" and deep_node.ctl.state("train") == "running"
+    train.verify()
+    deep_node.ctl("swap", "train", "other")
+    other.verify()
+    deep_node.ctl("swap", "other", "train")
+    train.verify()
+
+

@@ -111,7 +111,7 @@ def test_a_thread_that_waits_for_its_own_resume_says_so(node):
     program.answer()
     program.ask("pause")
     program.send("alloc 0 1000")
-    program.wait_for("a call that allocates, frees or maps memory waits for the resume of group train")
+    program.wait_for("cuMemAlloc_v2 waits for the resume of group train")
     node.ctl("resume", "train")
     program.answer()
     node.ctl("pause", "train")

@@ -102,9 +102,9 @@ def test_calls_of_the_table_are_found_where_the_driver_has_them(node, driver, ca
 def test_a_newer_version_of_a_known_call(node):
     """Its parameters are other ones. Where the driver has the same function for it as for the table's version, it is known."""
     puppet = node.puppet(env=MADE_UP)
-    assert puppet.ask("find cuEventQuery v2 13050")["found"] == 1
-    assert puppet.ask("find cuEventQuery v2 14000")["found"] == 0
-    assert puppet.ask("find cuEventQuery_v2 dlsym 0")["found"] == 0
+    assert puppet.ask("find cuEventCreate v2 13050")["found"] == 1
+    assert puppet.ask("find cuEventCreate v2 14000")["found"] == 0
+    assert puppet.ask("find cuEventCreate_v2 dlsym 0")["found"] == 0
     assert puppet.ask("find cuMemcpyAsync v2 14000")["found"] == 1
     library = puppet.ask("lookup cuMemcpyAsync 14000")["library"]
     assert os.path.basename(library) == "libamem_shim.so"
@@ -164,12 +164,12 @@ def test_a_library_that_is_linked_to_one(node):
 def test_the_list_lets_a_harmless_one_through(node):
     """By every way, also by a link. What says itself that it is about memory is hidden whatever the list says."""
     shim = own_shim(node, "# signed off\ncuDeviceGetTeleportCount 14000 pass\ncuMemTeleportAsync 14000 pass\n"
-                          "cuTeleportAsync 14000 pass\ncuEventQuery 14000 pass\nCU_DEVICE_ATTRIBUTE_165 14000 pass\nend\n")
+                          "cuTeleportAsync 14000 pass\ncuEventCreate 14000 pass\nCU_DEVICE_ATTRIBUTE_165 14000 pass\nend\n")
     puppet = node.puppet(env={**MADE_UP, "AMEM_SHIM": shim})
     for way in LOOKUPS:
         assert puppet.ask(f"find cuDeviceGetTeleportCount {way} 14000")["found"] == 1
         assert puppet.ask(f"find cuMemTeleportAsync {way} 14000")["found"] == 0
-    assert puppet.ask("find cuEventQuery v2 14000")["found"] == 1
+    assert puppet.ask("find cuEventCreate v2 14000")["found"] == 1
     assert puppet.ask("find cuDeviceGetTeleportCount v2 13050")["found"] == 0, "older than the call"
     assert puppet.ask("attribute 165")["value"] == 0
     puppet.send("attribute 166")
@@ -178,16 +178,16 @@ def test_the_list_lets_a_harmless_one_through(node):
     puppet.ask(f"load {library(node)}")
     node.ctl("pause", "train")
     node.ctl("resume", "train")
-    eventually(lambda: told(node) == {"cuDeviceGetTeleportCount": "listed", "cuMemTeleportAsync": "hidden", "cuEventQuery": "listed",
+    eventually(lambda: told(node) == {"cuDeviceGetTeleportCount": "listed", "cuMemTeleportAsync": "hidden", "cuEventCreate": "listed",
                                       "CU_DEVICE_ATTRIBUTE_165": "listed", "CU_DEVICE_ATTRIBUTE_166": "hidden"},
                what="the broker hears of them")
 
 
 def test_the_list_is_about_the_function_that_was_read(node):
     """Another version of the same name is another function, which nobody has read."""
-    puppet = node.puppet(env={**MADE_UP, "AMEM_SHIM": own_shim(node, "cuEventQuery 13050 pass\nend\n")})
-    assert puppet.ask("find cuEventQuery v2 13050")["found"] == 1
-    assert puppet.ask("find cuEventQuery v2 14000")["found"] == 0
+    puppet = node.puppet(env={**MADE_UP, "AMEM_SHIM": own_shim(node, "cuEventCreate 13050 pass\nend\n")})
+    assert puppet.ask("find cuEventCreate v2 13050")["found"] == 1
+    assert puppet.ask("find cuEventCreate v2 14000")["found"] == 0
 
 
 @pytest.mark.parametrize("text, mode, why", [
@@ -206,7 +206,7 @@ def test_a_bad_list_lets_nothing_through(node, text, mode, why):
 def test_without_amem_the_driver_is_unchanged(node):
     for name, options in (("off", {"env": {**MADE_UP, "AMEM_DISABLE": "1"}}), ("none", {"env": MADE_UP, "group": None})):
         puppet = node.puppet(name, **options)
-        for call in ("cuTeleportAsync", "cuLogicalEndpointIdReserve", "cuEventQuery"):
+        for call in ("cuTeleportAsync", "cuLogicalEndpointIdReserve", "cuEventCreate"):
             for way in LOOKUPS:
                 assert puppet.ask(f"find {call} {way} 14000")["found"] == 1
         assert puppet.ask(f"attribute {UNICAST}")["value"] == 1

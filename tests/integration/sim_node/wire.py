@@ -13,11 +13,12 @@ from typing import Any
 # The fields of a message by their numbers.
 Fields = Mapping[int, Any]
 
-PROTOCOL = 14  # kProtocolVersion of common/protocol.h
+PROTOCOL = 15  # kProtocolVersion of common/protocol.h
 
 # SessionMessage's fields
 HELLO, CREATE, REDEEM, FREE, PIN, GROUP_REQUEST, CUT_STATUS, PHASE_DONE = range(10, 18)
 REPLY, POOL_SEGMENT, QUIESCE, STEP, SAVE, RELEASE, MAP, LOAD, OPEN = range(30, 39)
+WORK, TURN_REPORTS = 29, 42
 
 
 def _varint(value: int) -> bytes:

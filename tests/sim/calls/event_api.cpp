@@ -1,6 +1,8 @@
 // Events, and streams waiting for them.
 #include <chrono>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "tests/sim/entry/api.h"
 #include "tests/sim/entry/newer_calls.h"
@@ -49,6 +51,30 @@ CUresult Record(CUevent handle, StreamRef ref, unsigned flags) {
   event->capture.reset();
   event->capture_tail.clear();
   event->marker = Enqueue(stream, nullptr);
+  return CUDA_SUCCESS;
+}
+
+/// Behind all work of a context. It does to captures what a wait for the context does.
+CUresult RecordContext(CUcontext handle, CUevent event_handle) {
+  const Lock lock = LockDriver();
+  const std::shared_ptr<Event> event = FindEvent(event_handle);
+  Context* const context = FindContext(handle);
+  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (context == nullptr || event->context != context) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!context->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (context->sticky != CUDA_SUCCESS) return context->sticky;
+  const CUresult result = CheckContextSynchronize(*context);
+  if (result != CUDA_SUCCESS) return result;
+  event->capture.reset();
+  event->capture_tail.clear();
+  event->marker.reset();
+  std::vector<std::shared_ptr<Marker>> pending;
+  for (const auto& stream : context->streams)
+    if (!stream->idle()) pending.push_back(stream->last());
+  if (pending.empty()) return CUDA_SUCCESS;
+  const std::shared_ptr<Stream> behind = CreateStream(*context, CU_STREAM_NON_BLOCKING, 0);
+  event->marker = Enqueue(behind, nullptr, std::move(pending));
+  DestroyStream(behind);
   return CUDA_SUCCESS;
 }
 
@@ -146,14 +172,15 @@ bool EraseEvent(CUevent handle) { return Events().erase(handle) != 0; }
 }  // namespace sim
 
 SIM_CALL(cuEventCreate, (CUevent * event, unsigned flags), Create(event, flags))
+SIM_CALL(cuEventCreate_v2, (CUevent * event, unsigned flags, unsigned), Create(event, flags))
 SIM_CALL(cuEventDestroy, (CUevent event), Destroy(event))
 SIM_CALL(cuEventDestroy_v2, (CUevent event), Destroy(event))
 SIM_CALL(cuEventQuery, (CUevent event), Query(event))
-SIM_CALL(cuEventQuery_v2, (CUevent event, unsigned), Query(event))
 SIM_CALL(cuEventSynchronize, (CUevent event), Synchronize(event))
 SIM_CALL(cuEventElapsedTime, (float* ms, CUevent start, CUevent end), ElapsedTime(ms, start, end))
 SIM_CALL(cuEventElapsedTime_v2, (float* ms, CUevent start, CUevent end),
          ElapsedTime(ms, start, end))
+SIM_CALL(cuCtxRecordEvent, (CUcontext context, CUevent event), RecordContext(context, event))
 SIM_CALL_PTSZ(cuEventRecord, (CUevent event, CUstream stream), Record(event, {stream, kDefault}, 0))
 SIM_CALL_PTSZ(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags),
               Record(event, {stream, kDefault}, flags))

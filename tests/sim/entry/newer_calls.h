@@ -43,7 +43,7 @@ SIM_NEWER(cuMemTeleportAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream));
 /// Says a number.
 SIM_NEWER(cuDeviceGetTeleportCount, (int*, CUdevice));
 /// A second version of a call that is known, with other parameters.
-SIM_NEWER(cuEventQuery_v2, (CUevent, unsigned));
+SIM_NEWER(cuEventCreate_v2, (CUevent*, unsigned, unsigned));
 
 #undef SIM_NEWER_PTSZ
 #undef SIM_NEWER

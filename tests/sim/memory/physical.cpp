@@ -180,6 +180,7 @@ void Physical::Drop() { HeldDescriptors::Close(std::exchange(fd_, -1)); }
 CUresult Physical::Remake() {
   const CUresult result = TakeMemory({device_, bytes_, flags_}, &fd_);
   if (result != CUDA_SUCCESS) return result;
+  if (Node().checkpoints == Checkpoints::kForget) return CUDA_SUCCESS;
   MoveAll(bytes_, [this](size_t at, size_t bytes) {
     return pwrite(fd_, saved_.get() + at, bytes, static_cast<off_t>(at));
   });

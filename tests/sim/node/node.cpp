@@ -78,10 +78,11 @@ Checkpoints ReadCheckpoints() {
   const char* text = getenv("AMEM_SIM_CHECKPOINT");
   const std::string value = text != nullptr ? text : "";
   if (value.empty()) return Checkpoints::kNone;
-  if (value != "hang" && value != "lose") {
-    Die("AMEM_SIM_CHECKPOINT=" + value + " is neither hang nor lose");
-  }
-  return value == "hang" ? Checkpoints::kHang : Checkpoints::kLose;
+  if (value == "hang") return Checkpoints::kHang;
+  if (value == "lose") return Checkpoints::kLose;
+  if (value == "lose_all") return Checkpoints::kLoseAll;
+  if (value == "forget") return Checkpoints::kForget;
+  Die("AMEM_SIM_CHECKPOINT=" + value + " is none of hang, lose, lose_all and forget");
 }
 
 std::string Directory() {

@@ -18,6 +18,9 @@ enum class Checkpoints {
   kNone,  // they may not
   kHang,  // the checkpoint does not end
   kLose,  // the restore fails, and the process is lost
+  // Without such memory, too:
+  kLoseAll,
+  kForget,  // device memory has zeros after the restore
 };
 
 struct NodeConfig {

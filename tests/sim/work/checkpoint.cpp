@@ -41,7 +41,8 @@ CUresult CheckpointProcess() {
   while (shared && Node().checkpoints == Checkpoints::kHang) pause();
   const CUresult result = GiveBackDeviceMemory();
   if (result != CUDA_SUCCESS) return result;
-  g_lost = shared;
+  g_lost = Node().checkpoints == Checkpoints::kLoseAll ||
+           (shared && Node().checkpoints == Checkpoints::kLose);
   g_state = CU_PROCESS_STATE_CHECKPOINTED;
   return CUDA_SUCCESS;
 }

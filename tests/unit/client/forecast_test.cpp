@@ -84,6 +84,28 @@ TEST_F(ForecastTest, WhatLeavesAndWhatStays) {
                       "that other groups have open")));
 }
 
+TEST_F(ForecastTest, ADeepPause) {
+  tag("weights", 10 * kGiga);
+  group().set_unbrokered_bytes(3 * kGiga);
+  options.deep = true;
+  EXPECT_THAT(
+      forecast_view(forecast()),
+      AllOf(HasSubstr("graphs and 3.00 GiB that is not brokered"), Not(HasSubstr("stays"))));
+  group().set_state(v1::GROUP_STATE_PAUSED);
+  EXPECT_TRUE(forecast_pause(options, known).ok()) << "it can be made deep";
+  group().set_deep(true);
+  EXPECT_EQ(refused().code(), Code::kFailedPrecondition) << "it is";
+  group().set_deep(false);
+  group().mutable_tags(0)->set_pinned_bytes(kGiga);
+  EXPECT_THAT(forecast_view(forecast()), HasSubstr("would not become deep"));
+}
+
+TEST_F(ForecastTest, TheTimeOfACheckpointIsNotThatOfAPause) {
+  tag("weights", 10 * kGiga);
+  paused("train", 5'000'000, 400'000, 10 * kGiga).set_deep(true);
+  EXPECT_EQ(forecast().groups.at(0).us, 0U);
+}
+
 TEST_F(ForecastTest, ChosenTags) {
   tag("weights", 10 * kGiga);
   tag("kv_cache", 20 * kGiga);

@@ -20,6 +20,7 @@ struct FakeShim {
   std::vector<std::string> except;
   std::vector<std::string> discard;
   int guests = 0;
+  int deep = 0;
   std::string group;
   std::vector<std::string> regions;  // open ones
   int unbrokered = 0;                // times begun and not ended
@@ -54,6 +55,9 @@ int amem_shim_resume(const char* const* tags, size_t count, uint32_t timeout_ms,
 int amem_shim_request_2(int op, const char* const* tags, size_t count, const char* const* except,
                         size_t except_count, const char* const* discard, size_t discard_count,
                         int guests, uint32_t timeout_ms, char* error, size_t size);
+int amem_shim_request_3(int op, const char* const* tags, size_t count, const char* const* except,
+                        size_t except_count, const char* const* discard, size_t discard_count,
+                        int guests, int deep, uint32_t timeout_ms, char* error, size_t size);
 int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size);
 int amem_shim_set_group(const char* group, char* error, size_t size);
 int amem_shim_group(char* name, size_t size);
@@ -85,6 +89,13 @@ int amem_shim_request_2(int op, const char* const* tags, size_t count, const cha
   shim.discard = listed(discard, discard_count);
   shim.guests = guests;
   return answer(error, size);
+}
+int amem_shim_request_3(int op, const char* const* tags, size_t count, const char* const* except,
+                        size_t except_count, const char* const* discard, size_t discard_count,
+                        int guests, int deep, uint32_t timeout_ms, char* error, size_t size) {
+  shim.deep = deep;
+  return amem_shim_request_2(op, tags, count, except, except_count, discard, discard_count, guests,
+                             timeout_ms, error, size);
 }
 int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size) {
   shim.tags = {tag};
@@ -188,6 +199,11 @@ TEST_F(Rank, WhatIsExceptedAndDiscardedIsPassedOn) {
   refusing.guests = AMEM_GUESTS_REFUSE;
   amem::pause(refusing);
   EXPECT_EQ(shim.guests, 2);
+  EXPECT_EQ(shim.deep, 0);
+  refusing.deep = true;
+  amem::pause(refusing);
+  EXPECT_EQ(shim.guests, 2);
+  EXPECT_NE(shim.deep, 0);
   const int resumes = shim.resumes;
   EXPECT_EQ(amem_resume_selected(nullptr, 7, nullptr), AMEM_OK) << "everything";
   EXPECT_EQ(shim.resumes, resumes + 1);

@@ -311,4 +311,35 @@ TEST_F(SimStreams, CopiesTakeAsLongAsTheLinkAsks) {
   EXPECT_EQ(RunRole("bandwidth", {{"AMEM_SIM_BANDWIDTH", "1"}}), 0);
 }
 
+// ---- events of a whole context
+
+TEST_F(SimStreams, AnEventOfAContextComesAfterAllWorkOfItsStreams) {
+  CUcontext context = nullptr;
+  ASSERT_EQ(cuCtxGetCurrent(&context), CUDA_SUCCESS);
+  const CUevent event = NewEvent();
+  EXPECT_EQ(cuCtxRecordEvent(context, event), CUDA_SUCCESS);
+  EXPECT_EQ(cuEventQuery(event), CUDA_SUCCESS) << "nothing is to be done";
+  const CUstream stream = NewStream();
+  ASSERT_EQ(Block(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cuCtxRecordEvent(context, event), CUDA_SUCCESS);
+  EXPECT_EQ(cuEventQuery(event), CUDA_ERROR_NOT_READY);
+  EXPECT_EQ(LaunchAppend(NewStream(), 1), CUDA_SUCCESS);
+  EXPECT_EQ(cuEventQuery(event), CUDA_ERROR_NOT_READY);
+  g_gate = true;
+  EXPECT_EQ(cuEventSynchronize(event), CUDA_SUCCESS);
+  EXPECT_EQ(cuEventQuery(event), CUDA_SUCCESS);
+  EXPECT_EQ(cuEventDestroy(event), CUDA_SUCCESS);
+}
+
+TEST_F(SimStreams, AnEventOfAContextEndsItsCaptures) {
+  CUcontext context = nullptr;
+  ASSERT_EQ(cuCtxGetCurrent(&context), CUDA_SUCCESS);
+  const CUevent event = NewEvent();
+  const CUstream stream = NewStream();
+  ASSERT_EQ(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  EXPECT_EQ(cuCtxRecordEvent(context, event), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CUgraph graph = nullptr;
+  EXPECT_EQ(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+}
+
 }  // namespace

@@ -381,27 +381,30 @@ void SetMemoryMargin(std::uint64_t bytes) {
 void CallShim(const std::string& name, const std::vector<std::string>& tags) {
   char error[512] = "";
   std::vector<const char*> chosen, except, discard;
+  bool deep = false;
   for (const std::string& tag : tags) {
-    if (tag.front() == '^')
+    if (tag == "!")
+      deep = true;
+    else if (tag.front() == '^')
       except.push_back(tag.c_str() + 1);
     else if (tag.front() == '-')
       discard.push_back(tag.c_str() + 1);
     else
       chosen.push_back(tag.c_str());
   }
-  if (except.empty() && discard.empty()) {
+  if (except.empty() && discard.empty() && !deep) {
     const auto call =
         Preloaded<int (*)(const char* const*, std::size_t, std::uint32_t, char*, std::size_t)>(
             name.c_str());
     return CheckShim(call(chosen.data(), chosen.size(), 0, error, sizeof error), name, error);
   }
-  const auto call =
-      Preloaded<int (*)(int, const char* const*, std::size_t, const char* const*, std::size_t,
-                        const char* const*, std::size_t, int, std::uint32_t, char*, std::size_t)>(
-          "amem_shim_request_2");
-  CheckShim(call(name == "amem_shim_pause" ? 1 : 2, chosen.data(), chosen.size(), except.data(),
-                 except.size(), discard.data(), discard.size(), 0, 0, error, sizeof error),
-            name, error);
+  const auto call = Preloaded<int (*)(int, const char* const*, std::size_t, const char* const*,
+                                      std::size_t, const char* const*, std::size_t, int, int,
+                                      std::uint32_t, char*, std::size_t)>("amem_shim_request_3");
+  CheckShim(
+      call(name == "amem_shim_pause" ? 1 : 2, chosen.data(), chosen.size(), except.data(),
+           except.size(), discard.data(), discard.size(), 0, deep ? 1 : 0, 0, error, sizeof error),
+      name, error);
 }
 
 void RegisterWindow(int device, bool looked_up) {

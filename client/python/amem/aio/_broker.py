@@ -267,7 +267,7 @@ class Broker:
         return last[0] if isinstance(group, str) else command.ordered(last)
 
     async def swap(self, out: Groups, into: Groups, timeout: float | None = None, on_progress: OnProgress | None = None, *,
-                   discard: Tags = None, guests: Guests | None = None) -> tuple[Progress, ...]:
+                   discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> tuple[Progress, ...]:
         """Pauses `out` and resumes `into`, at the same time as far as memory allows. Returns when both are done.
 
         If the pause fails, `into` stays paused. If the resume fails, all groups are paused and their bytes are safe.
@@ -279,6 +279,7 @@ class Broker:
             on_progress: As for pause().
             discard: Tags of `out`, as for pause().
             guests: Of `out`, as for pause().
+            deep: The groups of `out` become deep after they have left, as for pause(). `into` does not wait for that.
 
         Returns:
             The last Progress of each group, in the order in which the call names them.
@@ -286,7 +287,7 @@ class Broker:
         Raises:
             Error: The errors of pause() and resume().
         """
-        command = _requests.swap(out, into, timeout, discard, guests)
+        command = _requests.swap(out, into, timeout, discard, guests, deep)
         return tuple(command.ordered(await self._operate(command).result(on_progress)))
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
@@ -323,7 +324,7 @@ class Broker:
         return self._operate(_requests.resume(group, tags, timeout, except_tags))
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
-                 guests: Guests | None = None) -> Operation:
+                 guests: Guests | None = None, deep: bool = False) -> Operation:
         """Prepares swap(). The first step of the iteration starts it.
 
         Args:
@@ -332,11 +333,12 @@ class Broker:
             timeout: Timeout in seconds for the pause, and for the resume.
             discard: Tags of `out` whose bytes this pause drops.
             guests: What the pause does with memory of `out` that other groups have open.
+            deep: The groups of `out` become deep after they have left, as for pause(). `into` does not wait for that.
 
         Returns:
             An asynchronous iterator over its progress. It raises the errors of swap().
         """
-        return self._operate(_requests.swap(out, into, timeout, discard, guests))
+        return self._operate(_requests.swap(out, into, timeout, discard, guests, deep))
 
     def watch(self, group: str = "") -> Watch:
         """Watches for events. The watch begins when `async with` has entered it.

@@ -19,7 +19,7 @@ from amem.errors import Error, InvalidArgumentError
 from amem.frameworks import Framework, hook
 from amem.frameworks._known import known
 
-__all__ = ["BACKEND", "DEFERRABLE", "Vllm", "WORKER", "Worker", "check_sleep_mode", "only_tags", "register"]
+__all__ = ["BACKEND", "DEFERRABLE", "Vllm", "WORKER", "Worker", "check_sleep_mode", "only_tags", "register", "sleeps_deep"]
 
 BACKEND = "amem"
 WORKER = "amem.vllm.Worker"
@@ -28,7 +28,7 @@ DEFERRABLE = ("weights", "kv_cache")
 """The tags that a wake of vLLM can choose. A wake always resumes all other tags."""
 _LEVELS = (0, 1, 2)
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
-_SLEEP, _WAYS = "AMEM_VLLM_SLEEP", ("all", "tags")  # what leaves; the latter leaves the rest of the process alone
+_SLEEP, _WAYS = "AMEM_VLLM_SLEEP", ("all", "deep", "tags")  # what leaves; the last leaves the rest of the process alone
 _TRAINERS = ("trl",)  # libraries that run an engine in their own process, which has to run on while the engine sleeps
 _extended: set[Any] = set()  # vLLM's classes that have what is added below
 
@@ -122,12 +122,28 @@ def only_tags() -> bool:
         Whether AMEM_VLLM_SLEEP is "tags".
 
     Raises:
-        InvalidArgumentError: AMEM_VLLM_SLEEP is neither "tags" nor "all".
+        InvalidArgumentError: AMEM_VLLM_SLEEP is neither "all" nor "deep" nor "tags".
     """
+    return _way() == "tags"
+
+
+def sleeps_deep() -> bool:
+    """Tells whether a sleep leaves nothing of the processes on the GPUs.
+
+    Returns:
+        Whether AMEM_VLLM_SLEEP is "deep".
+
+    Raises:
+        InvalidArgumentError: AMEM_VLLM_SLEEP is neither "all" nor "deep" nor "tags".
+    """
+    return _way() == "deep"
+
+
+def _way() -> str:
     way = os.environ.get(_SLEEP, "")
     if way and way not in _WAYS:
-        raise InvalidArgumentError(f"{_SLEEP}={way} is not supported. Use {' or '.join(_WAYS)}")
-    return way == "tags"
+        raise InvalidArgumentError(f"{_SLEEP}={way} is not supported. Use {', '.join(_WAYS[:-1])} or {_WAYS[-1]}")
+    return way
 
 
 # ---- options ----

@@ -18,7 +18,7 @@ from amem import _rank, _regions, _shim
 from amem.errors import AbortedError, DeadlineExceededError, Error, FailedPreconditionError, NotFoundError
 from amem.frameworks import hook
 from amem.frameworks._known import known
-from amem.vllm import BACKEND, DEFERRABLE, check_sleep_mode, only_tags
+from amem.vllm import BACKEND, DEFERRABLE, check_sleep_mode, only_tags, sleeps_deep
 
 _logger = logging.getLogger("vllm.amem")
 _CACHE, _GRAPHS, _NCCL = "kv_cache", "cudagraph", "nccl"
@@ -260,7 +260,8 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
 
         Raises:
             Error: The errors of amem.pause().
-            FailedPreconditionError: An operator has paused the group, or the engine is already asleep.
+            FailedPreconditionError: An operator has paused the group, or the engine is already asleep, or the broker does not
+                allow deep pauses and AMEM_VLLM_SLEEP is "deep".
         """
         self._amem_begin()
         try:
@@ -270,6 +271,8 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             if not _allocator.asleep - self._amem_before:
                 raise
             _logger.info("amem: the engine sleeps. %s", error)
+        if sleeps_deep():  # not before: vLLM still asks the driver for the free memory, and would wait for the wake
+            _rank.pause(deep=True)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Resumes the worker's memory.

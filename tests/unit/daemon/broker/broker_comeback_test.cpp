@@ -40,7 +40,7 @@ class BrokerComebackTest : public BrokerRestartTest {
     const pb_size_t save = amem_v1_SessionMessage_save_tag;
     r1.moods[save] = Mood::kLate;
     on_loop([&] {
-      broker->swap(Caller{}, {"train"}, {"rollout"}, {}, GuestPolicy::kDefault, {},
+      broker->swap(Caller{}, {"train"}, {"rollout"}, Operation::kPause, {},
                    std::make_shared<Watcher>());
     });
     ASSERT_TRUE(eventually([&] { return r1.received[save] == 1; }));
@@ -135,9 +135,7 @@ TEST_F(BrokerComebackTest, WhatAWaveHasSavedOutlivesItsSaver) {
   ASSERT_NE(b.create(gpu(0), nvml.memory(gpu(0))->free / (2 * kMiB) * 2 * kMiB), 0U);
   r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
   const auto watcher = std::make_shared<Watcher>();
-  on_loop([&] {
-    broker->swap(Caller{}, {"train"}, {"rollout"}, {}, GuestPolicy::kDefault, {}, watcher);
-  });
+  on_loop([&] { broker->swap(Caller{}, {"train"}, {"rollout"}, Operation::kPause, {}, watcher); });
   const bool told = eventually([&] { return r2.received[amem_v1_SessionMessage_release_tag] > 0; });
   ASSERT_TRUE(told) << complete(watcher).text();
   restart();

@@ -312,7 +312,7 @@ TEST_F(BrokerGuestsTest, ASwapOfOwnerAndGuest) {
   ASSERT_TRUE(pause("rollout").ok());
   const auto swap = [&](const std::string& out, const std::string& in) {
     auto watcher = std::make_shared<Watcher>();
-    on_loop([&] { broker->swap(Caller{}, {out}, {in}, {}, GuestPolicy::kDefault, {}, watcher); });
+    on_loop([&] { broker->swap(Caller{}, {out}, {in}, Operation::kPause, {}, watcher); });
     return complete(watcher);
   };
   for (int i = 0; i < 3; ++i) {
@@ -340,7 +340,7 @@ TEST_F(BrokerGuestsTest, WavesLeaveWhatGuestsHaveOpen) {
   c.write(kept, 0xc1);
   const auto swap = [&](const std::string& out, const std::string& in) {
     auto watcher = std::make_shared<Watcher>();
-    on_loop([&] { broker->swap(Caller{}, {out}, {in}, {}, GuestPolicy::kDefault, {}, watcher); });
+    on_loop([&] { broker->swap(Caller{}, {out}, {in}, Operation::kPause, {}, watcher); });
     return complete(watcher);
   };
   Status swapped = swap("rollout", "train");

@@ -125,8 +125,7 @@ TEST_F(OwnersTest, NobodySeesOrSteersAnothers) {
     EXPECT_EQ(quotas.owners(0).uid(), kBob);
   });
   auto watcher = std::make_shared<Watcher>();
-  on_loop(
-      [&] { broker->swap(bob, {"secret"}, {"secret"}, {}, GuestPolicy::kDefault, {}, watcher); });
+  on_loop([&] { broker->swap(bob, {"secret"}, {"secret"}, Operation::kPause, {}, watcher); });
   EXPECT_EQ(complete(watcher).code(), Code::kNotFound);
   const v1::NodeStatus seen = status_for(bob);
   EXPECT_EQ(seen.groups_size(), 0);

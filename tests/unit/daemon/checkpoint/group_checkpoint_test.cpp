@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 
 #include <deque>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -80,6 +82,11 @@ class GroupCheckpointTest : public ::testing::Test {
     EXPECT_TRUE(ended.has_value());
     return ended.value_or(Status(Code::kInternal, "it has not ended"));
   }
+  static void restore(ProcessCalls& made, std::vector<CheckpointTarget> targets, Duration limit,
+                      CheckpointDone done) {
+    const auto space = [](const auto& answer) { answer(RestoreHold()); };
+    restore_all(made, std::move(targets), limit, space, std::move(done));
+  }
   void expect_states(ProcessState first, ProcessState second) {
     EXPECT_EQ(calls.states.at(11), first);
     EXPECT_EQ(calls.states.at(22), second);
@@ -96,7 +103,7 @@ TEST_F(GroupCheckpointTest, AllAreLockedBeforeTheFirstIsCheckpointed) {
                                       std::pair(11, kCheckpoint), std::pair(22, kCheckpoint)));
   EXPECT_EQ(calls.most, 2U) << "side by side";
   calls.made.clear();
-  EXPECT_TRUE(all(restore_all).ok());
+  EXPECT_TRUE(all(restore).ok());
   expect_states(kRunning, kRunning);
   EXPECT_THAT(calls.made, ElementsAre(std::pair(11, kRestore), std::pair(22, kRestore),
                                       std::pair(11, kUnlock), std::pair(22, kUnlock)));
@@ -129,18 +136,77 @@ TEST_F(GroupCheckpointTest, ItGoesOnFromWhereAnotherHasEnded) {
   EXPECT_TRUE(all(checkpoint_all).ok());
   expect_states(kCheckpointed, kCheckpointed);
   calls.states = {{11, kLocked}, {22, kCheckpointed}};
-  EXPECT_TRUE(all(restore_all).ok());
+  EXPECT_TRUE(all(restore).ok());
   expect_states(kRunning, kRunning);
 }
 
 TEST_F(GroupCheckpointTest, ARestoreThatFailsLeavesItForTheNext) {
   calls.states = {{11, kCheckpointed}, {22, kCheckpointed}};
   calls.failing[{22, CheckpointAction::kRestore}] = {Code::kResourceExhausted, "no memory"};
-  EXPECT_EQ(all(restore_all).code(), Code::kResourceExhausted);
+  EXPECT_EQ(all(restore).code(), Code::kResourceExhausted);
   expect_states(kRunning, kCheckpointed);
   calls.failing.clear();
-  EXPECT_TRUE(all(restore_all).ok());
+  EXPECT_TRUE(all(restore).ok());
   expect_states(kRunning, kRunning);
+}
+
+class RestoreSpaceTest : public GroupCheckpointTest {
+ protected:
+  /// The restore has begun and, if it needs space, asked for it.
+  void begin() {
+    restore_all(
+        calls, {{11, "rank 0 (pid 11)", [this] { return first_lives; }}, {22, "rank 1 (pid 22)"}},
+        std::chrono::seconds(54), [this](const auto& asked) { answer = asked; },
+        [this](const Status& status) { ended = status; });
+    calls.run();
+  }
+  std::function<void(const Result<RestoreHold>&)> answer;
+  std::optional<Status> ended;
+  bool first_lives = true;
+};
+
+TEST_F(RestoreSpaceTest, NothingIsRestoredBeforeThereIsSpaceWhichIsHeldUntilAllRun) {
+  calls.states = {{11, kCheckpointed}, {22, kCheckpointed}};
+  begin();
+  ASSERT_TRUE(answer);
+  EXPECT_THAT(calls.made, ElementsAre());
+  auto hold = std::make_shared<int>(1);
+  const std::weak_ptr<int> held = hold;
+  answer(RestoreHold(std::move(hold)));
+  EXPECT_FALSE(held.expired());
+  calls.run();
+  EXPECT_TRUE(ended.has_value() && ended->ok());
+  EXPECT_TRUE(held.expired());
+  expect_states(kRunning, kRunning);
+}
+
+TEST_F(RestoreSpaceTest, WithoutSpaceNothingIsTouched) {
+  calls.states = {{11, kLocked}, {22, kCheckpointed}};
+  begin();
+  ASSERT_TRUE(answer);
+  answer(Status(Code::kResourceExhausted, "full"));
+  calls.run();
+  EXPECT_TRUE(ended.has_value() && ended->code() == Code::kResourceExhausted);
+  expect_states(kLocked, kCheckpointed);
+}
+
+TEST_F(RestoreSpaceTest, WhatIsOnlyLockedNeedsNone) {
+  calls.states = {{11, kLocked}, {22, kRunning}};
+  begin();
+  EXPECT_FALSE(answer);
+  EXPECT_TRUE(ended.has_value() && ended->ok());
+  expect_states(kRunning, kRunning);
+}
+
+TEST_F(RestoreSpaceTest, AProcessThatEndsMeanwhileIsLeftOut) {
+  calls.states = {{11, kCheckpointed}, {22, kCheckpointed}};
+  begin();
+  ASSERT_TRUE(answer);
+  first_lives = false;
+  answer(RestoreHold());
+  calls.run();
+  EXPECT_TRUE(ended.has_value() && ended->ok());
+  expect_states(kCheckpointed, kRunning);
 }
 
 TEST_F(GroupCheckpointTest, CallsInTurnEndWithinTheLimit) {

@@ -75,5 +75,21 @@ TEST(ControlTasks, WhatBecomesOfGuests) {
   EXPECT_EQ(task_of(request).status().code(), Code::kInvalidArgument);
 }
 
+TEST(ControlTasks, WhatMayBeDeep) {
+  v1::PauseRequest pause;
+  pause.set_deep(true);
+  EXPECT_TRUE(task_of(pause).value().deep);
+  pause.add_nodes("a:1");
+  EXPECT_EQ(task_of(pause).status().code(), Code::kInvalidArgument);
+  v1::SwapRequest swap;
+  swap.set_out("a");
+  swap.set_in("b");
+  EXPECT_FALSE(transaction_of(swap).value().task.deep);
+  swap.set_deep(true);
+  EXPECT_TRUE(transaction_of(swap).value().task.deep);
+  swap.add_nodes("a:1");
+  EXPECT_EQ(transaction_of(swap).status().code(), Code::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace amem

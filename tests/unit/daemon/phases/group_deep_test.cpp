@@ -81,6 +81,95 @@ TEST_F(GroupDeepTest, ProcessesAreCheckpointedOnceAllHasLeft) {
   EXPECT_TRUE(group.deep());
 }
 
+TEST_F(GroupDeepTest, ForOthersItIsPausedOnceAllHasLeft) {
+  to_detach();
+  EXPECT_NE(find<action::Left>(), nullptr);
+}
+
+TEST_F(GroupDeepTest, TheRanksCanAskForIt) {
+  group.request(1, 5, deep_pause(), {}, now);
+  drain();
+  EXPECT_EQ(group.state(), GroupState::kRunning) << "one has";
+  group.request(2, 6, deep_pause(), {}, now);
+  drain();
+  EXPECT_EQ(group.phase(), Phase::kQuiesce);
+  quiet(1);
+  quiet(2);
+  group.save_sent(kOk, {1}, now);
+  done(1, RankPhase::kSave);
+  both(RankPhase::kRelease);
+  group.dropped("", now);
+  both(RankPhase::kDetach);
+  drain();
+  EXPECT_EQ(find<action::Answer>(), nullptr) << "not before it is deep";
+  group.checkpointed(kOk, now);
+  drain();
+  EXPECT_NE(find<action::Answer>(), nullptr);
+  EXPECT_TRUE(group.deep());
+  drain();
+  group.request(1, 7, deep_pause(), {}, now);
+  drain();
+  EXPECT_NE(find<action::Answer>(), nullptr) << "it is so already";
+}
+
+TEST_F(GroupDeepTest, WhoMakesItDeepHasNotPausedIt) {
+  const Task some(Operation::kResume, {{"kv_cache"}});
+  for (const RankId rank : {1U, 2U}) group.request(rank, rank, Operation::kPause, {}, now);
+  quiet(1);
+  quiet(2);
+  group.save_sent(kOk, {1}, now);
+  done(1, RankPhase::kSave);
+  both(RankPhase::kRelease);
+  group.dropped("", now);
+  ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
+  both(RankPhase::kDetach);
+  group.checkpointed(kOk, now);
+  ASSERT_TRUE(group.deep());
+  for (const RankId rank : {1U, 2U}) group.request(rank, 10 + rank, some, {}, now);
+  EXPECT_EQ(group.phase(), Phase::kRestore) << "its ranks have, and resume it";
+}
+
+TEST_F(GroupDeepTest, WhatHasBeenPausedForLongIsToBeMadeDeep) {
+  Deadlines deadlines;
+  deadlines.deepen = seconds(100);
+  ToldGroup old("train", deadlines, now, MemoryView());
+  old.join(1, "rank 0");
+  EXPECT_EQ(old.wakeup(), kNever) << "it runs";
+  const auto overdue = [&] {
+    bool any = false;
+    while (const auto action = old.next_action())
+      any = any || std::holds_alternative<action::Overdue>(*action);
+    return any;
+  };
+  ASSERT_TRUE(old.start(Operation::kPause, {}, now).ok());
+  old.tell(event::CutStatus{1, old.epoch(), CutReport()}, now);
+  old.save_sent(kOk, {}, now);
+  old.tell(event::PhaseDone{1, old.epoch(), RankPhase::kRelease, kOk}, now);
+  old.dropped("", now);
+  ASSERT_EQ(old.state(), GroupState::kPaused);
+  EXPECT_EQ(old.wakeup(), now + seconds(100));
+  now += seconds(99);
+  old.tick(now);
+  EXPECT_FALSE(overdue());
+  now += seconds(1);
+  old.tick(now);
+  EXPECT_TRUE(overdue());
+  EXPECT_EQ(old.wakeup(), now + seconds(100)) << "if it is refused";
+  ASSERT_TRUE(old.start(deep_pause(), {}, now).ok());
+  now += seconds(1);
+  old.tell(event::PhaseDone{1, old.epoch(), RankPhase::kDetach, {Code::kAborted, "no"}}, now);
+  ASSERT_EQ(old.state(), GroupState::kPaused);
+  EXPECT_EQ(old.wakeup(), now + seconds(100)) << "a try that fails is repeated, not at once";
+  now += seconds(100);
+  old.tick(now);
+  EXPECT_TRUE(overdue());
+  ASSERT_TRUE(old.start(deep_pause(), {}, now).ok());
+  old.tell(event::PhaseDone{1, old.epoch(), RankPhase::kDetach, kOk}, now);
+  old.checkpointed(kOk, now);
+  ASSERT_TRUE(old.deep());
+  EXPECT_EQ(old.wakeup(), kNever);
+}
+
 TEST_F(GroupDeepTest, WhatIsPausedAlreadyIsMadeDeep) {
   to_paused();
   EXPECT_FALSE(group.start(Operation::kPause, {}, now).ok());
@@ -135,8 +224,42 @@ TEST_F(GroupDeepTest, AResumeRestoresBeforeAnythingElse) {
   EXPECT_THAT(restore->ranks, ElementsAre(1, 2));
   EXPECT_EQ(find<action::Admit>(), nullptr);
   group.restored(kOk, now);
-  expect<action::Admit>("Admit");
+  drain();
   EXPECT_FALSE(group.deep());
+  ASSERT_EQ(group.phase(), Phase::kSettle);
+  const auto* ask = find<action::Ask>();
+  ASSERT_NE(ask, nullptr) << "the ranks free what the program has freed meanwhile";
+  EXPECT_EQ(ask->what, RankPhase::kRest);
+  EXPECT_THAT(ask->ranks, ElementsAre(1, 2));
+  done(1, RankPhase::kRest);
+  drain();
+  EXPECT_EQ(find<action::Admit>(), nullptr);
+  done(2, RankPhase::kRest);
+  expect<action::Admit>("Admit");
+}
+
+TEST_F(GroupDeepTest, ARankThatDoesNotSettleLeavesItPaused) {
+  to_restore();
+  group.restored(kOk, now);
+  done(1, RankPhase::kRest);
+  now = group.wakeup();
+  group.tick(now);
+  drain();
+  expect_finished(Code::kDeadlineExceeded, GroupState::kPaused);
+  EXPECT_FALSE(group.deep());
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  EXPECT_EQ(group.phase(), Phase::kAdmit);
+}
+
+TEST_F(GroupDeepTest, ANextBrokerRollsBackWhatWasSettling) {
+  to_restore();
+  group.restored(kOk, now);
+  restart();
+  EXPECT_FALSE(next->deep());
+  next->join(1, "");
+  next->join(2, "");
+  next->tick(now);
+  EXPECT_EQ(next->phase(), Phase::kRollback);
 }
 
 TEST_F(GroupDeepTest, ARestoreThatFailsIsTriedAgain) {

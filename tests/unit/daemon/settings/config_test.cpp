@@ -241,6 +241,7 @@ TEST(Config, PrintedFormReadsBack) {
   config.log_file = "/tmp/a \"quoted\" \\ name\n";
   config.session_mode = 0;
   config.swap_duplex = false;
+  config.deadlines.deepen = seconds(90);
   config.guests = GuestPolicy::kRefuse;
   Config back;
   ConfigErrors errors;
@@ -248,6 +249,16 @@ TEST(Config, PrintedFormReadsBack) {
   EXPECT_TRUE(errors.empty()) << errors.front();
   for (const Setting& setting : settings())
     EXPECT_EQ(setting.get(back), setting.get(config)) << setting.key;
+}
+
+TEST(Config, WhenAPausedGroupBecomesDeep) {
+  EXPECT_TRUE(errors_of("[deep]\nenabled = true\nafter = \"10m\"\n").empty());
+  EXPECT_TRUE(errors_of("[deep]\nafter = \"0\"\n").empty());
+  ASSERT_EQ(errors_of("[deep]\nafter = \"10m\"\n").size(), 1U);
+  EXPECT_EQ(errors_of("[deep]\nafter = \"10m\"\n")[0], "deep.after: requires deep.enabled = true");
+  const ConfigErrors errors = errors_of("[deep]\nenabled = true\nafter = \"10ms\"\n");
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_TRUE(errors[0].ends_with("deep.after: must be 0 or at least 1s")) << errors[0];
 }
 
 TEST(Config, AQuotaThatGivesNobodyAnythingIsAnError) {

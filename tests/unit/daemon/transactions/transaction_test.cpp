@@ -99,6 +99,54 @@ TEST_F(TransactionTest, WhatHasLoadedWaitsForWhatLeaves) {
   EXPECT_EQ(duplex.ended(0, kFine), space({1}) + go_on({1}));
 }
 
+TEST_F(TransactionTest, ADeepPauseLetsTheSecondGoOnWhenItHasLeft) {
+  duplex.start();
+  duplex.leaves(0);
+  EXPECT_EQ(duplex.left(0), space({1}) + go_on({1}));
+  EXPECT_EQ(duplex.left(0), kNone) << "once";
+  EXPECT_TRUE(duplex.last(1)) << "the swap is done for those that wait for it";
+  EXPECT_EQ(duplex.ended(1, kFine), kNone);
+  EXPECT_EQ(duplex.ended(0, kFine), finish(0));
+  EXPECT_TRUE(duplex.result().ok());
+}
+
+TEST_F(TransactionTest, ADeepPauseThatFailsLateChangesNothingForTheSecond) {
+  duplex.start();
+  duplex.leaves(0);
+  duplex.left(0);
+  EXPECT_EQ(duplex.ended(0, kPauseFailed), kNone);
+  EXPECT_EQ(duplex.ended(1, kFine), finish(1));
+  EXPECT_EQ(duplex.result().code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(duplex.result().text(), kPauseFailed.text() + "; group 'rollout' is running");
+}
+
+TEST_F(TransactionTest, InTurnTheSecondFollowsADeepPauseThatFailsLate) {
+  in_turn.start();
+  in_turn.leaves(0);
+  EXPECT_EQ(in_turn.left(0), kNone);
+  EXPECT_EQ(in_turn.ended(0, kPauseFailed), begin({1}));
+  EXPECT_EQ(in_turn.ended(1, kFine), finish(1));
+  EXPECT_EQ(in_turn.result().text(), kPauseFailed.text() + "; group 'rollout' is running");
+}
+
+TEST_F(TransactionTest, InASetNobodyWaitsForWhatIsOnlyMadeDeep) {
+  pauses.start();
+  pauses.left(1);
+  EXPECT_EQ(pauses.ready(0), kNone);
+  EXPECT_EQ(pauses.ready(2), go_on({0, 2}));
+  pauses.left(0);
+  pauses.left(2);
+  EXPECT_EQ(pauses.ended(1, kPauseFailed), kNone) << "the others become deep";
+  pauses.ended(0, kFine);
+  EXPECT_EQ(pauses.ended(2, kFine), finish(2));
+  EXPECT_FALSE(pauses.result().ok());
+
+  Transaction late({"a", "b"}, {}, Operation::kPause, true);
+  late.start();
+  EXPECT_EQ(late.ready(0), kNone);
+  EXPECT_EQ(late.left(1), go_on({0})) << "it was the last";
+}
+
 TEST_F(TransactionTest, AGroupThatIsGoneBeforeItWasSeenToLeaveIsFollowedInTurn) {
   duplex.start();
   EXPECT_EQ(duplex.ended(0, kFine), begin({1}));

@@ -20,7 +20,7 @@ TEST(ShimDriverCalls, TheRowIsTheOneThatTheDriverWouldChoose) {
   EXPECT_STREQ(find_call("cuGraphInstantiate", 12000, false)->symbol,
                "cuGraphInstantiateWithFlags");
   EXPECT_EQ(find_call("cuMemAlloc", 2000, false), nullptr);
-  EXPECT_EQ(find_call("cuEventQuery", 13000, false), nullptr);
+  EXPECT_EQ(find_call("cuEventCreate", 13000, false), nullptr);
 }
 
 /// Their parameters differ, so that a mix-up would be read as garbage.

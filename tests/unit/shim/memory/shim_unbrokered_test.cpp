@@ -63,6 +63,28 @@ TEST(ShimUnbrokered, AHandleThatTheDriverGaveOutAgain) {
   EXPECT_EQ(u.amounts(), (Amounts{{"vmm", 0, 32, 1}}));
 }
 
+TEST(ShimUnbrokered, OtherProcessesMemoryIsForeignAndNobodysAmount) {
+  UnbrokeredMemory u;
+  u.created(5, 64, 1);
+  EXPECT_EQ(u.foreign(), 0U);
+  u.imported(6);
+  u.mapped(6, 0x10000);
+  u.released(6);
+  u.add(Kind::kOpened, 0x20000, 0, 0, context(1));
+  EXPECT_EQ(u.foreign(), 2U);
+  EXPECT_EQ(u.amounts(), (Amounts{{"vmm", 1, 64, 1}}));
+  u.unmapped(0x10000, 0x1000);
+  EXPECT_EQ(u.foreign(), 1U);
+  u.context_gone(context(1));
+  EXPECT_EQ(u.foreign(), 0U);
+  u.imported(7);
+  u.imported(7);  // the driver counts them too
+  u.released(7);
+  EXPECT_EQ(u.foreign(), 1U);
+  u.released(7);
+  EXPECT_EQ(u.foreign(), 0U);
+}
+
 TEST(ShimUnbrokered, RemembersPools) {
   UnbrokeredMemory u;
   const auto pool = reinterpret_cast<CUmemoryPool>(std::uintptr_t{8});

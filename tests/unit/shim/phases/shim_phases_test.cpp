@@ -47,7 +47,9 @@ struct Rank {
   Bypass bypass{options.bypass_allowed};
   CutMonitor cut{driver, devices, gate, heap, bypass, session};
   ExitHandler exit{[] {}};
-  Phases phases{devices, gate, memory, mover, scratch, cut, report, heap, session, exit, options};
+  WorkReport work{devices, gate, session};
+  Phases phases{driver, devices, gate, memory,  mover, scratch, cut,
+                report, work,    heap, session, exit,  options};
 };
 
 class ShimPhases : public testing::Test {
@@ -355,6 +357,46 @@ class ShimPhasesShut : public ShimPhases {
 };
 
 TEST_F(ShimPhasesShut, ARankThatJoinedShutSaysSo) { EXPECT_TRUE(next_broker()); }
+
+TEST_F(ShimPhases, ABrokerHearsOfWorkOnlyIfItAsks) {
+  const auto reports = [&](bool on) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body = amem_v1_SessionMessage_turn_reports_tag;
+    message.body.turn_reports.on = on;
+    tell(message);
+  };
+  // Beside what it says anyway.
+  const auto waiting = [&] {
+    Message message = broker.next();
+    while (message.which_body != amem_v1_SessionMessage_work_tag) message = broker.next();
+    return message.body.work.waiting;
+  };
+  const auto says_nothing_of_it = [&](std::chrono::milliseconds time) {
+    const auto end = Session::Clock::now() + time;
+    for (auto now = Session::Clock::now(); now < end; now = Session::Clock::now()) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - now);
+      if (broker.nothing_comes(static_cast<int>(left.count()))) return true;
+      if (broker.next().which_body == amem_v1_SessionMessage_work_tag) return false;
+    }
+    return true;
+  };
+  rank.gate.prepare({true, 20s, [] { return -1; }});
+  rank.gate.close();
+  std::thread caller([&] { const Pass pass(rank.gate); });
+  EXPECT_TRUE(says_nothing_of_it(100ms));
+  reports(true);
+  EXPECT_TRUE(waiting());
+  EXPECT_FALSE(next_broker());
+  EXPECT_TRUE(says_nothing_of_it(1200ms)) << "this one has not asked";
+  reports(true);
+  EXPECT_TRUE(waiting());
+  reports(false);
+  rank.gate.open();
+  caller.join();
+  EXPECT_TRUE(says_nothing_of_it(1200ms));
+  reports(true);
+  EXPECT_FALSE(waiting());
+}
 
 }  // namespace
 }  // namespace amem::shim

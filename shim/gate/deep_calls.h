@@ -1,0 +1,101 @@
+// DeepCalls: what becomes of the program's calls while the driver may have put this process away (a
+// deep pause). A call that reaches the driver then waits there for the resume.
+//
+// From begin() to end() the gate is shut, so nobody gives the devices work through it:
+//
+// - Calls that only free or destroy are noted. end() makes them, in their order, before the gate
+//   opens. A noted call takes 48 bytes.
+// - Calls that give a device something to do without passing the gate (host functions, external
+//   semaphores) wait for end().
+// - Calls that ask whether work has ended need no driver: drained() says that all has.
+//
+// on() is for the fast path of these calls: one load. begin(), drained(), end(): the service
+// thread; process_ends(): the thread that calls exit(); the rest: any thread. One per process,
+// never destroyed.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+
+namespace amem::shim {
+
+class DeepCalls {
+ public:
+  static constexpr std::size_t kMostWords = 4;
+  using Words = std::array<std::uint64_t, kMostWords>;
+
+  struct Call {
+    const char* name;  // for messages
+    CUresult (*make)(const Words& arguments);
+    Words arguments;
+  };
+
+  static DeepCalls& get();
+  /// The driver may have put the process away.
+  static bool on() noexcept { return on_.load(std::memory_order_relaxed); }
+
+  /// True: the call is made later, and the program is told that it has succeeded. False: it is to
+  /// be made now.
+  bool note(const Call& call) noexcept;
+  /// Whether the work that a call asks about has ended. Nothing: the driver is to be asked.
+  /// `event`: it asks about an event.
+  std::optional<CUresult> ended(bool event) noexcept;
+  /// Other processes may record events of this one, or this one has theirs: nothing is known of
+  /// events any more.
+  static void shares_events() noexcept { shares_events_.store(true, std::memory_order_relaxed); }
+
+  /// Around a call that gives a device something to do and passes no gate. Waits for end().
+  class Held {
+   public:
+    Held() noexcept : result_(get().enter()) {}
+    ~Held() {
+      if (result_ == CUDA_SUCCESS) get().leave();
+    }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+    /// CUDA_ERROR_DEINITIALIZED: the process is ending.
+    CUresult result() const { return result_; }
+
+   private:
+    CUresult result_;
+  };
+
+  /// From here on calls are noted or wait. False: a call that began before is not done in this
+  /// time.
+  bool begin(std::chrono::milliseconds patience);
+  /// After begin(): all work of the process has ended.
+  void drained();
+  /// The driver makes calls again. `make`: makes a noted one.
+  void end(const std::function<void(const Call&)>& make);
+
+  /// Nobody waits any more.
+  void process_ends();
+  /// In a child of fork nothing is noted and nobody waits.
+  static void reset_after_fork();
+
+ private:
+  CUresult enter() noexcept;
+  void leave() noexcept;
+
+  static std::atomic<bool> on_;
+  static std::atomic<bool> shares_events_;
+
+  std::atomic<unsigned> inside_{0};  // calls of Held
+  std::mutex mutex_;                 // guards everything below, and every change of on_
+  std::condition_variable changed_;
+  bool drained_ = false;
+  bool ending_ = false;
+  std::deque<Call> noted_;
+};
+
+}  // namespace amem::shim
