@@ -239,12 +239,17 @@ def test_a_restore_without_space_is_refused(deep_node):
     runs_on(deep_node, ranks)
 
 
+def logged(node):
+    with open(node.broker.log_path) as log:
+        return log.read()
+
+
 def test_a_restore_waits_for_space(deep_node):
     ranks = started(deep_node)
     deep_node.ctl("pause", "train", "--deep")
     crowd, block = crowded(deep_node)
     operation = deep_node.ctl.start("resume", "train")
-    eventually(lambda: "the resume waits" in deep_node.broker.output(), what="it waits")
+    eventually(lambda: "the resume waits" in logged(deep_node), what="it waits")
     assert is_deep(deep_node) or deep_node.ctl.state("train") == "resuming"
     crowd.ask(f"free {block}")
     assert operation.finish().code == 0
