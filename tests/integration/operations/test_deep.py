@@ -152,6 +152,24 @@ def test_a_process_that_dies_while_it_is_checkpointed(deep_node):
     runs_on(deep_node, ranks[:1])
 
 
+def test_all_end_while_they_are_checkpointed(deep_node):
+    """The calls that are under way end after their operation, and their group."""
+    ranks = started(deep_node)
+    proven(deep_node)
+    deep_node.broker.faults("cuCheckpointProcessCheckpoint:1:hold")
+    operation = deep_node.ctl.start("pause", "train", "--deep")
+    eventually(lambda: glob.glob(f"{deep_node.broker._fault_file}.held.*"), what="the driver is asked")
+    for rank in ranks:
+        rank.puppet.kill()
+        rank.puppet.wait()
+    assert operation.finish().code != 0
+    deep_node.broker.faults()
+    again = Memory(deep_node, 4 * MIB, name="again")
+    deep_node.ctl("pause", "train", "--deep")
+    deep_node.ctl("resume", "train")
+    runs_on(deep_node, [again])
+
+
 def test_a_restore_that_fails_is_tried_again(deep_node):
     ranks = started(deep_node)
     deep_node.ctl("pause", "train", "--deep")
