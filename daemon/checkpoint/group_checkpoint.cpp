@@ -17,7 +17,7 @@ constexpr int kCallsOfRestore = 3;
 class Run : public std::enable_shared_from_this<Run> {
  public:
   Run(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
-      CheckpointDone done)
+      CheckpointedDone done)
       : calls_(calls), limit_(limit / kCallsInTurn), done_(std::move(done)) {
     for (CheckpointTarget& target : targets) each_.push_back({std::move(target), {}});
   }
@@ -28,7 +28,7 @@ class Run : public std::enable_shared_from_this<Run> {
         if (!error_.ok()) return restore();
         ask(ProcessState::kLocked, CheckpointAction::kCheckpoint, [this] {
           if (!error_.ok()) return restore();
-          done_({});
+          done_({}, false);
         });
       });
     });
@@ -45,7 +45,7 @@ class Run : public std::enable_shared_from_this<Run> {
       };
       if (std::none_of(each_.begin(), each_.end(), checkpointed)) return bring_back();
       make_space([self = shared_from_this()](const Result<RestoreHold>& space) {
-        if (!space.ok()) return self->done_(space.status());
+        if (!space.ok()) return self->done_(space.status(), false);
         self->space_ = space.value();
         self->bring_back();
       });
@@ -63,7 +63,9 @@ class Run : public std::enable_shared_from_this<Run> {
     ask(ProcessState::kCheckpointed, CheckpointAction::kRestore, [this] {
       ask(ProcessState::kLocked, CheckpointAction::kUnlock, [this] {
         space_.reset();
-        done_(error_);
+        done_(error_, std::all_of(each_.begin(), each_.end(), [](const Each& each) {
+                return each.state == ProcessState::kRunning || !each.target.lives();
+              }));
       });
     });
   }
@@ -71,11 +73,7 @@ class Run : public std::enable_shared_from_this<Run> {
   void look(const Then& then) {
     for (Each& each : each_) each.state = ProcessState::kUnknown;
     ask(ProcessState::kUnknown, CheckpointAction::kState, [this, then] {
-      for (const Each& each : each_)
-        if (each.state == ProcessState::kFailed)
-          note({Code::kAborted, each.target.label +
-                                    ": the driver has lost this process, and each of its calls "
-                                    "fails. End it, and restart the job"});
+      for (const Each& each : each_) note_if_lost(each);
       then();
     });
   }
@@ -94,8 +92,16 @@ class Run : public std::enable_shared_from_this<Run> {
                     if (!answer.status.ok())
                       self->note({answer.status.code(),
                                   self->each_[i].target.label + ": " + answer.status.text()});
+                    self->note_if_lost(self->each_[i]);
                     if (--*missing == 0) then();
                   });
+  }
+
+  void note_if_lost(const Each& each) {
+    if (each.state == ProcessState::kFailed)
+      note({Code::kAborted, each.target.label +
+                                ": the driver has lost this process, and each of its calls fails. "
+                                "End it, and restart the job"});
   }
 
   void note(const Status& error) {
@@ -107,7 +113,7 @@ class Run : public std::enable_shared_from_this<Run> {
 
   ProcessCalls& calls_;
   const Duration limit_;
-  const CheckpointDone done_;
+  const CheckpointedDone done_;
   std::vector<Each> each_;
   RestoreHold space_;
   Status error_;
@@ -115,14 +121,20 @@ class Run : public std::enable_shared_from_this<Run> {
 
 }  // namespace
 
-void checkpoint_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
-                    CheckpointDone done) {
-  std::make_shared<Run>(calls, std::move(targets), limit, std::move(done))->checkpoint();
+CheckpointCalls checkpoint_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets,
+                               Duration limit, CheckpointedDone done) {
+  const auto run = std::make_shared<Run>(calls, std::move(targets), limit, std::move(done));
+  run->checkpoint();
+  return run;
 }
 
-void restore_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
-                 const MakeSpace& space, CheckpointDone done) {
-  std::make_shared<Run>(calls, std::move(targets), limit, std::move(done))->restore_with(space);
+CheckpointCalls restore_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets,
+                            Duration limit, const MakeSpace& space, CheckpointDone done) {
+  const auto run =
+      std::make_shared<Run>(calls, std::move(targets), limit,
+                            [done = std::move(done)](const Status& status, bool) { done(status); });
+  run->restore_with(space);
+  return run;
 }
 
 Duration restore_time(Duration limit) { return limit / kCallsInTurn * kCallsOfRestore; }

@@ -24,18 +24,24 @@ struct CheckpointTarget {
 
 using CheckpointDone = std::function<void(const Status&)>;
 
-/// Locks all, then checkpoints all. If one fails, brings all back and says which process failed, at
-/// which call, and which process the driver has lost. Ends within `limit`. `calls` outlives it.
-void checkpoint_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
-                    CheckpointDone done);
+/// `all_run`: every process is known to run.
+using CheckpointedDone = std::function<void(const Status&, bool all_run)>;
+/// Lives while calls are under way, or are to come. Only one at a time for a process.
+using CheckpointCalls = std::weak_ptr<const void>;
+
+/// Locks all, then checkpoints all. If one fails, brings all back that it can and says which
+/// process failed, at which call, and which process the driver has lost. Ends within `limit`.
+/// `calls` outlives it.
+CheckpointCalls checkpoint_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets,
+                               Duration limit, CheckpointedDone done);
 /// What a restore has to itself until it has answered; or why it may not begin.
 using RestoreHold = std::shared_ptr<const void>;
 using MakeSpace = std::function<void(std::function<void(const Result<RestoreHold>&)>)>;
 
 /// Restores all that are checkpointed, if there are any after `space` has answered that it may, in
 /// whatever time; then unlocks all that are locked. Not OK: which process is not running, and why.
-void restore_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
-                 const MakeSpace& space, CheckpointDone done);
+CheckpointCalls restore_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets,
+                            Duration limit, const MakeSpace& space, CheckpointDone done);
 /// Of `limit`, what a restore with its space takes at the most.
 Duration restore_time(Duration limit);
 

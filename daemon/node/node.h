@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -139,6 +140,8 @@ struct GroupEntry {
   // Bytes; of a deep pause: what the processes had freed, and a tenth more. Too many, and never too
   // few, once a rank has ended or some have been restored. None: not deep, or not known.
   std::map<DeviceUuid, std::uint64_t> restore_needs;
+  // Calls of the driver for its processes. They may go on when their operation has ended.
+  std::weak_ptr<const void> process_calls;
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's

@@ -119,6 +119,12 @@ BytesByDevice GroupOperation::needs_of(const std::vector<GroupId>& groups,
   return bytes;
 }
 
+bool GroupOperation::calls_go_on(const std::function<void()>& again) const {
+  if (group_.process_calls.expired()) return false;
+  means_.loop.at(Clock::now() + RestoreSpace::kAgain, [again, back = back_] { back(again); });
+  return true;
+}
+
 std::vector<CheckpointTarget> GroupOperation::processes_of(const std::vector<RankId>& ranks) const {
   std::vector<CheckpointTarget> processes;
   for (const RankId id : ranks)

@@ -266,36 +266,38 @@ void PauseOperation::run(const action::Drop&) {
 }
 
 void PauseOperation::run(const action::Checkpoint& checkpoint) {
+  if (calls_go_on([this, checkpoint] { run(checkpoint); })) return;
   // The next amemd must know that processes may be locked.
   if (const Status written = means_.node.records.write(group_); !written.ok())
-    return group_.machine.tell(event::Checkpointed{written}, Clock::now());
+    return group_.machine.tell(event::Checkpointed{written, false}, Clock::now());
   std::set<DeviceUuid> devices;
   for (const Device& device : means_.devices.all()) devices.insert(device.uuid);
   // What a restore will need is what the processes free.
   means_.workers.look(devices, [this, devices, ranks = checkpoint.ranks,
                                 back = back_](const Workers::Uses& before) {
     back([&] {
-      checkpoint_all(means_.processes, processes_of(ranks), means_.checkpoint_limit,
-                     [this, devices, before, back](const Status& status) {
-                       means_.workers.look(
-                           devices, [this, status, before, back](const Workers::Uses& after) {
-                             back([&] { checkpointed(status, before, after); });
-                           });
-                     });
+      const auto done = [this, devices, before, back](const Status& status, bool all_run) {
+        means_.workers.look(devices,
+                            [this, status, all_run, before, back](const Workers::Uses& after) {
+                              back([&] { checkpointed(status, !all_run, before, after); });
+                            });
+      };
+      group_.process_calls =
+          checkpoint_all(means_.processes, processes_of(ranks), means_.checkpoint_limit, done);
     });
   });
 }
 
-void PauseOperation::checkpointed(const Status& status, const Workers::Uses& before,
+void PauseOperation::checkpointed(const Status& status, bool deep, const Workers::Uses& before,
                                   const Workers::Uses& after) {
   group_.restore_needs.clear();
   for (const auto& [device, was] : before) {
     const auto is = after.find(device);
-    if (!status.ok() || is == after.end() || is->second.used >= was.used) continue;
+    if (!deep || is == after.end() || is->second.used >= was.used) continue;
     const std::uint64_t freed = was.used - is->second.used;
     group_.restore_needs[device] = freed + freed / 10;
   }
-  group_.machine.tell(event::Checkpointed{status}, Clock::now());
+  group_.machine.tell(event::Checkpointed{status, deep}, Clock::now());
 }
 
 bool PauseOperation::lacks_space(const Workers::Uses& uses) const {

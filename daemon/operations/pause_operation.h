@@ -76,7 +76,8 @@ class PauseOperation final : public GroupOperation {
   static bool keeps(RankId rank, const Allocation& a) { return a.stayed && a.maker == rank; }
   void release_all(const action::Release& release);
   /// With what was in use of the devices before and afterwards.
-  void checkpointed(const Status& status, const Workers::Uses& before, const Workers::Uses& after);
+  void checkpointed(const Status& status, bool deep, const Workers::Uses& before,
+                    const Workers::Uses& after);
   /// Takes what the pool must have space for, and chooses waves where there is need of them.
   Status prepare();
   /// What is to be saved, before a rank can write there; and space for all that the release will

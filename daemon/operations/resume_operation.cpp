@@ -36,16 +36,18 @@ ResumeOperation::~ResumeOperation() {
 // ---------------------------------------------------------------
 
 void ResumeOperation::run(const action::Restore& restore) {
+  if (calls_go_on([this, restore] { run(restore); })) return;
   const auto space = [this, by = restore.by, back = back_](const Space& answer) {
     back([&] { make_space_for_restore(by, answer); });
   };
-  restore_all(means_.processes, processes_of(restore.ranks), means_.checkpoint_limit, space,
-              [this, back = back_](const Status& status) {
-                back([&] {
-                  if (status.ok()) group_.restore_needs.clear();
-                  group_.machine.tell(event::Restored{status}, Clock::now());
-                });
-              });
+  group_.process_calls =
+      restore_all(means_.processes, processes_of(restore.ranks), means_.checkpoint_limit, space,
+                  [this, back = back_](const auto& status) {
+                    back([&] {
+                      if (status.ok()) group_.restore_needs.clear();
+                      group_.machine.tell(event::Restored{status}, Clock::now());
+                    });
+                  });
 }
 
 void ResumeOperation::make_space_for_restore(Time by, const Space& answer) {

@@ -59,7 +59,8 @@ struct Dropped {
   std::string note;  // what an operator should know (memory that did not become free), or empty
 };
 struct Checkpointed {  // all processes
-  Status status;       // not OK: none is
+  Status status;       // not OK: they were brought back, so far as that was possible
+  bool deep = false;   // some may be locked or checkpointed still
 };
 struct Restored {
   Status status;  // not OK: some are checkpointed still

@@ -328,7 +328,7 @@ void Course::on(const event::Dropped& event, Time now) {
 
 void Course::on(const event::Checkpointed& event, Time now) {
   if (rule(phase_).entry != PhaseEntry::kCheckpoint) return;
-  deep_ = event.status.ok();
+  deep_ = event.deep;
   done(PhaseEntry::kCheckpoint, event.status, now);
 }
 

@@ -19,14 +19,14 @@ std::uint64_t effects_left = 0;  // 0: it lives on
 bool dead = false;
 int others = 0;
 
+}  // namespace
+
 bool takes_effect() {
   if (dead || effects_left == 0) return !dead;
   dead = --effects_left == 0;
   if (dead) at_death();
   return !dead;
 }
-
-}  // namespace
 
 void begin(std::function<void()> sent, std::function<void()> died,
            std::function<void(int socket, const msghdr& packet)> unsent) {

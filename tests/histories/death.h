@@ -19,6 +19,8 @@ void begin(std::function<void()> sent, std::function<void()> died,
 void comes_at(std::uint64_t effect);
 /// The broker that has begun last is dead.
 bool came();
+/// Of an effect that is neither row nor packet; false: the broker dies in its place, or is dead.
+bool takes_effect();
 
 /// What is sent as long as there is one of these is not the broker's.
 class Others {

@@ -61,6 +61,8 @@ History::History(std::uint64_t seed, bool trace, bool lies)
   config_.swap_wave = 4 * kPage;
   config_.swap_duplex = below(4) != 0;
   const bool mortal = below(2) == 0;
+  config_.deep_pauses = true;
+  if (below(4) == 0) config_.deadlines.deepen = milliseconds(20U << below(8));
   config_.holder = mortal ? HolderUse::kRequired : HolderUse::kOff;
   if (mortal) holder_ = std::make_unique<StandInHolder>(config_.runtime_dir + "/" + kHolderSocket);
 }
@@ -116,7 +118,7 @@ void History::go_on_later(std::coroutine_handle<> who) {
 }
 
 void History::begin_life() {
-  life_ = std::make_unique<Life>(config_);
+  life_ = std::make_unique<Life>(config_, checkpoints_);
   death::begin(
       [this] {
         if (holder_) holder_->serve();
@@ -135,6 +137,7 @@ void History::begin_life() {
 
 void History::end_life() {
   ++deaths_;
+  checkpoints_.lose_client();
   for (RankProcess& rank : ranks_) {
     if (!life_->is_kept()) unknown_.insert(rank.number());
     if (!rank.connected()) continue;
@@ -200,6 +203,10 @@ void History::happen() {
     say("time passes: " + std::to_string(time.count()) + " ms");
     return fuzz::outside::pass(time);
   }
+  if (checkpoints_.busy() && below(3) != 0) {
+    if (holder_ && mishap(30)) settle_death(4);
+    return driver_acts();
+  }
   if (holder_ && mishap(150)) return settle_death(8);
   // What it takes most to take up again is a save that goes on.
   const bool saves = std::any_of(ranks_.begin(), ranks_.end(),
@@ -212,7 +219,7 @@ void History::happen() {
   }
   RankProcess& rank = somebody();
   if (!rank.lives()) return;
-  if (mishap(300)) {
+  if (mishap(rank.is_lost() ? 10 : 300)) {
     say("rank " + std::to_string(rank.number()) + " dies");
     return rank.die();
   }
@@ -224,7 +231,7 @@ void History::happen() {
   if (rank.paused() && below(3) == 0) return come_back(rank);
   if (rank.paused()) return program_does(rank);
   if (!rank.connected()) return;
-  if (mishap(400)) {
+  if (rank.is_free() && mishap(400)) {
     say("the session of rank " + std::to_string(rank.number()) + " breaks");
     return rank.lose_session();
   }
@@ -262,11 +269,13 @@ void History::program_does(RankProcess& rank) {
   if (what == 0 && !rank.waits()) {
     say("ranks of " + rank.group() + " ask");
     const bool pause = rank.runs();
+    const bool deep = pause && below(4) == 0;
     for (RankProcess& each : ranks_)
       if ((each.connected() || each.paused()) && each.group() == rank.group() && !mishap(20))
-        each.ask(pause);
+        each.ask(pause, deep);
     return;
   }
+  if (rank.is_lost()) return;
   if (!rank.runs()) {
     if (rank.rests() && (what == 8 || what == 9)) {
       say("rank " + std::to_string(rank.number()) + " frees while it is paused");
@@ -274,7 +283,7 @@ void History::program_does(RankProcess& rank) {
     }
     // Otherwise the shim's frees wait at the gate; others' need not, whatever the broker is just
     // doing. But whoever is to save what others have as well must have it until then.
-    if ((what == 8 || rank.saves()) && rank.connected() && mishap(4)) {
+    if ((what == 8 || rank.saves()) && rank.connected() && rank.is_free() && mishap(4)) {
       say("rank " + std::to_string(rank.number()) + " frees at a shut gate");
       rank.free_one(chance, true);
     }
@@ -322,23 +331,39 @@ void History::operator_asks() {
     return text;
   };
   if (!running.empty() && !paused.empty() && below(2) == 0) {
-    say("the operator: swap" + named(running) + " for" + named(paused));
-    return (void)broker().swap(Caller{}, running, paused, Operation::kPause, {}, observe());
+    Task pause(Operation::kPause);
+    pause.deep = below(4) == 0;
+    say("the operator: swap" + named(running) + " for" + named(paused) +
+        (pause.deep ? ", deep" : ""));
+    return (void)broker().swap(Caller{}, running, paused, pause, {}, observe());
   }
   const bool pause = !running.empty() && below(2) == 0;
   Selection what;
   if (below(3) == 0) what = {{kTags[below(2)]}, below(3) == 0};
   // What is paused of a group that runs comes back, too.
   const std::vector<std::string>& names = pause || paused.empty() ? running : paused;
-  const Task task(pause ? Operation::kPause : Operation::kResume, what);
-  say("the operator: " + describe(task, named(names)));
+  Task task(pause ? Operation::kPause : Operation::kResume, what);
+  task.deep = pause && what.all() && below(3) == 0;
+  say("the operator: " + describe(task, named(names)) + (task.deep ? ", deep" : ""));
   broker().start_operation(Caller{}, task, names, {}, observe());
 }
 
 void History::join(const std::string& group) {
   say("rank " + std::to_string(joined_) + " joins " + group);
-  ranks_.emplace_back(truths_, group, joined_++);
+  ranks_.emplace_back(truths_, checkpoints_, group, joined_++);
   ranks_.back().connect(sessions());
+}
+
+void History::driver_acts() {
+  const std::optional<Checkpoints::Step> step = checkpoints_.next();
+  if (!step) return;
+  Fate fate = Fate::kWell;
+  if (mishap(8)) fate = static_cast<Fate>(1 + below(3));
+  if (step->action == CheckpointAction::kLock)
+    for (const RankProcess& rank : ranks_)
+      if (rank.lives() && rank.pid() == step->pid)
+        if (const std::string wrong = rank.may_be_locked(); !wrong.empty()) breaks(wrong);
+  say("the driver: " + checkpoints_.take(*step, fate));
 }
 
 std::shared_ptr<History::Observer> History::observe() {
@@ -359,9 +384,17 @@ std::uint64_t History::pages() const {
 }
 
 void History::check(bool all) {
-  for (const RankProcess& rank : ranks_)
+  const auto groups = this->groups();
+  for (const RankProcess& rank : ranks_) {
+    if (!rank.wrong().empty()) breaks(rank.wrong());
     if (rank.runs())
       if (const std::string wrong = rank.check(all); !wrong.empty()) breaks(wrong);
+    if (!rank.lives() || rank.is_free() || unknown_.contains(rank.number())) continue;
+    if (rank.runs()) breaks("no rank runs whose process is locked or checkpointed");
+    const auto group = groups.find(rank.group());
+    if (group != groups.end() && group->second.state() == v1::GROUP_STATE_RUNNING)
+      breaks("no group runs while one of its processes is locked or checkpointed");
+  }
 }
 
 std::map<std::string, v1::GroupInfo> History::groups() const {
@@ -381,6 +414,10 @@ Coroutine History::settle() {
   for (int quiet = 0; quiet < 3 && waits < kMostWaits && broken_.empty();) {
     co_await turn();
     bool any = read_all();
+    for (; checkpoints_.next() && broken_.empty(); any = true) {
+      driver_acts();
+      co_await turn();
+    }
     for (RankProcess& rank : ranks_)
       if (rank.paused()) {
         come_back(rank);
@@ -430,6 +467,39 @@ bool History::fits(const v1::GroupInfo& group) const {
   return std::all_of(group.devices().begin(), group.devices().end(), fits);
 }
 
+/// A group with a process that the driver has lost is not resumed, and it is said which one that is.
+/// The others of the group are, once that one has ended.
+Coroutine History::look_at_lost() {
+  for (const auto& [name, group] : groups()) {
+    std::vector<std::string> lost;
+    for (const RankProcess& rank : ranks_)
+      if (rank.group() == name && rank.connected() && rank.is_lost())
+        lost.push_back("rank " + std::to_string(rank.number()) + " (pid " +
+                       std::to_string(rank.pid()) + ")");
+    if (lost.empty() || !broken_.empty()) continue;
+    if (group.state() == v1::GROUP_STATE_RUNNING) breaks("no group runs with a lost process");
+    say("at the end: resume of " + name + ", which has a lost process");
+    const std::shared_ptr<Observer> observer = observe();
+    broker().start_operation(Caller{}, Operation::kResume, {name}, {}, observer);
+    co_await settle();
+    const std::string& text = observer->status.text();
+    const bool named = std::any_of(lost.begin(), lost.end(), [&](const std::string& who) {
+      return text.find(who) != std::string::npos;
+    });
+    if (!observer->ended || observer->status.ok() ||
+        (!named && observer->status.code() != Code::kResourceExhausted))
+      breaks("a resume with a lost process names it: " + text);
+    if (groups()[name].state() != v1::GROUP_STATE_PAUSED)
+      breaks("a group with a lost process stays paused");
+  }
+  for (RankProcess& rank : ranks_)
+    if (rank.is_lost()) {
+      say("rank " + std::to_string(rank.number()) + ", whose process is lost, ends");
+      rank.die();
+    }
+  co_await settle();
+}
+
 /// Nothing goes wrong any more: every byte of every rank must be there, and nothing else.
 Coroutine History::look_at_everything() {
   mishaps_ = false;
@@ -441,6 +511,7 @@ Coroutine History::look_at_everything() {
     else
       rank.drop_leftovers();
   co_await settle();
+  co_await look_at_lost();
   // Those with memory, one after another: there is not space for all of them.
   for (const auto& [name, group] : groups())
     if (group.state() == v1::GROUP_STATE_PAUSED && broken_.empty() && group.allocated_bytes() == 0)

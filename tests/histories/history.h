@@ -39,6 +39,7 @@ class History {
   const Transactions& transactions() const { return transactions_; }
   /// Of brokers.
   std::uint64_t deaths() const { return deaths_; }
+  const Checkpoints& checkpoints() const { return checkpoints_; }
 
   /// Resumes who waits when the broker's loop has gone round, or that of the next one.
   void go_on_later(std::coroutine_handle<> who);
@@ -70,6 +71,8 @@ class History {
   void handle(RankProcess& rank, Mood mood);
   void program_does(RankProcess& rank);
   void operator_asks();
+  void driver_acts();
+  Coroutine look_at_lost();
   void join(const std::string& group);
   void say(const std::string& what);
   bool read_all();
@@ -98,6 +101,7 @@ class History {
   int joined_ = 0;
 
   Config config_;
+  Checkpoints checkpoints_{random_};
   std::unique_ptr<StandInHolder> holder_;  // null: no broker dies
   std::unique_ptr<Life> life_;
   std::uint64_t deaths_ = 0;

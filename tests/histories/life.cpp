@@ -22,6 +22,7 @@ class PoolWatch final : public EventSink {
 
 std::string Life::attach() {
   if (const Status opened = loop.open(); !opened.ok()) return "a loop is made";
+  checkpoints_.begin(loop);
   const Status attached = supervisor_.attach();
   return attached.ok() ? "" : "the broker finds its holder: " + attached.text();
 }
@@ -29,7 +30,8 @@ std::string Life::attach() {
 std::string Life::begin() {
   const fuzz::Ground& ground = fuzz::Ground::get();
   broker_ = std::make_unique<Broker>(loop, config_, ground.devices(), ground.nvml(),
-                                     &supervisor_.record(), Workers::Runs::kLoop);
+                                     &supervisor_.record(), Workers::Runs::kLoop, &checkpoints_,
+                                     &checkpoints_);
   broker_->events().subscribe(Caller{}, "", std::make_shared<PoolWatch>(has_pool_));
   if (const Status taken = broker_->take_up(supervisor_.take_stock()); !taken.ok())
     return "what a broker has left can be taken up: " + taken.text();

@@ -6,14 +6,17 @@
 
 #include "daemon/broker/broker.h"
 #include "daemon/broker/holder_supervisor.h"
+#include "tests/histories/checkpoints.h"
 
 namespace amem::histories {
 
 class Life {
  public:
-  /// The config outlives it.
-  explicit Life(const Config& config)
-      : config_(config), supervisor_(loop, config, Workers::Runs::kLoop) {}
+  /// All of it outlives this object.
+  Life(const Config& config, Checkpoints& checkpoints)
+      : config_(config),
+        checkpoints_(checkpoints),
+        supervisor_(loop, config, Workers::Runs::kLoop) {}
   Life(const Life&) = delete;
 
   /// Gets what the one before has left with the holder. Not empty: what is wrong; likewise below.
@@ -31,6 +34,7 @@ class Life {
 
  private:
   const Config& config_;
+  Checkpoints& checkpoints_;
   HolderSupervisor supervisor_;
   std::unique_ptr<Broker> broker_;
   std::shared_ptr<bool> has_pool_ = std::make_shared<bool>(false);

@@ -34,6 +34,8 @@ struct Played {
   std::uint64_t transactions = 0;
   std::uint64_t succeeded = 0;
   std::uint64_t deaths = 0;
+  std::uint64_t checkpoints = 0;
+  std::uint64_t lost = 0;
 };
 
 /// What broke, or nothing.
@@ -49,6 +51,8 @@ std::string play(const Options& options, std::uint64_t seed, bool twice, Played&
   played.transactions += history.transactions().all;
   played.succeeded += history.transactions().succeeded;
   played.deaths += history.deaths();
+  played.checkpoints += history.checkpoints().taken();
+  played.lost += history.checkpoints().lost();
   return broken;
 }
 
@@ -106,6 +110,8 @@ bool play_in_jobs(const Options& options, Played& played) {
     played.transactions += each.transactions;
     played.succeeded += each.succeeded;
     played.deaths += each.deaths;
+    played.checkpoints += each.checkpoints;
+    played.lost += each.lost;
   }
   ::munmap(memory, bytes);
   return all_well;
@@ -126,9 +132,10 @@ int run(int argc, char** argv) {
   const bool all_well =
       options.jobs > 1 ? play_in_jobs(options, played) : play_all(options, 0, played);
   std::printf("%" PRIu64 " histories of %d events from seed %" PRIu64 " on; %" PRIu64
-              " transactions, of which %" PRIu64 " succeeded; %" PRIu64 " deaths of brokers\n",
+              " transactions, of which %" PRIu64 " succeeded; %" PRIu64 " deaths of brokers; %" PRIu64
+              " checkpoints of processes, of which the driver lost %" PRIu64 "\n",
               played.histories, options.events, options.first, played.transactions,
-              played.succeeded, played.deaths);
+              played.succeeded, played.deaths, played.checkpoints, played.lost);
   return all_well != options.lies ? 0 : 1;
 }
 

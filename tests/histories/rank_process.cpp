@@ -24,7 +24,14 @@ using fuzz::require;
 constexpr uid_t kUser = 1001;
 constexpr pid_t kFirstPid = 1000;
 
+/// The shim keeps segments until its process may be asked for something again.
+bool needs_driver(const Message& message) {
+  return message.which_body != amem_v1_SessionMessage_pool_segment_tag;
+}
+
 }  // namespace
+
+pid_t RankProcess::pid() const { return kFirstPid + number_; }
 
 void RankProcess::connect(const std::string& path) {
   process_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -39,7 +46,7 @@ void RankProcess::connect_socket(const std::string& path) {
   path.copy(address.sun_path, sizeof address.sun_path - 1);
   require(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0,
           "the broker takes sessions");
-  fuzz::outside::connects(kFirstPid + number_, kUser, process_.get());
+  fuzz::outside::connects(pid(), kUser, process_.get());
 }
 
 void RankProcess::say_hello() {
@@ -109,7 +116,8 @@ void RankProcess::die() {
   const std::uint64_t one = 1;
   require(::write(process_.get(), &one, sizeof one) == sizeof one, "a process ends");
   process_.reset();  // the broker has its own
-  fuzz::outside::ends(kFirstPid + number_);
+  fuzz::outside::ends(pid());
+  checkpoints_.ends(pid());
   socket_.reset();
   memory_.clear();
   commands_.clear();
@@ -157,10 +165,20 @@ bool RankProcess::read() {
 }
 
 void RankProcess::take(Packet packet) {
-  if (packet.message.which_body == amem_v1_SessionMessage_reply_tag)
-    reply(packet);
-  else
-    commands_.push_back(std::move(packet));
+  if (packet.message.which_body == amem_v1_SessionMessage_reply_tag) return reply(packet);
+  commands_.push_back(std::move(packet));
+  if (!is_free() && needs_driver(commands_.back().message))
+    wrong_ = "nothing is asked of a process that is " +
+             std::string(word_of(checkpoints_.state(pid()))) + ", but rank " +
+             std::to_string(number_) + " gets " + name_of(commands_.back().message);
+}
+
+std::string RankProcess::may_be_locked() const {
+  if (runs()) return "only what is paused is locked";
+  if (saves()) return "no process is locked that saves";
+  const bool asked = std::any_of(commands_.begin(), commands_.end(),
+                                 [](const Packet& each) { return needs_driver(each.message); });
+  return asked ? "no process is locked that has not done what it was told" : "";
 }
 
 void RankProcess::reply(Packet& packet) {
@@ -225,8 +243,11 @@ void RankProcess::report() {
 // ---- commands -----------------------------------------------------------------------------------
 
 std::string RankProcess::next_command() const {
-  if (saves_) return "the rest of a Save";
-  switch (commands_.front().message.which_body) {
+  return saves_ ? "the rest of a Save" : name_of(commands_.front().message);
+}
+
+std::string RankProcess::name_of(const Message& message) {
+  switch (message.which_body) {
     case amem_v1_SessionMessage_quiesce_tag:
       return "Quiesce";
     case amem_v1_SessionMessage_measure_tag:
@@ -242,9 +263,11 @@ std::string RankProcess::next_command() const {
     case amem_v1_SessionMessage_load_tag:
       return "Load";
     case amem_v1_SessionMessage_ask_tag:
-      return "Open";
+      return "the word " +
+             std::string(to_string(
+                 rank_phase_of(message.body.ask.phase).value_or(RankPhase::kNone)));
     default:
-      return "message " + std::to_string(commands_.front().message.which_body);
+      return "message " + std::to_string(message.which_body);
   }
 }
 
@@ -258,6 +281,7 @@ void RankProcess::handle(Mood mood) {
   Packet packet = std::move(commands_.front());
   commands_.pop_front();
   const Message& m = packet.message;
+  if (is_lost() && mood != Mood::kSilent) mood = Mood::kFails;
   const bool well = mood != Mood::kFails;
   if (m.which_body != amem_v1_SessionMessage_pool_segment_tag &&
       m.which_body != amem_v1_SessionMessage_quiesce_tag &&
@@ -265,8 +289,9 @@ void RankProcess::handle(Mood mood) {
       m.which_body != amem_v1_SessionMessage_trim_tag)
     quiescing_ = false;
   if (m.which_body != amem_v1_SessionMessage_pool_segment_tag &&
-      m.which_body != amem_v1_SessionMessage_trim_tag)
-    rests_ = false;
+      m.which_body != amem_v1_SessionMessage_trim_tag &&
+      m.which_body != amem_v1_SessionMessage_ask_tag)
+    rests_ = detached_ = false;
   switch (m.which_body) {
     case amem_v1_SessionMessage_pool_segment_tag:
       require(packet.fds.size() == 1, "a segment comes with a descriptor");
@@ -311,12 +336,32 @@ void RankProcess::handle(Mood mood) {
         done(RankPhase::kLoad, m.body.load.epoch, 0, !std::exchange(copy_failed_, false), mood);
       return;
     case amem_v1_SessionMessage_ask_tag:
-      gate_shut_ = false;
-      for (auto& [id, memory] : memory_) memory.arrived = false;
-      return done(RankPhase::kOpen, m.body.ask.epoch, 0, well, mood);
+      return take_word(m.body.ask, well, mood);
     default:
       require(false, "the broker sends what is a broker's to send");
   }
+}
+
+void RankProcess::take_word(const amem_v1_Ask& ask, bool well, Mood mood) {
+  const std::optional<RankPhase> phase = rank_phase_of(ask.phase);
+  require(phase.has_value(), "what the broker asks for in one word is a phase");
+  switch (*phase) {
+    case RankPhase::kOpen:
+      gate_shut_ = rests_ = detached_ = false;
+      for (auto& [id, memory] : memory_) memory.arrived = false;
+      break;
+    case RankPhase::kDetach:
+      // Wherever the pool is: of one that the driver would not support, nothing stays mapped.
+      if (well) segments_.clear();
+      detached_ = well;
+      break;
+    case RankPhase::kRest:
+      detached_ = false;
+      break;
+    default:
+      require(false, "a word is one of these");
+  }
+  done(*phase, ask.epoch, ask.wave, well, mood);
 }
 
 void RankProcess::done(RankPhase phase, std::uint64_t epoch, std::uint32_t wave, bool well,
@@ -445,11 +490,12 @@ void RankProcess::write_one(std::uint64_t chance, std::uint8_t value) {
   fill(it->second.fd, it->second.size, value);
 }
 
-void RankProcess::ask(bool pause) {
+void RankProcess::ask(bool pause, bool deep) {
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_group_request_tag;
   message.body.group_request.op =
       pause ? amem_v1_GroupOp_GROUP_OP_PAUSE : amem_v1_GroupOp_GROUP_OP_RESUME;
+  message.body.group_request.deep = deep;
   ask_for(message);
   asks_[message.seq] = pause;
   ++asked_;

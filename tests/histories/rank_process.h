@@ -16,6 +16,7 @@
 #include "common/packet.h"
 #include "common/protocol.h"
 #include "common/rank_phase.h"
+#include "tests/histories/checkpoints.h"
 
 namespace amem::histories {
 
@@ -34,8 +35,8 @@ enum class Mood : std::uint8_t { kWell, kFails, kSilent, kTwice, kSlow, kLies };
 
 class RankProcess {
  public:
-  RankProcess(Truths& truths, std::string group, int number)
-      : truths_(truths), group_(std::move(group)), number_(number) {}
+  RankProcess(Truths& truths, Checkpoints& checkpoints, std::string group, int number)
+      : truths_(truths), checkpoints_(checkpoints), group_(std::move(group)), number_(number) {}
 
   void connect(const std::string& path);
   /// Its broker has died. It takes what answers there are still, gives up what that one had told it
@@ -61,10 +62,20 @@ class RankProcess {
   bool refused() const { return refused_; }
   const std::string& group() const { return group_; }
   int number() const { return number_; }
-  bool runs() const { return (connected() || paused_) && joined_ && !gate_shut_; }
+  pid_t pid() const;
+  /// As far as it knows.
+  bool runs() const { return (connected() || paused_) && joined_ && !gate_shut_ && !is_lost(); }
+  /// The driver has lost its process.
+  bool is_lost() const { return lives() && checkpoints_.is_lost(pid()); }
+  /// Its process is neither locked nor checkpointed, so its calls of the driver return.
+  bool is_free() const { return checkpoints_.is_free(pid()); }
+  /// Whether its process may be locked; empty: yes.
+  std::string may_be_locked() const;
+  /// Of what it has been told.
+  const std::string& wrong() const { return wrong_; }
   bool waits() const { return pending_ > 0 || asked_ > 0; }
   /// Its group is paused, and no step is under way or to come: its program frees what it likes.
-  bool rests() const { return (connected() || paused_) && rests_; }
+  bool rests() const { return (connected() || paused_) && rests_ && !detached_; }
   /// Adds what it has, and what it has asked for.
   void count(std::map<std::uint64_t, std::uint64_t>& sizes, std::uint64_t& asked) const;
 
@@ -89,7 +100,7 @@ class RankProcess {
   void free_guests();
   void write_one(std::uint64_t chance, std::uint8_t value);
   /// Not gated.
-  void ask(bool pause);
+  void ask(bool pause, bool deep);
   /// Empty: everything that it has is there, with its bytes. `all`: nothing may be paused.
   std::string check(bool all) const;
 
@@ -132,6 +143,7 @@ class RankProcess {
   void say_hello();
   void say_holding();
   void take(Packet packet);
+  static std::string name_of(const Message& message);
   void reply(Packet& packet);
   void send(Message& message);
   /// It will be answered, if need be by another broker.
@@ -148,9 +160,11 @@ class RankProcess {
   bool load(const amem_v1_Copies& copies);
   bool map(Packet& packet);
   void release(const amem_v1_Release& release, bool well);
+  void take_word(const amem_v1_Ask& ask, bool well, Mood mood);
   void done(RankPhase phase, std::uint64_t epoch, std::uint32_t wave, bool well, Mood mood);
 
   Truths& truths_;
+  Checkpoints& checkpoints_;
   const std::string group_;
   const int number_;
   Fd socket_;
@@ -162,6 +176,8 @@ class RankProcess {
   bool gate_shut_ = true;
   bool quiescing_ = false;
   bool rests_ = false;
+  bool detached_ = false;
+  std::string wrong_;
   bool copy_failed_ = false;
   bool map_failed_ = false;
   std::uint64_t epoch_ = 0;

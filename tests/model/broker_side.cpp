@@ -526,7 +526,7 @@ void BrokerSide::act(int group, const action::Checkpoint& checkpoint) {
       if (effect()) process(rank_of(id)).checkpointed = false;
   Status status;
   if (refused) status = {Code::kInternal, "the driver"};
-  tell(group, event::Checkpointed{status});
+  tell(group, event::Checkpointed{status, status.ok()});
 }
 
 void BrokerSide::act(int group, const action::Restore& restore) {

@@ -82,6 +82,14 @@ class GroupCheckpointTest : public ::testing::Test {
     EXPECT_TRUE(ended.has_value());
     return ended.value_or(Status(Code::kInternal, "it has not ended"));
   }
+  static void checkpoint(ProcessCalls& made, std::vector<CheckpointTarget> targets, Duration limit,
+                         CheckpointDone done) {
+    checkpoint_all(made, std::move(targets), limit,
+                   [done = std::move(done)](const Status& status, bool run) {
+                     all_run = run;
+                     done(status);
+                   });
+  }
   static void restore(ProcessCalls& made, std::vector<CheckpointTarget> targets, Duration limit,
                       CheckpointDone done) {
     const auto space = [](const auto& answer) { answer(RestoreHold()); };
@@ -93,10 +101,11 @@ class GroupCheckpointTest : public ::testing::Test {
   }
 
   FakeCalls calls;
+  static inline bool all_run = false;
 };
 
 TEST_F(GroupCheckpointTest, AllAreLockedBeforeTheFirstIsCheckpointed) {
-  EXPECT_TRUE(all(checkpoint_all).ok());
+  EXPECT_TRUE(all(checkpoint).ok());
   expect_states(kCheckpointed, kCheckpointed);
   using enum CheckpointAction;
   EXPECT_THAT(calls.made, ElementsAre(std::pair(11, kLock), std::pair(22, kLock),
@@ -111,7 +120,7 @@ TEST_F(GroupCheckpointTest, AllAreLockedBeforeTheFirstIsCheckpointed) {
 
 TEST_F(GroupCheckpointTest, OneThatCannotBeLockedUnlocksTheOthers) {
   calls.failing[{22, CheckpointAction::kLock}] = {Code::kDeadlineExceeded, "no answer"};
-  const Status status = all(checkpoint_all);
+  const Status status = all(checkpoint);
   EXPECT_EQ(status.code(), Code::kDeadlineExceeded);
   EXPECT_THAT(status.text(), HasSubstr("rank 1 (pid 22): no answer"));
   expect_states(kRunning, kRunning);
@@ -119,21 +128,50 @@ TEST_F(GroupCheckpointTest, OneThatCannotBeLockedUnlocksTheOthers) {
 
 TEST_F(GroupCheckpointTest, OneThatCannotBeCheckpointedRestoresTheOthers) {
   calls.failing[{11, CheckpointAction::kCheckpoint}] = {Code::kInternal, "refused"};
-  EXPECT_THAT(all(checkpoint_all).text(), HasSubstr("rank 0 (pid 11): refused"));
+  EXPECT_THAT(all(checkpoint).text(), HasSubstr("rank 0 (pid 11): refused"));
   expect_states(kRunning, kRunning);
 }
 
 TEST_F(GroupCheckpointTest, OneThatTheDriverLosesIsNamedAndTheOthersRun) {
   calls.losing.emplace(11, CheckpointAction::kCheckpoint);
-  const Status status = all(checkpoint_all);
+  const Status status = all(checkpoint);
   EXPECT_THAT(status.text(), HasSubstr("rank 0 (pid 11): lost"));
   EXPECT_THAT(status.text(), HasSubstr("rank 0 (pid 11): the driver has lost this process"));
   expect_states(kFailed, kRunning);
 }
 
+TEST_F(GroupCheckpointTest, OneThatIsNotBroughtBackIsNotTakenForRunning) {
+  calls.failing[{11, CheckpointAction::kCheckpoint}] = {Code::kInternal, "refused"};
+  EXPECT_FALSE(all(checkpoint).ok());
+  EXPECT_TRUE(all_run);
+  calls.failing[{22, CheckpointAction::kRestore}] = {Code::kResourceExhausted, "no memory"};
+  EXPECT_FALSE(all(checkpoint).ok());
+  EXPECT_FALSE(all_run);
+  expect_states(kRunning, kCheckpointed);
+}
+
+TEST_F(GroupCheckpointTest, OneThatIsLostInTheRestoreIsNamed) {
+  calls.states = {{11, kCheckpointed}, {22, kCheckpointed}};
+  calls.losing.emplace(22, CheckpointAction::kRestore);
+  EXPECT_THAT(all(restore).text(),
+              HasSubstr("rank 1 (pid 22): the driver has lost this process, and each of its calls "
+                        "fails. End it"));
+  expect_states(kRunning, kFailed);
+}
+
+TEST_F(GroupCheckpointTest, ItLivesWhileCallsAreUnderWay) {
+  calls.states = {{11, kCheckpointed}, {22, kCheckpointed}};
+  const CheckpointCalls under_way = restore_all(
+      calls, {{11, "rank 0"}}, std::chrono::seconds(54),
+      [](const auto& answer) { answer(RestoreHold()); }, [](const Status&) {});
+  EXPECT_FALSE(under_way.expired());
+  calls.run();
+  EXPECT_TRUE(under_way.expired());
+}
+
 TEST_F(GroupCheckpointTest, ItGoesOnFromWhereAnotherHasEnded) {
   calls.states = {{11, kLocked}, {22, kCheckpointed}};
-  EXPECT_TRUE(all(checkpoint_all).ok());
+  EXPECT_TRUE(all(checkpoint).ok());
   expect_states(kCheckpointed, kCheckpointed);
   calls.states = {{11, kLocked}, {22, kCheckpointed}};
   EXPECT_TRUE(all(restore).ok());
@@ -211,7 +249,7 @@ TEST_F(RestoreSpaceTest, AProcessThatEndsMeanwhileIsLeftOut) {
 
 TEST_F(GroupCheckpointTest, CallsInTurnEndWithinTheLimit) {
   calls.failing[{11, CheckpointAction::kCheckpoint}] = {Code::kInternal, "refused"};
-  (void)all(checkpoint_all);
+  (void)all(checkpoint);
   // Lock, checkpoint, restore, unlock, of one process; two looks come on top.
   EXPECT_LE(calls.limits / 2, std::chrono::seconds(54));
 }

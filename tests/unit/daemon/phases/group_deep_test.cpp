@@ -194,6 +194,17 @@ TEST_F(GroupDeepTest, AFailureBeforeTheFirstCallLeavesItPaused) {
   EXPECT_EQ(group.phase(), Phase::kAdmit);
 }
 
+TEST_F(GroupDeepTest, WhatACheckpointThatFailsHasNotBroughtBackIsRestoredByTheResume) {
+  to_checkpoint();
+  group.checkpointed({Code::kInternal, "rank 1 (pid 22): the driver refuses"}, now, false);
+  drain();
+  expect_finished(Code::kInternal, GroupState::kPaused, "rank 1 (pid 22)");
+  EXPECT_EQ(find<action::Ask>(), nullptr) << "a process may be locked";
+  EXPECT_TRUE(group.deep());
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  EXPECT_EQ(group.phase(), Phase::kRestore);
+}
+
 TEST_F(GroupDeepTest, ACheckpointThatFailsIsUndone) {
   to_checkpoint();
   group.checkpointed({Code::kInternal, "rank 1 (pid 22): the driver refuses"}, now);
