@@ -59,15 +59,8 @@ Status Operations::check(const Groups& groups, const Task& task) {
 
 std::set<DeviceUuid> Operations::devices_of(const Groups& groups) const {
   std::set<DeviceUuid> devices;
-  for (const NamedGroup& group : groups) {
-    for (const Allocation* a : node_.allocations.of_group(group.id)) devices.insert(a->device);
-    for (const RankId id : node_.groups.at(group.id).machine.members().ids())
-      if (const Rank* const rank = node_.find_rank(id))
-        for (const Unbrokered& each : rank->unbrokered)
-          if (means_.devices.find(each.device) != nullptr) devices.insert(each.device);
-  }
-  if (devices.empty())
-    for (const Device& device : means_.devices.all()) devices.insert(device.uuid);
+  for (const NamedGroup& group : groups)
+    devices.merge(amem::devices_of(means_, node_.groups.at(group.id)));
   return devices;
 }
 
@@ -156,6 +149,9 @@ void Operations::deepen(GroupId id) {
   if (found->second.machine.state() != GroupState::kPaused) return;
   if (const Status status = check({{id, name}}, task); !status.ok())
     return spdlog::warn("group '{}': deep.after: {}", name, status.text());
+  // Refused for good: a first try has said so.
+  const auto proven = means_.deep_proof.verdict(devices_of({{id, name}}));
+  if (proven && !proven->ok()) return;
   spdlog::info("group '{}' has been paused for deep.after: amemd makes it deep", name);
   const auto request = std::make_shared<Request>(Transaction({name}, {}, task, duplex_, false),
                                                  task, task, Duration::zero(), nullptr);
