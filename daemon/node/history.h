@@ -34,6 +34,9 @@ struct PastOperation {
   };
   std::uint64_t transaction = 0;  // that it was part of; 0: ranks asked for it
   bool swap = false;              // the transaction was one
+  std::string stage;              // that has switched its groups; empty: none
+  std::string why;                // it has, for people; of several owners only for operators
+  bool of_several = false;        // the transaction was on groups of several owners
   Owner owner;
   std::string group;
   std::chrono::system_clock::time_point began;
