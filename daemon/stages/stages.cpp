@@ -74,8 +74,7 @@ Status check_stages(const std::vector<StageSettings>& settings, const Devices& d
         return {Code::kInvalidArgument, key + ".devices: " + found.status().text()};
       const auto [it, added] = stage_of.emplace(found.value(), stage.name);
       if (!added)
-        return {Code::kInvalidArgument, key + ".devices: GPU " + name + " (" +
-                                            to_string(found.value()) + ") is in stage '" +
+        return {Code::kInvalidArgument, key + ".devices: GPU " + name + " is in stage '" +
                                             it->second + "', too. A GPU can be in one stage"};
     }
     const Status status = check_stage(stage.rules, devices_of(stage, devices));
