@@ -241,7 +241,10 @@ void add_turns(CLI::App& app, CommandLine& o) {
   stage
       .add_option_function<std::string>(
           "STAGE",
-          [&o](const std::string& text) { o.turn.set_stage(text == "none" ? "" : text); },
+          [&o](const std::string& text) {
+            o.turn.set_set_stage(true);
+            o.turn.set_stage(text == "none" ? "" : text);
+          },
           "The stage, or none: the group leaves its stage")
       ->type_name("")
       ->check(stage_name());
@@ -253,7 +256,10 @@ void add_turns(CLI::App& app, CommandLine& o) {
       ->check(CLI::Range(1, 100));
   stage
       .add_option_function<std::int32_t>(
-          "--priority", [&o](std::int32_t priority) { o.turn.set_priority(priority); },
+          "--priority", [&o](std::int32_t priority) {
+            o.turn.set_set_priority(true);
+            o.turn.set_priority(priority);
+          },
           "In a stage with another policy, more comes first (-100 to 100)")
       ->type_name("N")
       ->check(CLI::Range(-100, 100));
@@ -267,6 +273,7 @@ void add_turns(CLI::App& app, CommandLine& o) {
             if (wait.count() < 0)
               throw CLI::ValidationError("--longest-wait",
                                          "\"" + text + "\" is not a valid time. Use 30s, 5m or none");
+            o.turn.set_set_longest_wait(true);
             o.turn.set_longest_wait_ms(static_cast<std::uint64_t>(wait.count()));
           },
           "It waits no longer than this for its turn; amemd refuses what it cannot promise")
@@ -576,9 +583,9 @@ Parsed parse(std::vector<std::string> arguments) {
       options.form == v1::FORM_UNSPECIFIED) {
     return usage("policy: there is nothing to set. Pass POLICY, --save or both");
   }
-  if (options.command == Command::kStage && !options.turn.has_stage() &&
-      !options.turn.has_weight() && !options.turn.has_priority() &&
-      !options.turn.has_longest_wait_ms())
+  if (options.command == Command::kStage && !options.turn.set_stage() &&
+      options.turn.weight() == 0 && !options.turn.set_priority() &&
+      !options.turn.set_longest_wait())
     return usage(
         "stage: there is nothing to set. Pass STAGE, --weight, --priority or --longest-wait");
   if (options.command == Command::kPause || options.command == Command::kResume) {

@@ -558,8 +558,8 @@ void Stages::report(const Caller& caller, GpuStage& stage, v1::StageInfo& info) 
       if (const auto group = node_.groups.find(id); group != node_.groups.end())
         names->Add(name_for(node_, caller, group->second));
   };
-  put(last->what.out, message.mutable_out());
-  put(last->what.in, message.mutable_in());
+  put(last->what.out, message.mutable_out_groups());
+  put(last->what.in, message.mutable_in_groups());
   message.set_why(last->what.why);
   message.set_began_us(static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(last->at.time_since_epoch()).count()));

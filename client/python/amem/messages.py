@@ -756,8 +756,8 @@ class StageSwitch:
     """One switch of a stage.
 
     Attributes:
-        out: groups that leave
-        in: groups that come in
+        out_groups: groups that leave
+        in_groups: groups that come in
         why:
         began_us: Unix time in microseconds
         us: how long it took; 0: it is under way
@@ -765,8 +765,8 @@ class StageSwitch:
         error:
     """
 
-    out: tuple[str, ...]
-    in: tuple[str, ...]
+    out_groups: tuple[str, ...]
+    in_groups: tuple[str, ...]
     why: str
     began_us: int
     us: int

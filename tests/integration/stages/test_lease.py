@@ -60,7 +60,7 @@ def test_two_groups_take_turns_without_a_controller(stage):
             node.ctl("lease", name, "--yield")
     [night] = node.ctl("turns").json["stages"]
     assert night["switches"] == 5 and night["failed_switches"] == 0
-    assert night["last"]["in"] == ["rollout"] and night["last"]["out"] == ["train"]
+    assert night["last"]["in_groups"] == ["rollout"] and night["last"]["out_groups"] == ["train"]
     assert "group 'rollout' has waited for" in night["last"]["why"]
     last = node.ctl("history").json["operations"][-1]
     assert last["stage"] == "night" and last["why"] == night["last"]["why"] and last["swap"]
