@@ -549,9 +549,7 @@ void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
       means_.saved.failed(group, rank, epoch);
     }
   }
-  // One that has detached lets go of segments, and may have when it says that it has failed.
-  if (*phase == RankPhase::kDetach ||
-      (!status.ok() && (*phase == RankPhase::kSave || *phase == RankPhase::kLoad)))
+  if (!status.ok() && (*phase == RankPhase::kSave || *phase == RankPhase::kLoad))
     node_.pool_of(rank).reach.doubt(rank.id);
   group.machine.tell(
       event::PhaseDone{rank.id, epoch, *phase, status, message.bytes, command_times(message.spent)},

@@ -21,6 +21,11 @@ constexpr Duration kClosing = std::chrono::seconds(5);
 
 void GroupOperation::run(const action::Ask& ask) {
   (void)means_.node.records.write(group_);
+  // One that detaches lets go of segments, and its answer may come when it is too late.
+  if (ask.what == RankPhase::kDetach)
+    for (const RankId id : ask.ranks)
+      if (const Rank* const rank = means_.node.find_rank(id))
+        means_.node.pool_of(*rank).reach.doubt(id);
   means_.outbox.send_all(ask.ranks, ask_message(ask.epoch, ask.what));
 }
 
