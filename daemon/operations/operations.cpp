@@ -156,7 +156,7 @@ void Operations::deepen(GroupId id) {
   const auto request = std::make_shared<Request>(Transaction({name}, {}, task, duplex_, false),
                                                  task, task, Duration::zero(), nullptr);
   request->by_broker = true;
-  request->asker = "amemd (deep.after)";
+  request->asker = Asker("amemd (deep.after)");
   request->groups = request->exchange.leaving = {id};
   start(request);
 }
@@ -352,7 +352,8 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
     group.paused_by_stage = request != nullptr && !request->asker.stage.empty();
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {
-    if (!begun.deepens) group.paused_by = request != nullptr ? request->asker.who : "the group itself";
+    if (!begun.deepens)
+      group.paused_by = request != nullptr ? request->asker.who : "the group itself";
     const bool duplex = request != nullptr && request->transaction.swaps() && duplex_;
     running.operation.emplace<PauseOperation>(
         means_, group, begun.task, duplex ? &request->exchange : nullptr, back_to(group.id));
@@ -495,11 +496,10 @@ void Operations::remember(const GroupEntry& group, const Outcome& outcome, const
   if (request != nullptr) {
     past.stage = request->asker.stage;
     past.why = request->asker.why;
-    past.of_several =
-        std::any_of(request->groups.begin(), request->groups.end(), [&](GroupId id) {
-          const auto other = node_.groups.find(id);
-          return other == node_.groups.end() || other->second.account != group.account;
-        });
+    past.of_several = std::any_of(request->groups.begin(), request->groups.end(), [&](GroupId id) {
+      const auto other = node_.groups.find(id);
+      return other == node_.groups.end() || other->second.account != group.account;
+    });
   }
   past.owner = group.account->owner();
   past.group = group.machine.name();

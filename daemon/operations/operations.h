@@ -145,7 +145,7 @@ class Operations {
     Duration timeout;
     Observer observer;  // null: the broker is ending
     std::shared_ptr<Abroad> abroad = nullptr;
-    bool by_broker = false;               // nobody has asked for it: deep.after
+    bool by_broker = false;  // nobody has asked for it: deep.after
     Asker asker = std::string();
     std::deque<Transaction::Step> steps;  // to be carried out
     bool stepping = false;

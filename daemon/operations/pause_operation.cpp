@@ -276,10 +276,10 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
     group_.machine.tell(event::Checkpointed{why, false}, Clock::now());
   };
   if (!proven)
-    return means_.deep_proof.prove(
-        used, [this, checkpoint, refused, back = back_](const Status& now) {
-          back([&] { now.ok() ? run(checkpoint) : refused(now); });
-        });
+    return means_.deep_proof.prove(used,
+                                   [this, checkpoint, refused, back = back_](const Status& now) {
+                                     back([&] { now.ok() ? run(checkpoint) : refused(now); });
+                                   });
   if (!proven->ok()) return refused(*proven);
   // The next amemd must know that processes may be locked.
   if (const Status written = means_.node.records.write(group_); !written.ok())

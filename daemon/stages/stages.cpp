@@ -15,7 +15,7 @@ namespace amem {
 namespace {
 
 /// How often what groups need is looked at.
-constexpr Duration kLook = std::chrono::seconds(1);
+constexpr Duration kLookEvery = std::chrono::seconds(1);
 
 Result<DeviceUuid> device_named(const Devices& devices, const std::string& name) {
   std::string all;
@@ -70,8 +70,7 @@ Status check_stages(const std::vector<StageSettings>& settings, const Devices& d
     const std::string key = "stage." + stage.name;
     for (const std::string& name : stage.devices) {
       const Result<DeviceUuid> found = device_named(devices, name);
-      if (!found.ok())
-        return {Code::kInvalidArgument, key + ".devices: " + found.status().text()};
+      if (!found.ok()) return {Code::kInvalidArgument, key + ".devices: " + found.status().text()};
       const auto [it, added] = stage_of.emplace(found.value(), stage.name);
       if (!added)
         return {Code::kInvalidArgument, key + ".devices: GPU " + name + " is in stage '" +
@@ -103,9 +102,9 @@ Stages::~Stages() {
 void Stages::open(const std::vector<StageSettings>& settings) {
   for (const StageSettings& each : settings) {
     StageFigures& figures = node_.stages[each.name];
-    stages_.emplace(each.name, std::make_unique<GpuStage>(
-                                   *this, each.name, each.rules, devices_of(each, means_.devices),
-                                   each.min_residency, figures));
+    stages_.emplace(each.name, std::make_unique<GpuStage>(*this, each.name, each.rules,
+                                                          devices_of(each, means_.devices),
+                                                          each.min_residency, figures));
     spdlog::info("stage '{}': policy {}, {} GPUs", each.name, to_string(each.rules.policy),
                  each.devices.size());
   }
@@ -231,7 +230,7 @@ void Stages::work(const Rank& rank, const amem_v1_Work& work) {
 /// Looks from now on, once a second, while there is a group to look at.
 void Stages::look() {
   if (looks_ || closed_) return;
-  looks_ = loop_.at(Clock::now() + kLook, [this] {
+  looks_ = loop_.at(Clock::now() + kLookEvery, [this] {
     looks_.reset();
     const bool any =
         std::any_of(node_.groups.begin(), node_.groups.end(),
@@ -325,7 +324,7 @@ void Stages::carry_out(GpuStage& stage, const StageSwitch& what) {
     else if (left.out.empty())
       operations_.start(Task(Operation::kResume), named(left.in), {}, observer, asker);
     else
-      operations_.swap(named(left.out), named(left.in), {}, GuestPolicy::kDefault, {}, observer,
+      operations_.swap(named(left.out), named(left.in), Task(Operation::kPause), {}, observer,
                        asker);
   });
 }

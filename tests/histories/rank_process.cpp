@@ -263,9 +263,8 @@ std::string RankProcess::name_of(const Message& message) {
     case amem_v1_SessionMessage_load_tag:
       return "Load";
     case amem_v1_SessionMessage_ask_tag:
-      return "the word " +
-             std::string(to_string(
-                 rank_phase_of(message.body.ask.phase).value_or(RankPhase::kNone)));
+      return "the word " + std::string(to_string(
+                               rank_phase_of(message.body.ask.phase).value_or(RankPhase::kNone)));
     default:
       return "message " + std::to_string(message.which_body);
   }
