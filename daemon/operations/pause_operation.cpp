@@ -287,29 +287,40 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
   std::set<DeviceUuid> devices;
   for (const Device& device : means_.devices.all()) devices.insert(device.uuid);
   // What a restore will need is what the processes free.
-  means_.workers.look(devices, [this, devices, ranks = checkpoint.ranks,
-                                back = back_](const Workers::Uses& before) {
-    back([&] {
-      const auto done = [this, devices, before, back](const Status& status, bool all_run) {
-        means_.workers.look(devices,
-                            [this, status, all_run, before, back](const Workers::Uses& after) {
-                              back([&] { checkpointed(status, !all_run, before, after); });
-                            });
-      };
-      group_.process_calls =
-          checkpoint_all(means_.processes, processes_of(ranks),
-                         means_.checkpoint_limit - (Clock::now() - *checkpoint_began_), done);
-    });
+  const auto begin = [this, devices, ranks = checkpoint.ranks](const BytesByDevice& before) {
+    const auto done = [this, devices, before, back = back_](const Status& status, bool all_run) {
+      means_.workers.look(devices, [this, status, all_run, before, back](const auto& after) {
+        back([&] { checkpointed(status, !all_run, before, unbrokered(after)); });
+      });
+    };
+    group_.process_calls =
+        checkpoint_all(means_.processes, processes_of(ranks),
+                       means_.checkpoint_limit - (Clock::now() - *checkpoint_began_), done);
+  };
+  means_.workers.look(devices, [this, begin, back = back_](const Workers::Uses& uses) {
+    back([&] { begin(unbrokered(uses)); });
   });
 }
 
-void PauseOperation::checkpointed(const Status& status, bool deep, const Workers::Uses& before,
-                                  const Workers::Uses& after) {
+BytesByDevice PauseOperation::unbrokered(const Workers::Uses& uses) const {
+  BytesByDevice bytes;
+  for (const auto& [uuid, use] : uses) {
+    const std::uint64_t brokered =
+        means_.node.allocations
+            .usage([&device = uuid](const Allocation& a) { return a.device == device; })
+            .resident;
+    bytes[uuid] = use.used - std::min(use.used, brokered);
+  }
+  return bytes;
+}
+
+void PauseOperation::checkpointed(const Status& status, bool deep, const BytesByDevice& before,
+                                  const BytesByDevice& after) {
   group_.restore_needs.clear();
-  for (const auto& [device, was] : before) {
-    const auto is = after.find(device);
-    if (!deep || is == after.end() || is->second.used >= was.used) continue;
-    const std::uint64_t freed = was.used - is->second.used;
+  for (const auto& [device, left] : after) {
+    const auto was = before.find(device);
+    if (!deep || was == before.end() || left >= was->second) continue;
+    const std::uint64_t freed = was->second - left;
     group_.restore_needs[device] = freed + freed / 10;
   }
   group_.machine.tell(event::Checkpointed{status, deep}, Clock::now());

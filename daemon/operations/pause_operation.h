@@ -76,8 +76,11 @@ class PauseOperation final : public GroupOperation {
   static bool keeps(RankId rank, const Allocation& a) { return a.stayed && a.maker == rank; }
   void release_all(const action::Release& release);
   /// With what was in use of the devices before and afterwards.
-  void checkpointed(const Status& status, bool deep, const Workers::Uses& before,
-                    const Workers::Uses& after);
+  /// In use beside the memory of ranks, which others create and free while processes are
+  /// checkpointed.
+  BytesByDevice unbrokered(const Workers::Uses& uses) const;
+  void checkpointed(const Status& status, bool deep, const BytesByDevice& before,
+                    const BytesByDevice& after);
   /// Takes what the pool must have space for, and chooses waves where there is need of them.
   Status prepare();
   /// What is to be saved, before a rank can write there; and space for all that the release will

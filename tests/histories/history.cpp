@@ -231,7 +231,8 @@ void History::happen() {
   if (rank.paused() && below(3) == 0) return come_back(rank);
   if (rank.paused()) return program_does(rank);
   if (!rank.connected()) return;
-  if (rank.is_free() && mishap(400)) {
+  // Of one that detaches amemd may make calls afterwards, and nobody would undo them.
+  if (!rank.is_detached() && mishap(400)) {
     say("the session of rank " + std::to_string(rank.number()) + " breaks");
     return rank.lose_session();
   }

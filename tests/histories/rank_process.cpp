@@ -173,6 +173,14 @@ void RankProcess::take(Packet packet) {
              std::to_string(number_) + " gets " + name_of(commands_.back().message);
 }
 
+bool RankProcess::is_detached() const {
+  const auto detaches = [](const Packet& each) {
+    return each.message.which_body == amem_v1_SessionMessage_ask_tag &&
+           each.message.body.ask.phase == number_of(RankPhase::kDetach);
+  };
+  return detached_ || !is_free() || std::any_of(commands_.begin(), commands_.end(), detaches);
+}
+
 std::string RankProcess::may_be_locked() const {
   if (runs()) return "only what is paused is locked";
   if (saves()) return "no process is locked that saves";

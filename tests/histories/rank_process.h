@@ -69,6 +69,8 @@ class RankProcess {
   bool is_lost() const { return lives() && checkpoints_.is_lost(pid()); }
   /// Its process is neither locked nor checkpointed, so its calls of the driver return.
   bool is_free() const { return checkpoints_.is_free(pid()); }
+  /// It has done what comes before a checkpoint, or is to do that next.
+  bool is_detached() const;
   /// Whether its process may be locked; empty: yes.
   std::string may_be_locked() const;
   /// Of what it has been told.
