@@ -1,6 +1,8 @@
 """Turns by lease: two groups of which one fits on the GPU, and nobody else who says when."""
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -217,3 +219,26 @@ def test_a_turn_outlives_amemd(stage):
     node.ctl("lease", "train", "--yield")
     node.ctl("lease", "rollout", "--timeout", "20s")
     assert states(node) == ("paused", "running")
+
+
+def test_turns_in_python(stage):
+    node = stage()
+    train, rollout = pair(node)
+    script = """if True:
+        import asyncio, amem
+        with amem.turn("rollout", timeout=20) as turn:
+            print(turn.waited > 0, [each.group for each in amem.Broker().turns("night")[0].groups if each.turn == "runs"])
+        async def main():
+            async with amem.turn("train", timeout=20):
+                print([(each.group, each.leased) for each in amem.Broker().turns()[0].groups if each.turn == "runs"])
+        asyncio.run(main())
+    """
+    done = subprocess.run([sys.executable, "-c", script], env=node.env({"PYTHONPATH": os.path.join(node.build.directory, "python")}),
+                          capture_output=True, text=True, timeout=60)
+    if "No module named 'grpc'" in done.stderr:
+        pytest.skip("needs grpcio")
+    assert done.stdout.splitlines() == ["True ['rollout']", "[('train', True)]"], done.stderr
+    assert not turns(node)["train"]["leased"]
+    train.verify()
+    node.ctl("lease", "rollout", "--timeout", "20s")
+    rollout.verify()
