@@ -406,6 +406,33 @@ Status ControlClient::set_policy(const std::string& group, const std::string& ta
   return impl_->ask<v1::SetPolicyResponse>(&v1::Broker::Stub::SetPolicy, request).status();
 }
 
+Result<v1::TurnsResponse> ControlClient::turns(const std::string& stage) {
+  v1::TurnsRequest request;
+  request.set_stage(stage);
+  return impl_->ask<v1::TurnsResponse>(&v1::Broker::Stub::Turns, request);
+}
+
+Status ControlClient::set_turn(const v1::SetTurnRequest& request) {
+  if (Status status = check_group(request.group()); !status.ok()) return status;
+  return impl_->ask<v1::SetTurnResponse>(&v1::Broker::Stub::SetTurn, request).status();
+}
+
+Result<v1::LeaseResponse> ControlClient::lease(const v1::LeaseRequest& request) {
+  if (Status status = check_group(request.group()); !status.ok()) return status;
+  if (request.yield())
+    return impl_->ask<v1::LeaseResponse>(&v1::Broker::Stub::Lease, request);
+  // The broker says when the time is up; this ends the wait for one that hangs.
+  constexpr milliseconds kMargin{5000};
+  std::optional<milliseconds> limit;
+  if (request.timeout_ms() > 0) limit = milliseconds(request.timeout_ms()) + kMargin;
+  Impl::Call call(*impl_, Impl::Call::Kind::kWatch, limit);
+  if (Status why = call.prepare(); !why.ok()) return why;
+  v1::LeaseResponse answer;
+  const Status status = call.end(impl_->stub->Lease(call.context(), request, &answer));
+  if (!status.ok()) return status;
+  return answer;
+}
+
 /// What pause, resume and swap share. `start` makes the call; `groups` of them must report `done`.
 template <class Start>
 Status ControlClient::operate(std::uint32_t timeout_ms, int parts, std::size_t groups,

@@ -92,6 +92,13 @@ class ControlClient {
   Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy,
                     v1::Form form = v1::FORM_UNSPECIFIED);
 
+  /// The stages, or one of them.
+  Result<v1::TurnsResponse> turns(const std::string& stage);
+  /// As broker.proto has it.
+  Status set_turn(const v1::SetTurnRequest& request);
+  /// Waits for the group's turn, `timeout_ms` at most (0: for ever), or ends it.
+  Result<v1::LeaseResponse> lease(const v1::LeaseRequest& request);
+
   // Of all groups, or none. OK once the broker has reported the end. What is stopped or times out
   // here goes on there.
   Status pause(const Groups& groups, const Choice& what, std::uint32_t timeout_ms,

@@ -25,6 +25,8 @@ constexpr Shown kShown[] = {
     {kJobs, "resume", "amemctl resume train"},
     {kJobs, "swap", "amemctl swap rollout train"},
     {kJobs, "policy", "amemctl policy rollout kv_cache discard"},
+    {kJobs, "stage", "amemctl stage train night --priority 5"},
+    {kJobs, "lease", "amemctl lease train --timeout 10m"},
     {kJobs, "advise", "amemctl advise train"},
     {kViews, "status", "amemctl status"},
     {kViews, "groups", "amemctl groups train"},
@@ -32,6 +34,7 @@ constexpr Shown kShown[] = {
     {kViews, "allocations", "amemctl allocations train --summary"},
     {kViews, "top", "amemctl top --interval 500ms"},
     {kViews, "watch", "amemctl watch train --json"},
+    {kViews, "turns", "amemctl turns"},
     {kViews, "history", "amemctl history train --most 5"},
     {kViews, "quotas", "amemctl quotas"},
     {kViews, "metrics", "amemctl metrics --format prometheus"},
@@ -49,7 +52,7 @@ constexpr std::string_view kGlobalHelp = R"(Where the broker is:
 Times:
   TIME is 500ms, 30s, 2m, or a number of seconds. For pause, resume and swap, --timeout is how long
   the ranks may take (default: the broker's setting). For wait, it is how long to wait (default: 5m;
-  wait idle: 30s). For other commands, it is how long the broker may take to answer (default: 5s).
+  wait idle: 30s), and for lease, too (default: no limit). For other commands, it is how long the broker may take to answer (default: 5s).
 
 )";
 

@@ -228,6 +228,66 @@ void add_operations(CLI::App& app, CommandLine& o) {
       ->check(CLI::IsMember(form_names()));
 }
 
+const CLI::Validator& stage_name() {
+  static const CLI::Validator validator(
+      [](std::string& text) {
+        return valid_group_name(text) ? std::string()
+                                      : "\"" + text + "\" is not a valid name of a stage";
+      },
+      "", "stage name");
+  return validator;
+}
+
+void add_turns(CLI::App& app, CommandLine& o) {
+  CLI::App& stage = add(app, o, Command::kStage, "stage",
+                        "Set in which stage a group takes turns, and what its turns depend on");
+  add_group(stage, o.group, true);
+  stage
+      .add_option_function<std::string>(
+          "STAGE",
+          [&o](const std::string& text) {
+            o.turn.set_set_stage(true);
+            o.turn.set_stage(text == "none" ? "" : text);
+          },
+          "The stage, or none: the group leaves its stage")
+      ->type_name("")
+      ->check(stage_name());
+  stage
+      .add_option_function<std::uint32_t>(
+          "--weight", [&o](std::uint32_t weight) { o.turn.set_weight(weight); },
+          "In a stage with the policy slice, its turns are N times as long (1 to 100)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 100));
+  stage
+      .add_option_function<std::int32_t>(
+          "--priority", [&o](std::int32_t priority) {
+            o.turn.set_set_priority(true);
+            o.turn.set_priority(priority);
+          },
+          "In a stage with another policy, more comes first (-100 to 100)")
+      ->type_name("N")
+      ->check(CLI::Range(-100, 100));
+  stage
+      .add_option_function<std::string>(
+          "--longest-wait",
+          [&o](const std::string& text) {
+            const auto wait = text == "none" ? std::chrono::milliseconds(0)
+                                             : parse_duration(text).value_or(
+                                                   std::chrono::milliseconds(-1));
+            if (wait.count() < 0)
+              throw CLI::ValidationError("--longest-wait",
+                                         "\"" + text + "\" is not a valid time. Use 30s, 5m or none");
+            o.turn.set_set_longest_wait(true);
+            o.turn.set_longest_wait_ms(static_cast<std::uint64_t>(wait.count()));
+          },
+          "It waits no longer than this for its turn; amemd refuses what it cannot promise")
+      ->type_name("TIME");
+  CLI::App& lease = add(app, o, Command::kLease, "lease",
+                        "Ask for a group's turn in a stage with the policy lease, and wait for it");
+  add_group(lease, o.group, true);
+  lease.add_flag("--yield", o.yield, "End the group's turn instead");
+}
+
 void add_wait(CLI::App& app, CommandLine& o) {
   static const std::map<std::string, WaitFor> kWhat = {
       {"group", WaitFor::kGroup}, {"idle", WaitFor::kIdle}, {"pool", WaitFor::kPool}};
@@ -344,6 +404,11 @@ void add_queries(CLI::App& app, CommandLine& o) {
                [&o](std::chrono::milliseconds time) { o.interval = time; });
   add_group(add(app, o, Command::kWatch, "watch", "Print events until interrupted"), o.group,
             false);
+  add(app, o, Command::kTurns, "turns",
+      "Show stages: which groups run, which wait for how long, and why the last switch was")
+      .add_option("STAGE", o.stage, "Only this stage (default: all)")
+      ->type_name("")
+      ->check(stage_name());
   CLI::App& history = add(app, o, Command::kHistory, "history",
                           "Show the last pauses and resumes: durations and results");
   add_group(history, o.group, false);
@@ -419,6 +484,9 @@ void add_run(CLI::App& app, CommandLine& o) {
   CLI::App& run = add(app, o, Command::kRun, "run",
                       "Run a command as a rank of a group: amemctl run --group NAME -- COMMAND...");
   add_launch(run, o, "The group that its processes join", true);
+  run.add_option("--stage", o.stage, "The stage in which the group takes turns on its GPUs")
+      ->type_name("NAME")
+      ->check(stage_name());
   run.add_flag("--required", o.required, "Fail without a broker instead of running without amem");
   run.add_option(
          "--trace", o.trace,
@@ -456,6 +524,7 @@ void add_commands(CLI::App& app, CommandLine& options) {
   add_group(add(app, options, Command::kAdvise, "advise",
                 "Say how to make a group's pauses and resumes faster, in at most five lines"),
             options.group, true);
+  add_turns(app, options);
   add_queries(app, options);
   add_doctor(app, options);
   add(app, options, Command::kHealth, "health",
@@ -517,6 +586,11 @@ Parsed parse(std::vector<std::string> arguments) {
       options.form == v1::FORM_UNSPECIFIED) {
     return usage("policy: there is nothing to set. Pass POLICY, --save or both");
   }
+  if (options.command == Command::kStage && !options.turn.set_stage() &&
+      options.turn.weight() == 0 && !options.turn.set_priority() &&
+      !options.turn.set_longest_wait())
+    return usage(
+        "stage: there is nothing to set. Pass STAGE, --weight, --priority or --longest-wait");
   if (options.command == Command::kPause || options.command == Command::kResume) {
     if (const std::string fault = fault_of_operation(options); !fault.empty()) return usage(fault);
   }

@@ -28,6 +28,9 @@ enum class Command {
   kResume,
   kSwap,
   kPolicy,
+  kTurns,
+  kStage,
+  kLease,
   kAdvise,
   kWatch,
   kTop,
@@ -98,6 +101,10 @@ struct CommandLine {
   int gpu = 0;  // its rank's
 
   WaitTarget awaited;  // wait
+
+  std::string stage;         // turns: empty: all; run: empty: none
+  v1::SetTurnRequest turn;   // stage
+  bool yield = false;        // lease
 
   // run, doctor
   std::string scope;  // empty: as the environment has it

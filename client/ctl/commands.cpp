@@ -19,6 +19,7 @@
 #include "client/ctl/invocation.h"
 #include "client/ctl/operations.h"
 #include "client/ctl/trace_file.h"
+#include "client/ctl/views/format.h"
 #include "client/ctl/views/views.h"
 #include "common/version.h"
 
@@ -142,6 +143,34 @@ int set_policy(const Invocation& s) {
     s.console.out << o.group << ": " << o.tag << " is " << what << " from now on\n";
   }
   return kExitOk;
+}
+
+int set_turn(const Invocation& s) {
+  v1::SetTurnRequest request = s.options.turn;
+  request.set_group(s.options.group);
+  const Status status = s.broker.set_turn(request);
+  if (!status.ok()) return s.end(status);
+  if (s.options.json)
+    s.console.out << to_json(request) << '\n';
+  else
+    s.console.out << s.options.group << ": its turns are set. `amemctl turns` shows them\n";
+  return kExitOk;
+}
+
+int lease(const Invocation& s) {
+  v1::LeaseRequest request;
+  request.set_group(s.options.group);
+  request.set_yield(s.options.yield);
+  if (!s.options.yield && s.options.timeout)
+    request.set_timeout_ms(static_cast<std::uint32_t>(s.options.timeout->count()));
+  const auto answer = s.broker.lease(request);
+  return show(s, answer, [&](const v1::LeaseResponse& lease, const Style&) {
+    return s.options.group + (s.options.yield
+                                  ? ": its turn has ended\n"
+                                  : " has its turn after " + format_micros(lease.waited_us()) +
+                                        ", until `amemctl lease " + s.options.group +
+                                        " --yield`\n");
+  });
 }
 
 int advise(const Invocation& s) {
@@ -284,6 +313,12 @@ int dispatch(const Invocation& s) {
       return operate(s);
     case Command::kPolicy:
       return set_policy(s);
+    case Command::kTurns:
+      return show(s, s.broker.turns(s.options.stage), turns_view);
+    case Command::kStage:
+      return set_turn(s);
+    case Command::kLease:
+      return lease(s);
     case Command::kAdvise:
       return advise(s);
     case Command::kWatch:

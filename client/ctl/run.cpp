@@ -109,6 +109,7 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context) 
   // the same, but NCCL's buffers share slabs with 1 only.
   if (value_in(context.environment, "NCCL_CUMEM_ENABLE").empty())
     plan.environment.emplace_back("NCCL_CUMEM_ENABLE", "1");
+  if (!options.stage.empty()) plan.environment.emplace_back("AMEM_STAGE", options.stage);
   if (!options.scope.empty()) plan.environment.emplace_back("AMEM_SCOPE", options.scope);
   if (options.required) plan.environment.emplace_back("AMEM_REQUIRED", "1");
   if (!options.trace.empty()) {

@@ -78,9 +78,11 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
              config.deadlines.create * 9 / 10,
              config.deadlines.checkpoint * 9 / 10},
       operations_(means_, config.swap_duplex, [this](GroupEntry& group) { groups_.drive(group); }),
-      groups_(node_, loop, config.deadlines, sessions_, events_, operations_),
-      requests_(means_, nodes_, sessions_, operations_, groups_),
-      ranks_(means_, sessions_, events_, operations_, groups_, requests_),
+      stages_are_good_(check_stages(config.stages, devices)),
+      stages_(means_, sessions_, events_, operations_),
+      groups_(node_, loop, config.deadlines, sessions_, events_, operations_, stages_),
+      requests_(means_, nodes_, sessions_, operations_, groups_, stages_),
+      ranks_(means_, sessions_, events_, operations_, groups_, requests_, stages_),
       pool_(devices, config.pool_place) {
   node_.pool_configured = config.pool_size;
   node_.pool_form = config.pool_save;
@@ -88,23 +90,26 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
   node_.swap_wave = config.swap_wave;
   node_.guests = config.guests;
   node_.deep_pauses = config.deep_pauses;
+  if (stages_are_good_.ok()) stages_.open(config.stages);
 }
 
 Broker::~Broker() { shut(); }
 
 Status Broker::take_up(Stock stock) {
+  if (!stages_are_good_.ok()) return stages_are_good_;
   Records& records = node_.records;
   if (!records.record().keeps()) return {};
   if (records.record().log()->rows() == 0) {
     records.begin(node_.pools.chunk());
     return {};
   }
-  Status status = Recovery(means_, accounts_, groups_, ranks_).run(std::move(stock));
+  Status status = Recovery(means_, accounts_, groups_, ranks_, stages_).run(std::move(stock));
   next_segment_ = std::max(next_segment_, records.life().segments());
   return status;
 }
 
 Status Broker::start() {
+  if (!stages_are_good_.ok()) return stages_are_good_;
   if (Status status = guard_devices(); !status.ok()) return status;
   const std::string path = config_.runtime_dir + "/" + std::string(kSessionSocket);
   if (Status status = sessions_.listen({path, config_.session_mode, config_.socket_group_id});
@@ -163,6 +168,7 @@ void Broker::shut() {
   deep_proof_.shut();
   workers_.shut();
   pool_.stop();
+  stages_.close({Code::kUnavailable, "amemd is ending. Ask the next amemd"});
   operations_.close({Code::kUnavailable, "amemd is ending. The operation did not finish"});
   events_.close();
   sessions_.shut();
@@ -290,7 +296,88 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
   for (const std::string& name : names)
     asked(caller, "{1} requests the {0}{2}", describe(task, name), caller.who,
           names.size() > 1 ? ", one of " + std::to_string(names.size()) + " groups" : "");
-  return operations_.start(task, groups.value(), timeout, observer, caller.who, std::move(abroad));
+  Operations::Groups left = groups.value();
+  if (task == Task(Operation::kPause) && abroad == nullptr) {
+    left = stages_.take_paused(left);
+    for (const NamedGroup& group : groups.value()) {
+      const auto same = [&](const NamedGroup& each) { return each.id == group.id; };
+      if (std::any_of(left.begin(), left.end(), same)) continue;
+      spdlog::info("group '{}': its stage had paused it. It stays paused until somebody resumes it",
+                   group.name);
+      v1::Progress done;
+      done.set_group(group.name);
+      done.set_done(true);
+      observer->progress(done);
+    }
+    if (left.empty() && !names.empty()) {
+      observer->finished({});
+      return 0;
+    }
+  }
+  return operations_.start(task, left, timeout,
+                           task == Task(Operation::kResume) ? watched(observer, left) : observer,
+                           caller.who, std::move(abroad));
+}
+
+namespace {
+
+class Watched final : public OperationObserver {
+ public:
+  Watched(Operations::Observer observer, std::function<void()> failed)
+      : observer_(std::move(observer)), failed_(std::move(failed)) {}
+  void progress(const v1::Progress& progress) override { observer_->progress(progress); }
+  void finished(const Status& status) override {
+    observer_->finished(status);
+    if (!status.ok()) failed_();
+  }
+
+ private:
+  const Operations::Observer observer_;
+  const std::function<void()> failed_;
+};
+
+}  // namespace
+
+Operations::Observer Broker::watched(const Operations::Observer& observer,
+                                     const Operations::Groups& in) {
+  if (config_.stages.empty()) return observer;
+  return std::make_shared<Watched>(observer, [this, in] {
+    // Nothing of this broker's is left of an operation that its end has called off.
+    if (operations_.refusal().ok()) stages_.let_go(in);
+  });
+}
+
+Status Broker::turns(const Caller& caller, const std::string& stage,
+                     v1::TurnsResponse& response) {
+  return stages_.report(caller, stage, response);
+}
+
+Status Broker::set_turn(const Caller& caller, const std::string& name,
+                        const Stages::Change& change) {
+  const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
+  if (!group.ok()) {
+    refused(caller, "turn", group.status());
+    return group.status();
+  }
+  const Status status = stages_.set(*group.value(), change);
+  if (status.ok()) asked(caller, "group '{}': {} has changed its turns", name, caller.who);
+  return status;
+}
+
+Stages::LeaseId Broker::lease(const Caller& caller, const std::string& name, Duration timeout,
+                              GpuStage::OnLease done) {
+  const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
+  if (group.ok()) return stages_.lease(*group.value(), timeout, std::move(done));
+  refused(caller, "lease", group.status());
+  done(group.status());
+  return 0;
+}
+
+Status Broker::yield(const Caller& caller, const std::string& name) {
+  const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
+  if (group.ok()) return stages_.yield(*group.value());
+  refused(caller, "lease", group.status());
+  return group.status();
 }
 
 std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& in,
@@ -391,7 +478,8 @@ Status Broker::history(const Caller& caller, const v1::ListHistoryRequest& reque
   return report_history(node_, caller, request, response);
 }
 
-Families Broker::metrics(const Caller& caller) const {
+Families Broker::metrics(const Caller& caller) {
+  stages_.settle();
   return metric_families({node_, devices_, workers_, accounts_, events_, began_at_}, caller);
 }
 

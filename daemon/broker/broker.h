@@ -32,6 +32,7 @@
 #include "daemon/owners/account.h"
 #include "daemon/sessions/session_server.h"
 #include "daemon/settings/config.h"
+#include "daemon/stages/stages.h"
 
 namespace amem {
 
@@ -87,12 +88,19 @@ class Broker {
   Result<AllocationList> list_allocations(const Caller& caller, const std::string& group);
   std::vector<v1::AllocationInfo> allocations(const Caller& caller, AllocationList& list,
                                               std::size_t most, std::size_t bytes);
+  // Turns, as Stages has them.
+  Status turns(const Caller& caller, const std::string& stage, v1::TurnsResponse& response);
+  Status set_turn(const Caller& caller, const std::string& group, const Stages::Change& change);
+  Stages::LeaseId lease(const Caller& caller, const std::string& group, Duration timeout,
+                        GpuStage::OnLease done);
+  void forget_lease(Stages::LeaseId lease) { stages_.forget(lease); }
+  Status yield(const Caller& caller, const std::string& group);
   void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
   /// As report_history().
   Status history(const Caller& caller, const v1::ListHistoryRequest& request,
                  v1::ListHistoryResponse& response);
   /// Use of devices as the last look_at_devices() has seen it.
-  Families metrics(const Caller& caller) const;
+  Families metrics(const Caller& caller);
   /// Whether another amemd may take over now: kPermissionDenied; kFailedPrecondition: without a
   /// holder; kUnavailable: this one is ending; kAborted: an operation is under way.
   Status may_hand_over(const Caller& caller);
@@ -106,6 +114,8 @@ class Broker {
 
  private:
   Status guard_devices();
+  /// Tells the observer, and the stages that groups which stay paused may come in again.
+  Operations::Observer watched(const Operations::Observer& observer, const Operations::Groups& in);
   void refused(const Caller& caller, const std::string& what, const Status& status);
   /// As of DeepProof::MakePool.
   void make_proof_pool(const DeviceUuid& device, Duration limit,
@@ -138,6 +148,8 @@ class Broker {
   RestoreSpace restore_space_;
   const Means means_;
   Operations operations_;
+  const Status stages_are_good_;
+  Stages stages_;
   Groups groups_;
   RankRequests requests_;
   Ranks ranks_;

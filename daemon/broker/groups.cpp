@@ -123,6 +123,7 @@ void Groups::forget(GroupId id) {
   if (group.timer) loop_.cancel(*group.timer);
   group.log().info("group '{}' has ended with its last rank", group.machine.name());
   node_.groups.erase(id);
+  stages_.ended(id);
 }
 
 void Groups::act(GroupEntry&, const action::Answer& answer) {
@@ -132,6 +133,7 @@ void Groups::act(GroupEntry&, const action::Answer& answer) {
 
 void Groups::act(GroupEntry& group, const action::StateChanged& changed) {
   events_.publish(&group, "state", std::string(to_string(changed.state)), to_proto(changed.state));
+  stages_.state_changed(group.id);
 }
 
 /// What the pause that has just ended kept.
@@ -168,6 +170,7 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
       group.changes[save.tag].paused(save.hashed, save.compared, save.unchanged);
   }
   node_.totals.add(outcome);
+  stages_.finished(group, outcome);
   if (outcome.status.ok()) {
     std::string times;
     for (const PhaseTime& t : outcome.times)

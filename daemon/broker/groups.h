@@ -15,6 +15,7 @@
 #include "daemon/operations/costs.h"
 #include "daemon/operations/operations.h"
 #include "daemon/sessions/session_server.h"
+#include "daemon/stages/stages.h"
 
 namespace amem {
 
@@ -22,13 +23,14 @@ class Groups {
  public:
   /// Everything passed in outlives this object.
   Groups(Node& node, EventLoop& loop, const Deadlines& deadlines, SessionServer& sessions,
-         EventHub& events, Operations& operations)
+         EventHub& events, Operations& operations, Stages& stages)
       : node_(node),
         loop_(loop),
         deadlines_(deadlines),
         sessions_(sessions),
         events_(events),
-        operations_(operations) {}
+        operations_(operations),
+        stages_(stages) {}
 
   /// The owner's group of that name, for a rank of this peer; it begins with its first rank.
   /// kInvalidArgument: no such name.
@@ -68,6 +70,7 @@ class Groups {
   SessionServer& sessions_;
   EventHub& events_;
   Operations& operations_;
+  Stages& stages_;
   CostMeter meter_;
   GroupId next_group_ = 1;
 };

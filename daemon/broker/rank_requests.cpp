@@ -34,13 +34,14 @@ constexpr std::size_t kMostCreates = 4096;
 }  // namespace
 
 RankRequests::RankRequests(const Means& means, const DeviceNodes& nodes, SessionServer& sessions,
-                           Operations& operations, Groups& groups)
+                           Operations& operations, Groups& groups, Stages& stages)
     : means_(means),
       nodes_(nodes),
       node_(means.node),
       sessions_(sessions),
       operations_(operations),
-      groups_(groups) {}
+      groups_(groups),
+      stages_(stages) {}
 
 void RankRequests::handle(Rank& rank, Packet& packet) {
   const Message& message = packet.message;
@@ -96,6 +97,8 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
       return;
     case amem_v1_SessionMessage_unbrokered_tag:
       return unbrokered(rank, message.body.unbrokered);
+    case amem_v1_SessionMessage_work_tag:
+      return stages_.work(rank, message.body.work);
     case amem_v1_SessionMessage_unknown_calls_tag:
       return unknown_calls(rank, message.body.unknown_calls);
     default:

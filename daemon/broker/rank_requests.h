@@ -14,6 +14,7 @@
 #include "daemon/memory/device_nodes.h"
 #include "daemon/operations/operations.h"
 #include "daemon/sessions/session_server.h"
+#include "daemon/stages/stages.h"
 
 namespace amem {
 
@@ -21,7 +22,7 @@ class RankRequests {
  public:
   /// Everything passed in outlives this object.
   RankRequests(const Means& means, const DeviceNodes& nodes, SessionServer& sessions,
-               Operations& operations, Groups& groups);
+               Operations& operations, Groups& groups, Stages& stages);
 
   /// One packet of a rank that has joined. The rank may be gone afterwards.
   void handle(Rank& rank, Packet& packet);
@@ -77,6 +78,7 @@ class RankRequests {
   SessionServer& sessions_;
   Operations& operations_;
   Groups& groups_;
+  Stages& stages_;
 };
 
 }  // namespace amem

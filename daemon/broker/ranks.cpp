@@ -40,7 +40,7 @@ std::string rank_label(const Rank& rank) {
 }
 
 Ranks::Ranks(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations,
-             Groups& groups, RankRequests& requests)
+             Groups& groups, RankRequests& requests, Stages& stages)
     : node_(means.node),
       loop_(means.loop),
       saved_(means.saved),
@@ -49,7 +49,8 @@ Ranks::Ranks(const Means& means, SessionServer& sessions, EventHub& events, Oper
       events_(events),
       operations_(operations),
       groups_(groups),
-      requests_(requests) {}
+      requests_(requests),
+      stages_(stages) {}
 
 Ranks::~Ranks() {
   for (const auto& [id, leaving] : leaving_) loop_.unwatch(leaving.watch);
@@ -154,7 +155,9 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
                                              gate_shut ? group.paused_by : ""));
   node_.pools.enter(rank.peer.account);
   node_.pool_of(rank).reach.join(rank.id, group.id);
-  node_.ranks.emplace(rank.id, std::move(rank));
+  const RankId id = rank.id;
+  stages_.rank_joined(group, node_.ranks.emplace(id, std::move(rank)).first->second,
+                      printable(message.stage));
   groups_.drive(group);
 }
 
@@ -285,6 +288,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
         group.machine.name(), name, unknown);
   events_.publish(&group, "rank_joined", name + " has reconnected");
   const bool stays_shut = group.machine.join(rank.id, name);
+  stages_.rank_joined(group, rank, {});
   release_leftovers(rank, holds);
   const bool is_told = !group.machine.waiting_for(rank.id).empty();  // by what is under way
   if (session.gate_shut && !stays_shut && !is_told)
@@ -412,6 +416,7 @@ void Ranks::remove(RankId id, const std::string& why) {
   for (Allocation* a : node_.allocations.of_group(kNoGroup)) saved_.give_back(*a);
   let_go_of_pool(*rank);
   node_.ranks.erase(id);
+  stages_.rank_gone(group, id);
   group.lost.erase(id);
   group.machine.leave(id, leaves_unloaded, Clock::now());
   if (resume != nullptr) resume->maker_gone(id);

@@ -14,6 +14,7 @@
 #include "daemon/node/events.h"
 #include "daemon/operations/operations.h"
 #include "daemon/sessions/session_server.h"
+#include "daemon/stages/stages.h"
 
 namespace amem {
 
@@ -24,7 +25,7 @@ class Ranks final : public SessionHandler {
  public:
   /// Everything passed in outlives this object.
   Ranks(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations,
-        Groups& groups, RankRequests& requests);
+        Groups& groups, RankRequests& requests, Stages& stages);
   ~Ranks() override;
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
@@ -83,6 +84,7 @@ class Ranks final : public SessionHandler {
   Operations& operations_;
   Groups& groups_;
   RankRequests& requests_;
+  Stages& stages_;
   /// A process that may have some of the pool mapped although its rank has gone.
   struct Leaving {
     SharedFd process;  // of its own, since others may watch the rank's

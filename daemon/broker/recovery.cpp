@@ -119,6 +119,7 @@ Status Recovery::run(Stock stock) {
   node_.pools.restored();
   let_go_of_the_rest(stock);
   record.flush_soon();  // of processes that were found by their numbers
+  for (auto& [id, group] : node_.groups) stages_.restored(group);
   for (auto& [id, group] : node_.groups) groups_.drive(group);
   if (!node_.ranks.empty())
     spdlog::info(
@@ -392,6 +393,11 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
   for (const v1::record::RestoreNeed& need : row.restore_needs())
     if (need.device().size() == sizeof(DeviceUuid::bytes))
       group.restore_needs[make_uuid(need.device().data())] = need.bytes();
+  group.stage = row.stage();
+  group.paused_by_stage = row.by_stage();
+  group.leased = row.leased();
+  if (row.weight() > 0)
+    group.wishes = {row.weight(), row.priority(), std::chrono::milliseconds(row.longest_wait_ms())};
   Amounts one;
   one[Resource::kPolicies] = 1;
   const auto charge = [&](const auto& policies) {

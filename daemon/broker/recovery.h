@@ -33,13 +33,14 @@ Result<std::uint64_t> recorded_chunk(const RecordLog& log);
 class Recovery {
  public:
   /// Everything passed in outlives this object.
-  Recovery(const Means& means, Accounts& accounts, Groups& groups, Ranks& ranks)
+  Recovery(const Means& means, Accounts& accounts, Groups& groups, Ranks& ranks, Stages& stages)
       : node_(means.node),
         workers_(means.workers),
         saved_(means.saved),
         accounts_(accounts),
         groups_(groups),
-        ranks_(ranks) {}
+        ranks_(ranks),
+        stages_(stages) {}
 
   /// Takes up what can be; what cannot is named in the log and let go of, and nobody else loses by
   /// it. kDataLoss: the rows are not to be read, nothing has changed.
@@ -102,6 +103,7 @@ class Recovery {
   Accounts& accounts_;
   Groups& groups_;
   Ranks& ranks_;
+  Stages& stages_;
 
   v1::record::Life life_;
   std::map<GroupId, v1::record::Group> groups_read_;

@@ -161,6 +161,51 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   const std::shared_ptr<CallCharge> charge_;
 };
 
+/// A lease that is waited for. What both threads touch lives as long as either may do so.
+class LeaseCall final : public grpc::ServerUnaryReactor {
+ public:
+  LeaseCall(EventLoop& loop, Broker& broker)
+      : loop_(loop), broker_(broker), wait_(std::make_shared<Wait>()) {
+    wait_->charge = CallCharge::make(loop);
+  }
+
+  void begin(const Caller& caller, const v1::LeaseRequest& request, v1::LeaseResponse& response) {
+    loop_.post([this, wait = wait_, caller, request, response = &response] {
+      if (Status status = wait->charge->take(caller, of_call(0)); !status.ok())
+        return Finish(to_grpc(status));
+      if (wait->cancelled) return Finish({grpc::StatusCode::CANCELLED, "the caller has gone"});
+      const Time asked = Clock::now();
+      const Stages::LeaseId lease = broker_.lease(
+          caller, request.group(), std::chrono::milliseconds(request.timeout_ms()),
+          [this, wait, asked, response](const Status& status) {
+            wait->lease = 0;
+            response->set_waited_us(to_us(Clock::now() - asked));
+            Finish(to_grpc(status));
+          });
+      if (lease != 0) wait->lease = lease;
+    });
+  }
+
+ private:
+  struct Wait {  // the loop's thread
+    std::shared_ptr<CallCharge> charge;
+    Stages::LeaseId lease = 0;
+    bool cancelled = false;
+  };
+
+  void OnCancel() override {
+    loop_.post([wait = wait_, broker = &broker_] {
+      wait->cancelled = true;
+      if (wait->lease != 0) broker->forget_lease(wait->lease);
+    });
+  }
+  void OnDone() override { delete this; }
+
+  EventLoop& loop_;
+  Broker& broker_;
+  const std::shared_ptr<Wait> wait_;
+};
+
 namespace tls = grpc::experimental;
 constexpr unsigned kReadAgainSeconds = 60;
 
@@ -257,6 +302,38 @@ class ControlService final : public v1::Broker::CallbackService {
       return broker_.set_policy(caller, request->group(), request->tag(), request->policy(),
                                 request->form());
     });
+  }
+
+  grpc::ServerUnaryReactor* Turns(grpc::CallbackServerContext* context,
+                                  const v1::TurnsRequest* request,
+                                  v1::TurnsResponse* response) override {
+    return on_loop(context, response, [this, request, response](const Caller& caller) {
+      return broker_.turns(caller, request->stage(), *response);
+    });
+  }
+
+  grpc::ServerUnaryReactor* SetTurn(grpc::CallbackServerContext* context,
+                                    const v1::SetTurnRequest* request,
+                                    v1::SetTurnResponse* response) override {
+    return on_loop(context, response, [this, request](const Caller& caller) {
+      return broker_.set_turn(caller, request->group(), change_of(*request));
+    });
+  }
+
+  grpc::ServerUnaryReactor* Lease(grpc::CallbackServerContext* context,
+                                  const v1::LeaseRequest* request,
+                                  v1::LeaseResponse* response) override {
+    if (request->yield())
+      return on_loop(context, response, [this, request](const Caller& caller) {
+        return broker_.yield(caller, request->group());
+      });
+    auto* const call = new LeaseCall(loop_, broker_);
+    const std::optional<Caller> caller = caller_of(context);
+    if (!caller)
+      call->Finish(kGone);
+    else
+      call->begin(*caller, *request, *response);
+    return call;
   }
 
   grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext* context,

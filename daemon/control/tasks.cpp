@@ -77,6 +77,17 @@ Result<GuestPolicy> guest_policy_of(v1::GuestPolicy policy) {
   }
 }
 
+Stages::Change change_of(const v1::SetTurnRequest& request) {
+  Stages::Change change;
+  if (request.set_stage()) change.stage = request.stage();
+  if (request.weight() > 0) change.weight = request.weight();
+  if (request.set_priority()) change.priority = request.priority();
+  if (request.set_longest_wait())
+    change.longest_wait = std::chrono::milliseconds(
+        std::min<std::uint64_t>(request.longest_wait_ms(), std::uint64_t{1} << 32U));
+  return change;
+}
+
 Result<MetricsWriter> metrics_writer(v1::MetricsFormat format) {
   switch (format) {
     case v1::METRICS_FORMAT_UNSPECIFIED:

@@ -13,6 +13,7 @@
 #include "daemon/fleet/participant.h"
 #include "daemon/metrics/book.h"
 #include "daemon/phases/task.h"
+#include "daemon/stages/stages.h"
 
 namespace amem {
 
@@ -32,6 +33,8 @@ Result<FleetTransaction> transaction_of(const v1::ResumeRequest& request);
 Result<FleetTransaction> transaction_of(const v1::SwapRequest& request);
 /// What another node's broker asks of this one.
 Result<FleetTransaction> transaction_of(const v1::FleetBegin& begin);
+
+Stages::Change change_of(const v1::SetTurnRequest& request);
 
 /// How metrics are written down.
 using MetricsWriter = std::function<std::string(const Families& families)>;

@@ -239,6 +239,36 @@ void add_operations(Book& book, const Measured& m) {
   for (const auto& [kind, count] : m.events.published()) events.add({{"kind", kind}}, count);
 }
 
+double in_seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
+
+/// Of what the stages' groups do, those that the caller may see.
+void add_turns(Book& book, const Measured& m, const Caller& caller) {
+  Family& turns = book.counter(
+      "amem_group_turn_seconds_total",
+      "Time of a group in its stage: all of it (there), while it ran, and while it waited");
+  for (const auto& [stage, figures] : m.node.stages)
+    for (const auto& [id, time] : figures.groups) {
+      const auto group = m.node.groups.find(id);
+      if (group == m.node.groups.end() || !caller.may_see(*group->second.account)) continue;
+      const Labels labels = with(labels_of(group->second), {{"stage", stage}});
+      turns.add(with(labels, {{"turn", "there"}}), in_seconds(time.there));
+      turns.add(with(labels, {{"turn", "ran"}}), in_seconds(time.ran));
+      turns.add(with(labels, {{"turn", "waited"}}), in_seconds(time.waited));
+    }
+  if (!caller.sees_all && !caller.operates) return;
+  Family& switches = book.counter("amem_stage_switches_total", "Switches of a stage by result");
+  Family& switching =
+      book.counter("amem_stage_switching_seconds_total", "Time that a stage spent on switches");
+  Family& waits =
+      book.histogram("amem_stage_wait_seconds", "How long groups waited for their turns");
+  for (const auto& [stage, figures] : m.node.stages) {
+    for (const auto& [code, count] : figures.switches)
+      switches.add({{"stage", stage}, {"result", std::string(result_name(code))}}, count);
+    switching.add({{"stage", stage}}, in_seconds(figures.switching));
+    waits.add({{"stage", stage}}, figures.waits, kMicroseconds);
+  }
+}
+
 void add_refusals(Book& book, const Measured& m, const Caller& caller) {
   Family& refusals = book.counter("amem_quota_refusals_total",
                                   "Requests that amemd refused because a quota was reached");
@@ -260,6 +290,7 @@ Families metric_families(const Measured& measured, const Caller& caller) {
   add_pool(book, measured, caller);
   add_groups(book, measured, caller);
   if (caller.sees_all || caller.operates) add_operations(book, measured);
+  add_turns(book, measured, caller);
   add_refusals(book, measured, caller);
   return book.take();
 }

@@ -22,6 +22,7 @@
 #include "daemon/memory/pools.h"
 #include "daemon/node/history.h"
 #include "daemon/node/records.h"
+#include "daemon/node/stage_figures.h"
 #include "daemon/owners/account.h"
 #include "daemon/owners/peer_credentials.h"
 #include "daemon/phases/group.h"
@@ -146,6 +147,10 @@ struct GroupEntry {
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's
   std::deque<FleetShare> shares;  // the last ones, the newest first
+  std::string stage;              // that it takes turns in; empty: none
+  TurnWishes wishes;              // of its turns
+  bool paused_by_stage = false;   // of a group that is paused
+  bool leased = false;            // it has asked for its turn and had it
   Row row;
 };
 
@@ -168,6 +173,7 @@ struct Node {
   std::map<GroupId, GroupEntry> groups;
   Totals totals;
   History history;
+  std::map<std::string, StageFigures> stages;  // by name
 
   /// How a pause saves this allocation's bytes.
   Form form(const GroupEntry& group, const Allocation& a) const {

@@ -65,6 +65,14 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
     need.set_device(bytes_of(device.bytes));
     need.set_bytes(bytes);
   }
+  row.set_stage(group.stage);
+  row.set_by_stage(group.paused_by_stage);
+  row.set_leased(group.leased);
+  if (group.wishes != TurnWishes()) {
+    row.set_weight(group.wishes.weight);
+    row.set_priority(group.wishes.priority);
+    row.set_longest_wait_ms(to_us(group.wishes.longest_wait) / 1000);
+  }
   for (const FleetShare& share : group.shares) {
     v1::record::Share& each = *row.add_shares();
     each.set_transaction(share.transaction);

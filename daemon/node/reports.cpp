@@ -151,6 +151,8 @@ void report_group(const Node& node, const Caller& caller, const GroupEntry& grou
   info.set_owner(to_string(group.account->owner()));
   info.set_state(to_proto(machine.state()));
   info.set_deep(machine.deep());
+  info.set_stage(group.stage);
+  info.set_paused_by_stage(machine.state() == GroupState::kPaused && group.paused_by_stage);
   info.set_phase(std::string(phase_name(machine.phase())));
   info.set_uid(group.account->owner().uid);
   info.set_rank_count(static_cast<std::uint32_t>(machine.members().ids().size()));
@@ -472,6 +474,8 @@ Status report_history(Node& node, const Caller& caller, const v1::ListHistoryReq
     v1::PastOperation& message = *response.add_operations();
     message.set_group(name_for(node.history, caller, *chosen[i]));
     report_past(*chosen[i], request.spans(), message);
+    message.set_stage(chosen[i]->stage);
+    if (!chosen[i]->of_several || caller.sees_all || caller.operates) message.set_why(chosen[i]->why);
   }
   return {};
 }

@@ -124,6 +124,19 @@ BytesByDevice GroupOperation::needs_of(const std::vector<GroupId>& groups,
   return bytes;
 }
 
+std::set<DeviceUuid> devices_of(const Means& means, const GroupEntry& group) {
+  std::set<DeviceUuid> devices;
+  for (const Allocation* a : std::as_const(means.node.allocations).of_group(group.id))
+    devices.insert(a->device);
+  for (const RankId id : group.machine.members().ids())
+    if (const Rank* const rank = means.node.find_rank(id))
+      for (const Unbrokered& each : rank->unbrokered)
+        if (means.devices.find(each.device) != nullptr) devices.insert(each.device);
+  if (devices.empty())
+    for (const Device& device : means.devices.all()) devices.insert(device.uuid);
+  return devices;
+}
+
 bool GroupOperation::calls_go_on(const std::function<void()>& again) const {
   if (group_.process_calls.expired()) return false;
   means_.loop.at(Clock::now() + RestoreSpace::kAgain, [again, back = back_] { back(again); });

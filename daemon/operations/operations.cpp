@@ -59,20 +59,13 @@ Status Operations::check(const Groups& groups, const Task& task) {
 
 std::set<DeviceUuid> Operations::devices_of(const Groups& groups) const {
   std::set<DeviceUuid> devices;
-  for (const NamedGroup& group : groups) {
-    for (const Allocation* a : node_.allocations.of_group(group.id)) devices.insert(a->device);
-    for (const RankId id : node_.groups.at(group.id).machine.members().ids())
-      if (const Rank* const rank = node_.find_rank(id))
-        for (const Unbrokered& each : rank->unbrokered)
-          if (means_.devices.find(each.device) != nullptr) devices.insert(each.device);
-  }
-  if (devices.empty())
-    for (const Device& device : means_.devices.all()) devices.insert(device.uuid);
+  for (const NamedGroup& group : groups)
+    devices.merge(amem::devices_of(means_, node_.groups.at(group.id)));
   return devices;
 }
 
 std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration timeout,
-                                const Observer& observer, const std::string& who,
+                                const Observer& observer, const Asker& who,
                                 std::shared_ptr<Abroad> abroad) {
   const bool out = task.op == Operation::kPause;
   Status status = check(groups, task);
@@ -111,7 +104,7 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
 }
 
 std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& pause,
-                               Duration timeout, const Observer& observer, const std::string& who,
+                               Duration timeout, const Observer& observer, const Asker& who,
                                std::shared_ptr<Abroad> abroad) {
   const Task resume(Operation::kResume);
   const std::vector<GroupId> coming = ids_of(in);
@@ -156,11 +149,14 @@ void Operations::deepen(GroupId id) {
   if (found->second.machine.state() != GroupState::kPaused) return;
   if (const Status status = check({{id, name}}, task); !status.ok())
     return spdlog::warn("group '{}': deep.after: {}", name, status.text());
+  // Refused for good: a first try has said so.
+  const auto proven = means_.deep_proof.verdict(devices_of({{id, name}}));
+  if (proven && !proven->ok()) return;
   spdlog::info("group '{}' has been paused for deep.after: amemd makes it deep", name);
   const auto request = std::make_shared<Request>(Transaction({name}, {}, task, duplex_, false),
                                                  task, task, Duration::zero(), nullptr);
   request->by_broker = true;
-  request->asker = "amemd (deep.after)";
+  request->asker = Asker("amemd (deep.after)");
   request->groups = request->exchange.leaving = {id};
   start(request);
 }
@@ -351,9 +347,13 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
         {request->abroad->transaction(), request->transaction.stage_of(running.member)});
     if (group.shares.size() > kSharesKept) group.shares.pop_back();
   }
+  // A pause of tags leaves the group running, so whose it was says nothing.
+  if (begun.task.op == Operation::kPause && begun.task.selection.all())
+    group.paused_by_stage = request != nullptr && !request->asker.stage.empty();
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {
-    if (!begun.deepens) group.paused_by = request != nullptr ? request->asker : "the group itself";
+    if (!begun.deepens)
+      group.paused_by = request != nullptr ? request->asker.who : "the group itself";
     const bool duplex = request != nullptr && request->transaction.swaps() && duplex_;
     running.operation.emplace<PauseOperation>(
         means_, group, begun.task, duplex ? &request->exchange : nullptr, back_to(group.id));
@@ -493,6 +493,14 @@ void Operations::remember(const GroupEntry& group, const Outcome& outcome, const
   past.transaction = request != nullptr ? request->number : 0;
   past.swap = request != nullptr && request->transaction.swaps();
   past.by_broker = request != nullptr && request->by_broker;
+  if (request != nullptr) {
+    past.stage = request->asker.stage;
+    past.why = request->asker.why;
+    past.of_several = std::any_of(request->groups.begin(), request->groups.end(), [&](GroupId id) {
+      const auto other = node_.groups.find(id);
+      return other == node_.groups.end() || other->second.account != group.account;
+    });
+  }
   past.owner = group.account->owner();
   past.group = group.machine.name();
   past.began = std::chrono::system_clock::now() -

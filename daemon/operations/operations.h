@@ -37,6 +37,18 @@ class OperationObserver {
   virtual void finished(const Status& status) = 0;
 };
 
+/// Who has asked for an operation.
+struct Asker {
+  // Implicit: mostly it is an operator.
+  Asker(std::string who_asks) : who(std::move(who_asks)) {}
+  Asker(std::string who_asks, std::string its_stage, std::string its_why)
+      : who(std::move(who_asks)), stage(std::move(its_stage)), why(std::move(its_why)) {}
+
+  std::string who;         // for people; the ranks are told
+  std::string stage = {};  // that switches its groups; empty: none
+  std::string why = {};    // it does, for people
+};
+
 class Operations {
  public:
   using Observer = std::shared_ptr<OperationObserver>;
@@ -51,15 +63,15 @@ class Operations {
 
   /// All of these groups, or none. `timeout` 0: the configured one. What is refused is told to the
   /// observer at once, and nothing has changed. `abroad`: other nodes have a part of it, too; it is
-  /// asked as long as the observer is told. `who`: has asked for it; the ranks are told. Returns
+  /// asked as long as the observer is told. `who`: has asked for it. Returns
   /// the transaction's number; 0: refused, or it must be proven first that deep pauses work here,
   /// and nothing begins before that.
   std::uint64_t start(const Task& task, const Groups& groups, Duration timeout,
-                      const Observer& observer, const std::string& who,
+                      const Observer& observer, const Asker& who,
                       std::shared_ptr<Abroad> abroad = nullptr);
   /// `pause`: of `out`, with all tags.
   std::uint64_t swap(const Groups& out, const Groups& in, const Task& pause, Duration timeout,
-                     const Observer& observer, const std::string& who,
+                     const Observer& observer, const Asker& who,
                      std::shared_ptr<Abroad> abroad = nullptr);
 
   // ---- what other nodes say of a transaction that they take part in; once it has ended: nothing
@@ -133,8 +145,8 @@ class Operations {
     Duration timeout;
     Observer observer;  // null: the broker is ending
     std::shared_ptr<Abroad> abroad = nullptr;
-    std::string asker;                    // who has asked for it, for people
-    bool by_broker = false;               // nobody has: deep.after
+    bool by_broker = false;  // nobody has asked for it: deep.after
+    Asker asker = std::string();
     std::deque<Transaction::Step> steps;  // to be carried out
     bool stepping = false;
     Time began = Clock::now();

@@ -267,6 +267,20 @@ void PauseOperation::run(const action::Drop&) {
 
 void PauseOperation::run(const action::Checkpoint& checkpoint) {
   if (calls_go_on([this, checkpoint] { run(checkpoint); })) return;
+  if (!checkpoint_began_) checkpoint_began_ = Clock::now();
+  // An operator's pause has been proven before it began; a swap's, one from inside, and one that
+  // amemd begins or continues have not.
+  const std::set<DeviceUuid> used = devices_of(means_, group_);
+  const std::optional<Status> proven = means_.deep_proof.verdict(used);
+  const auto refused = [this](const Status& why) {
+    group_.machine.tell(event::Checkpointed{why, false}, Clock::now());
+  };
+  if (!proven)
+    return means_.deep_proof.prove(used,
+                                   [this, checkpoint, refused, back = back_](const Status& now) {
+                                     back([&] { now.ok() ? run(checkpoint) : refused(now); });
+                                   });
+  if (!proven->ok()) return refused(*proven);
   // The next amemd must know that processes may be locked.
   if (const Status written = means_.node.records.write(group_); !written.ok())
     return group_.machine.tell(event::Checkpointed{written, false}, Clock::now());
@@ -281,7 +295,8 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
       back([&] { means_.workers.look(devices, look); });
     };
     auto& calls = group_.process_calls;  // without processes the operation ends at once
-    calls = checkpoint_all(means_.processes, processes_of(ranks), means_.checkpoint_limit, done);
+    calls = checkpoint_all(means_.processes, processes_of(ranks),
+                           means_.checkpoint_limit - (Clock::now() - *checkpoint_began_), done);
   };
   means_.workers.look(devices, [this, begin, back = back_](const Workers::Uses& uses) {
     back([&] { begin(unbrokered(uses)); });

@@ -102,6 +102,7 @@ class PauseOperation final : public GroupOperation {
   std::set<RankId> failed_savers_;
   std::optional<Workers::Uses> uses_;  // of the devices of what comes in
   std::string waits_for_;
+  std::optional<Time> checkpoint_began_;  // its phase, of which a proof may take a part
   bool settled_ = false;
   RowReservation space_;  // for the rows of the release
   std::vector<GuestUse> guests_;

@@ -69,7 +69,7 @@ void Course::enter(Phase phase, Time now) {
   report_progress(now);
   // Last, because with this one the others may go on at once, and tell of it.
   if (begins.entry == PhaseEntry::kReady) home_.actions.push_back(action::Ready{});
-  if (phase == kDeepeningBegins) home_.actions.push_back(action::Left{});
+  if (phase == kDeepeningBegins && trouble_.ok()) home_.actions.push_back(action::Left{});
   if (asks) advance_if_done(now);
 }
 

@@ -6,9 +6,11 @@
 #include <bit>
 #include <cctype>
 #include <cstdlib>
+#include <map>
 #include <utility>
 
 #include "common/numbers.h"
+#include "common/protocol.h"
 #include "common/utf8.h"
 #include "daemon/base/units.h"
 
@@ -266,6 +268,56 @@ std::optional<std::string> as_text(const toml::node& node) {
   return std::nullopt;
 }
 
+/// A list is written as its elements with commas.
+std::optional<std::string> as_list(const toml::node& node) {
+  const toml::array* const array = node.as_array();
+  if (array == nullptr) return as_text(node);
+  std::string text;
+  for (const toml::node& each : *array) {
+    const std::optional<std::string> one = as_text(each);
+    if (!one) return std::nullopt;
+    text += (text.empty() ? "" : ",") + *one;
+  }
+  return text;
+}
+
+void apply_stages(Config& config, const toml::node& stages, const std::string& file_name,
+                  ConfigErrors& errors) {
+  const auto wrong = [&](const toml::node& node, const std::string& what,
+                         const std::string& problem) {
+    errors.push_back(file_name + ":" + std::to_string(node.source().begin.line) + ": " + what +
+                     ": " + problem);
+  };
+  const toml::table* const table = stages.as_table();
+  if (table == nullptr)
+    return wrong(stages, "stage", "must be tables, each written [stage.NAME]");
+  for (const auto& [name, node] : *table) {
+    const std::string key = "stage." + std::string(name.str());
+    const toml::table* const its = node.as_table();
+    if (its == nullptr) {
+      wrong(node, key, "must be a table, written [" + key + "]");
+      continue;
+    }
+    if (!valid_group_name(name.str()) || name.str() == "none") {
+      wrong(node, key,
+            "is not a valid name. Use 1 to 63 of the characters A-Z a-z 0-9 . _ -, and do not "
+            "begin with . or -");
+      continue;
+    }
+    StageSettings stage;
+    stage.name = name.str();
+    for (const auto& [setting, value] : *its) {
+      const std::optional<std::string> text = as_list(value);
+      const Status status =
+          text ? stage.set(setting.str(), *text)
+               : Status(Code::kInvalidArgument, "must be a string, a number or a list of these");
+      if (!status.ok()) wrong(value, key + "." + std::string(setting.str()), status.text());
+    }
+    std::erase_if(config.stages, [&](const StageSettings& each) { return each.name == stage.name; });
+    config.stages.push_back(std::move(stage));
+  }
+}
+
 void apply_table(Config& config, const toml::table& table, const std::string& prefix,
                  const std::string& file_name, ConfigErrors& errors) {
   for (const auto& [name, node] : table) {
@@ -273,6 +325,10 @@ void apply_table(Config& config, const toml::table& table, const std::string& pr
     auto wrong = [&, line = node.source().begin.line](const std::string& what) {
       errors.push_back(file_name + ":" + std::to_string(line) + ": " + key + ": " + what);
     };
+    if (prefix.empty() && key == "stage") {
+      apply_stages(config, node, file_name, errors);
+      continue;
+    }
     const bool is_table =
         prefix.empty() && std::any_of(settings().begin(), settings().end(),
                                       [&](const Setting& s) { return table_of(s.key) == key; });
@@ -520,6 +576,22 @@ void check(const Config& config, ConfigErrors& errors) {
                      " is less than one segment, so nobody could use the pool. A segment has " +
                      exact_size(segment) +
                      ". Set at least that, or a share such as 50%, or a smaller pool.segment");
+  std::map<std::string, std::string> stage_of;
+  for (const StageSettings& stage : config.stages) {
+    const std::string key = "stage." + stage.name;
+    if (stage.devices.empty())
+      errors.push_back(key + ".devices: name at least one GPU, by its number or UUID");
+    for (const std::string& device : stage.devices) {
+      const auto [it, added] = stage_of.emplace(device, stage.name);
+      if (!added)
+        errors.push_back(key + ".devices: GPU " + device + " is in stage '" + it->second +
+                         "', too. A GPU can be in one stage");
+    }
+    // Its devices are not known yet; each has space.
+    const std::vector<StageDevice> some = {{{}, ~std::uint64_t{0}, 0}};
+    if (const Status status = check_stage(stage.rules, some); !status.ok())
+      errors.push_back(key + ": " + status.text());
+  }
 }
 
 std::string to_toml(const Config& config) {
@@ -535,6 +607,12 @@ std::string to_toml(const Config& config) {
         table.empty() ? setting.key : setting.key.substr(table.size() + 1);
     text += std::string(name) + " = " + in_quotes(setting.get(config)) + "  # " +
             std::string(setting.what) + "\n";
+  }
+  for (const StageSettings& stage : config.stages) {
+    text += "\n[stage." + in_quotes(stage.name) + "]\n";
+    for (const StageKey& each : stage_keys())
+      text += std::string(each.key) + " = " + in_quotes(each.get(stage)) + "  # " +
+              std::string(each.what) + "\n";
   }
   return text;
 }

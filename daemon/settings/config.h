@@ -3,8 +3,8 @@
 //
 // One table of settings serves the TOML file, the environment and the flags: the key "pool.size" is
 // `size` in the table [pool] of the file, AMEM_POOL_SIZE in the environment, and --pool-size. Later
-// sources win: defaults, file, environment, flags. Parsing needs no files: texts come in. Plain
-// values; any thread.
+// sources win: defaults, file, environment, flags. Stages, of which there may be many, are in the
+// file alone, as [stage.NAME]. Parsing needs no files: texts come in. Plain values; any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -25,6 +25,7 @@
 #include "daemon/phases/phases.h"
 #include "daemon/phases/task.h"
 #include "daemon/settings/quota_settings.h"
+#include "daemon/settings/stage_settings.h"
 
 namespace amem {
 
@@ -71,6 +72,8 @@ struct Config {
   bool see_all = false;   // everybody sees everybody's groups
   std::string listen;     // "host:port" of the control API; empty: no TCP
   std::string tls_dir;    // ca.crt, tls.crt and tls.key, for TCP
+
+  std::vector<StageSettings> stages;  // from the file alone; in its order by name
 
   std::string metrics_listen;  // "address:port" of metrics by HTTP; empty: none
 

@@ -136,7 +136,7 @@ bool TurnLoad::has_space_for(const TurnNeeds& needs) const {
     const StageDevice& device = (*devices_)[i];
     const std::uint64_t bytes = bytes_on(needs, device.device);
     // What is over its limit on a device has no say on the others.
-    if (bytes > 0 && (used_[i] > device.usable() || bytes > device.usable() - used_[i]))
+    if (bytes > 0 && (used_[i] > device.available() || bytes > device.available() - used_[i]))
       return false;
   }
   return true;

@@ -5,6 +5,7 @@
 // devices have UUIDs, so a stage may reach over several nodes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -41,8 +42,10 @@ struct StageDevice {
   DeviceUuid device;
   std::uint64_t capacity = 0;  // bytes
   std::uint64_t margin = 0;    // of these, stay free
+  std::uint64_t taken = 0;     // others have at present: nobody comes in there
 
   std::uint64_t usable() const { return capacity - margin; }
+  std::uint64_t available() const { return usable() - std::min(usable(), taken); }
 };
 
 /// Bytes on each device. One that is missing needs none.

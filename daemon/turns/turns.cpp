@@ -108,6 +108,29 @@ Status Turns::set_costs(const std::string& group, Duration out, Duration in, Tim
   return promised();
 }
 
+Status Turns::set_terms(const std::string& group, std::uint32_t weight, std::int32_t priority,
+                        Duration longest_wait, Time at) {
+  advance(at);
+  Member* const m = find(group);
+  if (m == nullptr) return {};
+  TurnTerms terms = m->terms;
+  terms.weight = weight;
+  terms.priority = priority;
+  terms.longest_wait = longest_wait;
+  if (Status status = check_terms(rules_, devices_, terms); !status.ok()) return status;
+  std::vector<TurnTerms> all;
+  for (const auto& [name, each] : members_) all.push_back(name == group ? terms : each.terms);
+  if (Status status = check_longest_waits(rules_, devices_, all); !status.ok()) return status;
+  m->terms = std::move(terms);
+  return {};
+}
+
+void Turns::set_taken(const DeviceUuid& device, std::uint64_t bytes, Time at) {
+  advance(at);
+  for (StageDevice& each : devices_)
+    if (each.device == device) each.taken = bytes;
+}
+
 void Turns::wants(const std::string& group, Time at) {
   const Time now = advance(at);
   Member* const m = find(group);

@@ -60,6 +60,13 @@ class Turns {
   /// Its switches have been measured. Errors as for set_needs().
   Status set_costs(const std::string& group, Duration out, Duration in, Time at);
 
+  /// Somebody has changed these. kInvalidArgument: check_terms(). kFailedPrecondition: with them
+  /// longest waits could not be promised. Then nothing changes.
+  Status set_terms(const std::string& group, std::uint32_t weight, std::int32_t priority,
+                   Duration longest_wait, Time at);
+  /// Processes that take no turns have so much of a GPU now. It stops nobody who runs.
+  void set_taken(const DeviceUuid& device, std::uint64_t bytes, Time at);
+
   /// lease: it asks for its turn. Otherwise: a call of it waits at the gate.
   void wants(const std::string& group, Time at);
   /// lease: it yields. Otherwise: no call waits any more, and nothing is left on the devices.

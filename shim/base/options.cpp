@@ -176,6 +176,13 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
     else
       complaints.push_back(complain(source, group, "a valid group name. amem uses \"default\""));
   }
+  if (const std::string_view stage = value_of(getenv, "AMEM_STAGE"); !stage.empty()) {
+    if (valid_group_name(stage))
+      o.stage = stage;
+    else
+      complaints.push_back(
+          complain("AMEM_STAGE", stage, "a valid name of a stage. The group takes no turns"));
+  }
   o.runtime_dir = value_of(getenv, "AMEM_RUNTIME_DIR");
   if (o.runtime_dir.empty()) o.runtime_dir = default_runtime_dir();
   if (auto modules = split(value_of(getenv, "AMEM_MODULES")); !modules.empty()) o.modules = modules;

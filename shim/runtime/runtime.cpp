@@ -211,6 +211,7 @@ Status Runtime::open() {
 
   Session::Identity identity;
   identity.group = options_.group;
+  identity.stage = options_.stage;
   identity.rank = rank_from_environment();
   memory_.handles.set_rank(identity.rank);
   memory_.handles.set_binding(options_.nvls);

@@ -35,6 +35,7 @@ Message hello_of(const RankIdentity& identity, const Comeback* comeback) {
   set_text(h.version, kVersion);
   set_text(h.group, identity.group);
   set_text(h.program, identity.program);
+  set_text(h.stage, identity.stage);
   h.rank = identity.rank;
   h.pid = ::getpid();
   if (comeback != nullptr) {

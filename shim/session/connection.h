@@ -18,6 +18,7 @@ struct RankIdentity {
   std::string group;
   int rank = -1;
   std::string program;
+  std::string stage = {};  // that the group is to take turns in; empty: none
 };
 
 /// What a rank that comes back says of itself.

@@ -649,6 +649,10 @@ void BrokerSide::transaction(const Request& request) {
   m_.transaction.emplace(names[0], names[1], task_of(request, out), m_.scenario.duplex);
   m_.state.by_operator = true;
   m_.state.limited = false;
+  m_.state.deepens = 0;
+  for (const int group : request.groups)
+    if (out && machine(group).state() == GroupState::kPaused)
+      m_.state.deepens = u8(m_.state.deepens | bit_of(group));
   carry_out(m_.transaction->start());
 }
 

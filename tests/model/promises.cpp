@@ -40,8 +40,10 @@ void Promises::programs_run_in_turns() {
   if (swap != nullptr)
     for (const int group : swap->groups) {
       const Group& machine = *m_.groups[at(group)];
-      out_may_run =
-          out_may_run || (!machine.members().empty() && machine.state() != GroupState::kPaused);
+      const bool has_left = machine.state() == GroupState::kPaused ||
+                            machine.phase() == Phase::kDetach ||
+                            machine.phase() == Phase::kCheckpoint;
+      out_may_run = out_may_run || (!machine.members().empty() && !has_left);
     }
   for (int rank = 0; rank < kMostRanks; ++rank) {
     const Process& p = m_.state.ranks[at(rank)];
@@ -122,7 +124,7 @@ void Promises::no_return(int group) {
       if (piece.chunk == 0 || m_.state.chunks[piece.chunk - 1U].bytes != Bytes::kTrue)
         m_.breaks("nothing is released before every group of the transaction has saved");
     }
-    if (!job.under_way)
+    if (!job.under_way && !has(m_.state.deepens, other))
       m_.breaks("no group of a set releases anything when another has been called off");
   }
 }
@@ -160,6 +162,7 @@ void Promises::by_operator(const Request& request, const Status& result) {
       if (machine.members().empty()) continue;
       if (m_.state.jobs[at(group)].under_way)
         m_.breaks("a transaction ends after all that it began");
+      if (of == 0 && has(m_.state.deepens, group)) continue;
       ++(machine.state() == GroupState::kPaused ? paused : ran)[of];
     }
   if (request.tag != 0) return;

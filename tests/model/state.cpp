@@ -90,7 +90,7 @@ void add(const State& state, Digest& digest) {
   digest.add_all(state.paused);
   digest.add_all(state.erred);
   for (const std::uint8_t part :
-       {state.faults, state.joins, state.restarts, state.script_at, state.space})
+       {state.faults, state.joins, state.restarts, state.script_at, state.space, state.deepens})
     digest.add(part);
   if (state.restarts > 0) add_record(state, digest);
   digest.add((state.not_let_go ? 1U : 0U) | (state.by_operator ? 2U : 0U) |

@@ -247,6 +247,7 @@ struct State {
   std::uint8_t restarts = 0;            // likewise: deaths of the broker
   std::uint8_t script_at = 0;
   bool by_operator = false;  // a transaction of the operator is under way
+  std::uint8_t deepens = 0;  // its groups that were paused before: they are only made deep
   std::uint8_t space = 0;    // pieces that may be created before those that go out have left
   bool limited = false;      // so it is
 };

@@ -45,6 +45,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "ranks": lambda broker: broker.ranks("a"),
     "allocations": lambda broker: broker.allocations("a", "weights"),
     "set_policy": lambda broker: broker.set_policy("a", "weights", "discard", save=amem.Form.SPARSE),
+    "turns": lambda broker: broker.turns("night"),
+    "lease": lambda broker: broker.lease("a", 2.5),
+    "end_lease": lambda broker: broker.end_lease("a"),
+    "set_turn": lambda broker: broker.set_turn("a", stage="night", weight=2, priority=-3, longest_wait=60),
     "pause": lambda broker: broker.pause(["a", "b"], "weights", 2.5, discard="kv", guests="pin"),
     "resume": lambda broker: broker.resume(["a", "b"], except_tags=["kv"]),
     "swap": lambda broker: broker.swap("a", "b", 1, discard=["kv"], guests=amem.GuestPolicy.REFUSE, deep=True),
@@ -53,6 +57,7 @@ ANSWERS = {
     "GetStatus": {"version": "9.8.7"}, "ListGroups": {"groups": [{"name": "a", "state": 3}]}, "ListQuotas": {"owners": [{"uid": 7}]},
     "GetMetrics": {"text": "amem_up 1"}, "ListHistory": {"operations": [{"operation": "pause"}]},
     "Upgrade": {"from_version": "1", "to_version": "2"}, "ListRanks": {"ranks": [{"id": 3}]},
+    "Turns": {"stages": [{"name": "night"}]}, "Lease": {"waited_us": 7},
     "ListAllocations": [{"tag": "weights", "size": 5}, {"tag": "kv", "size": 6}], "Pause": DONE, "Resume": DONE, "Swap": DONE}
 
 

@@ -1,6 +1,7 @@
 """What amem.Broker asks for, seen by a service in this process that answers as it is told."""
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -164,3 +165,33 @@ def test_an_operation_without_a_result(fake: FakeBroker, broker: amem.Broker) ->
     fake.answers = {"Swap": [{"group": "train", "done": True}]}
     with pytest.raises(amem.InternalError, match="without a result"):
         broker.swap("train", "rollout")
+
+
+def test_turns(fake: FakeBroker, broker: amem.Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    fake.answers = {"Turns": {"stages": [{"name": "night", "policy": "lease", "groups": [{"group": "train", "turn": "runs", "priority": -3}]}]},
+                    "Lease": {"waited_us": 1_500_000}}
+    [stage] = broker.turns("night")
+    assert (stage.name, stage.groups[0].turn, stage.groups[0].priority, stage.last.out_groups if stage.last else ()) == ("night", "runs", -3, ())
+    assert broker.lease("train", 20) == 1.5
+    broker.end_lease("train")
+    broker.set_turn("train", stage="", priority=0, longest_wait=2.5)
+    broker.set_turn("train", weight=7)
+    [_, lease, end, turn, weight] = [request for _, request in fake.asked]
+    assert (lease.group, lease.timeout_ms, getattr(lease, "yield")) == ("train", 20_000, False)
+    assert getattr(end, "yield")
+    assert (turn.set_stage, turn.stage, turn.set_priority, turn.priority, turn.set_longest_wait, turn.longest_wait_ms, turn.weight) == (
+        True, "", True, 0, True, 2500, 0)
+    assert (weight.weight, weight.set_stage, weight.set_priority, weight.set_longest_wait) == (7, False, False, False)
+    bad: list[dict[str, Any]] = [{}, {"weight": 0}, {"priority": 101}, {"longest_wait": -1}]
+    for wrong in bad:
+        with pytest.raises(amem.InvalidArgumentError):
+            broker.set_turn("train", **wrong)
+    fake.asked.clear()
+    monkeypatch.setenv("AMEM_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("AMEM_GROUP", "rollout")
+    with amem.turn(timeout=5) as mine:
+        assert mine.waited == 1.5
+    with pytest.raises(ZeroDivisionError), amem.turn("train"):
+        raise ZeroDivisionError
+    assert [(request.group, request.timeout_ms, getattr(request, "yield")) for _, request in fake.asked] == [
+        ("rollout", 5000, False), ("rollout", 0, True), ("train", 0, False), ("train", 0, True)]

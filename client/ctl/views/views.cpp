@@ -548,6 +548,65 @@ std::string operation_text(const v1::PastOperation& operation) {
          (operation.tags().empty() ? "" : " of " + operation.tags());
 }
 
+namespace {
+
+Tone turn_tone(const std::string& turn) {
+  if (turn == "runs") return Tone::kGood;
+  if (turn == "waits") return Tone::kBusy;
+  return turn == "apart" ? Tone::kBad : Tone::kIdle;
+}
+
+/// "why (took 341 ms)".
+std::string switch_line(const v1::StageSwitch& last, const Style& style) {
+  std::string line = "  last switch, " + format_time(last.began_us() / 1000) + ": " +
+                     printable(last.why()) + "; ";
+  if (last.us() == 0) return line + "under way\n";
+  if (last.code() == 0) return line + "it took " + format_micros(last.us()) + "\n";
+  return line + style(Tone::kBad, "it has failed") + ": " + printable(last.error()) + "\n";
+}
+
+}  // namespace
+
+std::string turns_view(const v1::TurnsResponse& turns, const Style& style) {
+  if (turns.stages().empty()) return none("stages");
+  std::string text;
+  for (const v1::StageInfo& stage : turns.stages()) {
+    std::string gpus;
+    for (const v1::StageDevice& device : stage.devices())
+      gpus += (gpus.empty() ? "" : ",") + std::to_string(device.ordinal());
+    if (!text.empty()) text += "\n";
+    text += style(Tone::kBold, printable(stage.name())) + "  policy " + stage.policy() + ", GPUs " +
+            gpus + ", " + std::to_string(stage.switches()) + " switches, " +
+            format_micros(stage.switching_us()) + " in switches\n";
+    TextTable table({{"GROUP"},
+                     {"TURN"},
+                     {"FOR", kRight},
+                     {"NEEDS", kRight},
+                     {"WEIGHT", kRight},
+                     {"PRIORITY", kRight},
+                     {"RAN", kRight},
+                     {"CALL"}});
+    std::string notes;
+    for (const v1::TurnInfo& group : stage.groups()) {
+      const std::uint64_t there = std::max<std::uint64_t>(group.there_ms(), 1);
+      table.add({group.group(),
+                 {group.turn() + (group.leased() ? ", leased" : ""), turn_tone(group.turn())},
+                 group.since_ms() > 0 ? format_age(group.since_ms()) : "-",
+                 format_bytes(group.needs_bytes()),
+                 std::to_string(group.weight()),
+                 std::to_string(group.priority()),
+                 std::to_string(group.ran_ms() * 100 / there) + " %",
+                 group.call().empty() ? "-" : group.call()});
+      if (!group.note().empty())
+        notes += "  " + printable(group.group()) + ": " + printable(group.note()) + "\n";
+    }
+    if (!table.empty()) text += table.render(style);
+    text += notes;
+    if (stage.has_last()) text += switch_line(stage.last(), style);
+  }
+  return text;
+}
+
 std::string history_view(const v1::ListHistoryResponse& history, const Style& style) {
   if (history.operations().empty()) return "no operations since amemd started\n";
   TextTable table({{"BEGAN"},
@@ -559,6 +618,8 @@ std::string history_view(const v1::ListHistoryResponse& history, const Style& st
                    {"LONGEST PHASE"},
                    {"RESULT"}});
   std::string errors;
+  std::string reasons;
+  std::set<std::uint64_t> told;  // transactions
   for (const v1::PastOperation& operation : history.operations()) {
     const std::string began = format_time(operation.began_us() / 1000);
     const bool ok = operation.code() == 0;
@@ -572,8 +633,12 @@ std::string history_view(const v1::ListHistoryResponse& history, const Style& st
                {ok ? "ok" : client::code_name(static_cast<int>(operation.code())),
                 ok ? Tone::kGood : Tone::kBad}});
     if (!ok) errors += began + "  " + printable(operation.error()) + "\n";
+    if (!operation.why().empty() && told.insert(operation.transaction()).second)
+      reasons += began + "  stage " + printable(operation.stage()) + ": " +
+                 printable(operation.why()) + "\n";
   }
-  return table.render(style) + (errors.empty() ? "" : "\n" + errors);
+  if (!reasons.empty()) reasons = "\n" + reasons;
+  return table.render(style) + reasons + (errors.empty() ? "" : "\n" + errors);
 }
 
 std::string event_line(const v1::Event& event, const Style& style) {

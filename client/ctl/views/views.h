@@ -66,6 +66,7 @@ std::string to_json(const SummaryRow& row);
 /// "pause of weights, kv_cache".
 std::string operation_text(const v1::PastOperation& operation);
 /// A line for each operation, then the errors, in full.
+std::string turns_view(const v1::TurnsResponse& turns, const Style& style);
 std::string history_view(const v1::ListHistoryResponse& history, const Style& style);
 /// The same as Chrome's trace events: a JSON object with a newline at the end. Of operations that
 /// were asked for with their spans.

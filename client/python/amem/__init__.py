@@ -3,9 +3,9 @@
 enable() switches amem on in a program and in the frameworks that it uses (amem.frameworks).
 
 - In a rank, which is a process with libamem_shim.so: pause, resume, region, move, unbrokered, stats, set_group, group, is_active,
-  set_policy, extend_timeouts, pause_async, resume_async.
+  set_policy, extend_timeouts, pause_async, resume_async, turn.
 - To start ranks: launch, environment.
-- In a controller: Broker, Cluster, swap, swap_async. Only these require grpcio and protobuf.
+- In a controller: Broker, Cluster, swap, swap_async. Only these and turn require grpcio and protobuf.
 - amem.aio has the calls as coroutines, amem.compat the names of torch_memory_saver, and amem.nccl AMem's NCCL calls.
 
 Warnings go to the logger "amem". Calls raise amem.Error, which has a code and a text. Times are seconds and sizes are bytes unless
@@ -33,6 +33,7 @@ from amem.errors import (
 if TYPE_CHECKING:
     from amem import aio as aio
     from amem._nodes import NodeAnswer
+    from amem._turns import turn
     from amem.broker import Broker
     from amem.cluster import Cluster
     from amem.messages import Form, GuestPolicy, MetricsFormat, Policy
@@ -43,11 +44,12 @@ __all__ = [
     "NodeAnswer", "NotFoundError", "OperationCancelledError", "PermissionDeniedError", "Policy", "ResourceExhaustedError",
     "Stats", "UnavailableError", "Unbrokered", "UnimplementedError", "__version__", "enable", "environment", "extend_timeouts",
     "group", "is_active", "launch", "move", "pause", "pause_async", "region", "resume", "resume_async", "set_group", "set_policy",
-    "shim_path", "stats", "swap", "swap_async", "unbrokered"]
+    "shim_path", "stats", "swap", "swap_async", "turn", "unbrokered"]
 
 _LATER = {
     "Broker": "amem.broker", "Cluster": "amem.cluster", "Form": "amem.messages", "GuestPolicy": "amem.messages",
-    "MetricsFormat": "amem.messages", "NodeAnswer": "amem._nodes", "Policy": "amem.messages"}
+    "MetricsFormat": "amem.messages", "NodeAnswer": "amem._nodes", "Policy": "amem.messages",
+    "turn": "amem._turns"}
 
 _ending.register()
 

@@ -13,7 +13,7 @@ from amem._arguments import (
     FormatChoice, FormChoice, Groups, Guests, PolicyChoice, Tags, form_number, format_number, group_address, group_list,
     groups_field, guest_policy, milliseconds, optional_tags, policy_number, selection, tag_name)
 from amem.errors import InvalidArgumentError
-from amem.messages import AllocationInfo, GroupInfo, NodeStatus, OwnerQuotas, PastOperation, Progress, RankInfo, from_wire
+from amem.messages import AllocationInfo, GroupInfo, NodeStatus, OwnerQuotas, PastOperation, Progress, RankInfo, StageInfo, from_wire
 
 Answer = TypeVar("Answer")
 _Message = TypeVar("_Message")
@@ -24,11 +24,19 @@ _CONFIGURED_AT_MOST = _MARGIN = 300.0
 
 @dataclasses.dataclass(frozen=True)
 class Question(Generic[Answer]):
-    """One call. `read` makes the result from the message that answers it, or from a list of messages if the call streams."""
+    """One call. `read` makes the result from the message that answers it, or from a list of messages if the call streams.
+
+    `wait`: how many seconds the broker may take beyond the timeout of a question. None: any time.
+    """
 
     name: str
     fields: dict[str, Any]
     read: Callable[[Any], Answer]
+    wait: float | None = 0.0
+
+    def limit(self, query_timeout: float) -> float | None:
+        """The timeout of the call."""
+        return None if self.wait is None else query_timeout + self.wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +115,41 @@ def set_policy(group: str, tag: str, policy: PolicyChoice | None, save: FormChoi
     fields = {"group": group_address(group), "tag": tag_name(tag), "policy": 0 if policy is None else policy_number(policy),
               "form": 0 if save is None else form_number(save)}
     return Question("SetPolicy", fields, lambda answer: None)
+
+
+def turns(stage: str) -> Question[list[StageInfo]]:
+    return Question("Turns", {"stage": stage}, lambda answer: _all(StageInfo, answer.stages))
+
+
+def lease(group: str, timeout: float | None) -> Question[float]:
+    fields = {"group": group_address(group), "timeout_ms": milliseconds(timeout)}
+    return Question("Lease", fields, lambda answer: int(answer.waited_us) / 1e6, None if timeout is None else timeout)
+
+
+def end_lease(group: str) -> Question[None]:
+    return Question("Lease", {"group": group_address(group), "yield": True}, lambda answer: None)
+
+
+def set_turn(group: str, stage: str | None, weight: int | None, priority: int | None,
+             longest_wait: float | None) -> Question[None]:
+    fields: dict[str, Any] = {"group": group_address(group)}
+    if stage is not None:
+        fields.update(set_stage=True, stage=stage)
+    if weight is not None:
+        if not 1 <= weight <= 100:
+            raise InvalidArgumentError(f"weight is {weight}. It must be 1 to 100")
+        fields.update(weight=weight)
+    if priority is not None:
+        if not -100 <= priority <= 100:
+            raise InvalidArgumentError(f"priority is {priority}. It must be -100 to 100")
+        fields.update(set_priority=True, priority=priority)
+    if longest_wait is not None:
+        if not longest_wait >= 0:
+            raise InvalidArgumentError(f"longest_wait is {longest_wait}. It must be 0 or more")
+        fields.update(set_longest_wait=True, longest_wait_ms=int(min(longest_wait * 1000, 2**32)))
+    if len(fields) == 1:
+        raise InvalidArgumentError("set stage, weight, priority or longest_wait")
+    return Question("SetTurn", fields, lambda answer: None)
 
 
 def pause(group: Groups, tags: Tags, timeout: float | None, except_tags: Tags, discard: Tags, guests: Guests | None,

@@ -212,6 +212,8 @@ class GroupInfo:
         address: "train@1000": always means this group
         retained_bytes: free space of the pool that has bytes which were loaded again; the next pause compares with them
         deep: paused, and its processes are checkpointed: nothing of them is on the GPUs
+        stage: in which it takes turns; empty: none
+        paused_by_stage: it is paused until its next turn; false while paused: until somebody resumes it
     """
 
     name: str
@@ -239,6 +241,8 @@ class GroupInfo:
     address: str
     retained_bytes: int
     deep: bool
+    stage: str
+    paused_by_stage: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -589,6 +593,8 @@ class PastOperation:
         saves: of a pause, as in Progress
         deep: of a pause: as in PauseRequest
         by_broker: the broker's setting deep.after began it
+        stage: the stage that switched its groups; empty: none did
+        why: why it did; empty if other owners' groups were part of it, except for operators
     """
 
     transaction: int
@@ -606,6 +612,8 @@ class PastOperation:
     saves: tuple[TagSave, ...]
     deep: bool
     by_broker: bool
+    stage: str
+    why: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -668,6 +676,109 @@ class CallSpan:
 
 
 @dataclasses.dataclass(frozen=True)
+class StageInfo:
+    """A stage: GPUs, and the groups that take turns on them.
+
+    Attributes:
+        name:
+        policy: "lease", "demand" or "slice"
+        devices:
+        groups: that the caller may see
+        switching: a switch is under way
+        last: the last switch, or the one that is under way; unset: none, or other owners' groups were part of it
+        switches: since the broker started
+        failed_switches: of switches
+        switching_us: spent on switches
+    """
+
+    name: str
+    policy: str
+    devices: tuple[StageDevice, ...]
+    groups: tuple[TurnInfo, ...]
+    switching: bool
+    last: StageSwitch
+    switches: int
+    failed_switches: int
+    switching_us: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StageDevice:
+    """A GPU of a stage.
+
+    Attributes:
+        uuid:
+        ordinal:
+        total_bytes:
+        margin_bytes: that stay free
+    """
+
+    uuid: str
+    ordinal: int
+    total_bytes: int
+    margin_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnInfo:
+    """A group of a stage.
+
+    Attributes:
+        group:
+        turn: "runs", "waits" (for its turn), "idle" (it is paused and wants nothing), "comes", "leaves", "paused" (by an operator or by
+            itself), "apart" (it takes no turns, and note says why)
+        since_ms: it runs, or waits, for so long; else 0
+        call: the driver call that waits at the gate; empty: none
+        leased: it has asked for its turn and has not yielded
+        weight:
+        priority:
+        longest_wait_ms: 0: none
+        needs_bytes: on the GPU where it needs most
+        note:
+        there_ms: it is in the stage, since the broker started
+        ran_ms: of there_ms
+        waited_ms: of there_ms
+    """
+
+    group: str
+    turn: str
+    since_ms: int
+    call: str
+    leased: bool
+    weight: int
+    priority: int
+    longest_wait_ms: int
+    needs_bytes: int
+    note: str
+    there_ms: int
+    ran_ms: int
+    waited_ms: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StageSwitch:
+    """One switch of a stage.
+
+    Attributes:
+        out_groups: groups that leave
+        in_groups: groups that come in
+        why:
+        began_us: Unix time in microseconds
+        us: how long it took; 0: it is under way
+        code: canonical gRPC code; 0: it succeeded
+        error:
+    """
+
+    out_groups: tuple[str, ...]
+    in_groups: tuple[str, ...]
+    why: str
+    began_us: int
+    us: int
+    code: int
+    error: str
+
+
+@dataclasses.dataclass(frozen=True)
 class OwnerQuotas:
     """The quotas of one owner, and how much of them the owner uses.
 
@@ -710,7 +821,7 @@ class Event:
     Attributes:
         time_ms: Unix time
         group:
-        kind: "state", "rank_joined", "rank_left", "pool", "error"
+        kind: "state", "rank_joined", "rank_left", "pool", "turn", "error"
         text:
         state: with kind "state"
         lost: events before this one were dropped, because this caller reads too slowly

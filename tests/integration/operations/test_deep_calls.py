@@ -152,6 +152,8 @@ def test_events_that_other_processes_may_record_are_the_drivers(deep_node):
 
 def test_frees_are_made_where_a_checkpoint_fails(deep_node):
     ranks = [Memory(deep_node, 4 * MIB, 2 * MIB, name=f"rank{device}", device=device) for device in (0, 1)]
+    for verb in (("pause", "--deep"), ("resume",)):  # the proof makes the same calls
+        deep_node.ctl(verb[0], "train", *verb[1:])
     deep_node.broker.faults("cuCheckpointProcessLock:1:delay=1000", "cuCheckpointProcessCheckpoint:1:999")
     pause = deep_node.ctl.start("pause", "train", "--deep")
     pause.wait_phase("checkpoint")

@@ -1,4 +1,6 @@
 """Before the first deep pause on a device amemd proves with a throwaway process that the driver can do it."""
+import time
+
 import pytest
 
 from sim_node import eventually
@@ -162,3 +164,36 @@ def test_the_group_ends_meanwhile(deep_node):
     ranks[0].puppet.wait()
     answer = operation.finish()
     assert answer.code != 0 and "has ended in the meantime" in answer.error, answer
+
+
+def test_the_proof_of_a_swap_comes_before_its_checkpoint(deep_node):
+    """The group has left by then: it is paused, and the other runs."""
+    ranks = started(deep_node)
+    other = Memory(deep_node, 4 * MIB, name="other", group="other")
+    deep_node.ctl("pause", "other")
+    deep_node.broker.faults("cuCheckpointProcessCheckpoint:1:801")
+    answer = deep_node.ctl.try_("swap", "train", "other", "--deep")
+    assert answer.code != 0 and "deep pauses do not work on this node" in answer.error, answer
+    assert deep_node.ctl.state("train") == "paused" and not deep_node.ctl.group("train")["deep"]
+    other.verify()
+    assert not targets(deep_node)
+    deep_node.ctl("swap", "other", "train")
+    still_runs(deep_node, ranks)
+
+
+def test_what_amemd_makes_deep_by_itself_is_proven(deep_node):
+    ranks = started(deep_node, "--deep-after", "1s")
+    deep_node.ctl("pause", "train")
+    eventually(lambda: len(deep_node.ctl("history").json["operations"]) == 2, what="amemd makes it deep")
+    assert deep_node.ctl.group("train")["deep"] and proofs(deep_node) == 1
+    deep_node.ctl("resume", "train")
+    still_runs(deep_node, ranks)
+
+
+def test_what_the_proof_refuses_is_not_tried_for_ever(deep_node):
+    started(deep_node, "--deep-after", "1s")
+    deep_node.broker.faults("cuCheckpointProcessLock:1:999")
+    deep_node.ctl("pause", "train")
+    eventually(lambda: "deep pause of group 'train': checkpoint" in deep_node.broker.output(), what="a first try")
+    time.sleep(2.5)
+    assert deep_node.broker.output().count("amemd makes it deep") == 1

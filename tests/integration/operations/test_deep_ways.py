@@ -238,16 +238,18 @@ def test_what_the_ranks_have_paused_is_theirs(deep_node):
 
 def test_a_try_that_fails_is_repeated(deep_node):
     ranks = programs(deep_node, "--deep-after", "2s")
+    for words in (("pause", "train", "--deep"), ("resume", "train")):  # the proof makes the same calls
+        deep_node.ctl(*words)
     deep_node.broker.faults("cuCheckpointProcessLock:1:999")
     deep_node.ctl("pause", "train")
-    eventually(lambda: len(history(deep_node)) == 2, what="a first try")
+    eventually(lambda: len(history(deep_node)) == 4, what="a first try")
     assert history(deep_node)[-1]["code"] != 0
     assert deep_node.ctl.state("train") == "paused" and not is_deep(deep_node)
     began = time.monotonic()
     deep_node.broker.faults()
     eventually(lambda: is_deep(deep_node), what="a second try")
     assert time.monotonic() - began < patience(10)
-    assert len(history(deep_node)) == 3
+    assert len(history(deep_node)) == 5
     deep_node.ctl("resume", "train")
     for rank in ranks:
         rank.verify()

@@ -15,7 +15,7 @@ from amem._connection.calls import Course, Ending
 from amem._requests import Answer, Command, Question
 from amem.aio._calls import Operation, Watch
 from amem.broker import OnProgress
-from amem.messages import AllocationInfo, GroupInfo, NodeStatus, OwnerQuotas, PastOperation, Progress, RankInfo
+from amem.messages import AllocationInfo, GroupInfo, NodeStatus, OwnerQuotas, PastOperation, Progress, RankInfo, StageInfo
 
 
 class Broker:
@@ -185,6 +185,70 @@ class Broker:
             ResourceExhaustedError: The group already has the largest number of tags with a policy.
         """
         await self._ask(_requests.set_policy(group, tag, policy, save))
+
+    async def turns(self, stage: str = "") -> list[StageInfo]:
+        """Asks for the stages of the node and for the groups that take turns there (docs/turns.md).
+
+        Args:
+            stage: Only this stage. Empty: all stages.
+
+        Returns:
+            The stages, with those of their groups that the caller may see.
+
+        Raises:
+            NotFoundError: There is no such stage.
+        """
+        return await self._ask(_requests.turns(stage))
+
+    async def lease(self, group: str, timeout: float | None = None) -> float:
+        """Asks for a group's turn in a stage with the policy lease, and waits for it. amem.turn() does this in a rank.
+
+        The turn lasts until end_lease(), or until the group ends.
+
+        Args:
+            group: The group's name.
+            timeout: How long to wait, in seconds. None: no limit.
+
+        Returns:
+            How long the group waited, in seconds.
+
+        Raises:
+            DeadlineExceededError: The group has not got its turn in time. It does not ask for it any more.
+            FailedPreconditionError: The group is in no stage, or its stage has another policy, or the group takes no turns.
+            AbortedError: The group has ended.
+            NotFoundError: The group does not exist.
+        """
+        return await self._ask(_requests.lease(group, timeout))
+
+    async def end_lease(self, group: str) -> None:
+        """Ends a group's turn in a stage with the policy lease. Has no effect if the group has none.
+
+        Args:
+            group: The group's name.
+
+        Raises:
+            FailedPreconditionError: The group is in no stage, or its stage has another policy.
+            NotFoundError: The group does not exist.
+        """
+        await self._ask(_requests.end_lease(group))
+
+    async def set_turn(self, group: str, *, stage: str | None = None, weight: int | None = None, priority: int | None = None,
+                       longest_wait: float | None = None) -> None:
+        """Sets in which stage a group takes turns, and what its turns depend on. None does not change a value.
+
+        Args:
+            group: The group's name.
+            stage: The stage. Empty: the group leaves its stage.
+            weight: 1 to 100. In a stage with the policy slice, its turns are that many times as long.
+            priority: -100 to 100. In a stage with another policy, more comes first.
+            longest_wait: The longest wait for a turn, in seconds. 0: none.
+
+        Raises:
+            InvalidArgumentError: A value is not valid, or all are None.
+            FailedPreconditionError: amemd could not promise this longest wait, or those of other groups.
+            NotFoundError: There is no such group or stage.
+        """
+        await self._ask(_requests.set_turn(group, stage, weight, priority, longest_wait))
 
     # ---- operations ----
     @overload
@@ -373,9 +437,10 @@ class Broker:
         # A second try, because gRPC may notice by the first that its connection is to a broker that is gone, and asking
         # or setting twice does no harm.
         for last in (False, True):
-            with Ending(self._target.connection, self._query_timeout):
+            limit = question.limit(self._query_timeout)
+            with Ending(self._target.connection, limit):
                 try:
-                    call = self._call(question.name, question.fields, self._query_timeout)
+                    call = self._call(question.name, question.fields, limit)
                     if question.name in _wire.STREAMS:
                         return question.read([message async for message in call])
                     return question.read(await call)

@@ -5,7 +5,7 @@
 namespace amem {
 namespace {
 
-constexpr pb_size_t kSave = amem_v1_SessionMessage_save_tag;
+constexpr pb_size_t kSaveTag = amem_v1_SessionMessage_save_tag;
 
 class BrokerRetainTest : public BrokerTest {
  protected:
@@ -121,7 +121,7 @@ TEST_F(BrokerRetainTest, APauseThatThePoolIsTooSmallForLeavesThemThere) {
 
 TEST_F(BrokerRetainTest, ASaveThatFailsLeavesNothingToCompareWith) {
   const std::uint64_t id = cycle_of(a, "train", 4 * kMiB);
-  a.moods[kSave] = Mood::kFailing;
+  a.moods[kSaveTag] = Mood::kFailing;
   EXPECT_FALSE(pause().ok());
   EXPECT_EQ(retained(), 0U) << "some of the bytes may have been overwritten";
   EXPECT_EQ(used(), 0U);
@@ -139,10 +139,10 @@ TEST_F(BrokerRetainTest, WhatOneRankHasSavedBeforeAnotherFailedIsRetained) {
   const std::uint64_t of_other = b.create(gpu(1), 2 * kMiB, "weights");
   b.write(of_other, 5);
   cycle();
-  b.moods[kSave] = Mood::kSilent;
+  b.moods[kSaveTag] = Mood::kSilent;
   a.received.clear();
   auto watcher = begin(Operation::kPause);
-  ASSERT_TRUE(eventually([&] { return a.received[kSave] > 0; }));
+  ASSERT_TRUE(eventually([&] { return a.received[kSaveTag] > 0; }));
   settle();
   b.done(RankPhase::kSave, b.epoch, true);
   EXPECT_FALSE(complete(watcher).ok());
@@ -208,10 +208,10 @@ TEST_F(BrokerRetainTest, WhatARankWithoutASessionMayHaveWrittenIsNotRetained) {
   b.create(gpu(1), 6 * kMiB, "weights");
   cycle();
   EXPECT_EQ(retained(), 12 * kMiB);
-  b.moods[kSave] = Mood::kSilent;
+  b.moods[kSaveTag] = Mood::kSilent;
   a.received.clear();
   auto watcher = begin(Operation::kPause);
-  ASSERT_TRUE(eventually([&] { return a.received[kSave] > 0; }));
+  ASSERT_TRUE(eventually([&] { return a.received[kSaveTag] > 0; }));
   settle();
   b.lose_session();
   EXPECT_FALSE(complete(watcher).ok());

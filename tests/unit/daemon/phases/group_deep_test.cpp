@@ -86,6 +86,20 @@ TEST_F(GroupDeepTest, ForOthersItIsPausedOnceAllHasLeft) {
   EXPECT_NE(find<action::Left>(), nullptr);
 }
 
+TEST_F(GroupDeepTest, ForOthersItHasNotLeftIfSomethingMayHaveStayed) {
+  ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
+  quiet(1);
+  quiet(2);
+  group.save_sent(kOk, {1}, now);
+  done(1, RankPhase::kSave);
+  done(1, RankPhase::kRelease);
+  done(2, RankPhase::kRelease, {Code::kAborted, "it is stuck"});
+  group.dropped("", now);
+  drain();
+  EXPECT_EQ(group.phase(), Phase::kDetach);
+  EXPECT_EQ(find<action::Left>(), nullptr);
+}
+
 TEST_F(GroupDeepTest, TheRanksCanAskForIt) {
   group.request(1, 5, deep_pause(), {}, now);
   drain();

@@ -329,5 +329,62 @@ TEST(Arguments, AFileThatWasAskedForMustBeThere) {
   EXPECT_EQ(errors.size(), 1U) << "a directory";
 }
 
+TEST(Config, StagesAreTables) {
+  Config config = defaults();
+  ConfigErrors errors;
+  apply_toml(config, R"(
+[stage.night]
+devices = [0, "GPU-1"]
+policy = "slice"
+margin = "1GiB"
+slice = "10s"
+min_residency = "2s"
+[stage.day]
+devices = "2, 3"
+max_hold = "5m"
+)",
+             "f.toml", errors);
+  check(config, errors);
+  EXPECT_TRUE(errors.empty()) << errors.front();
+  ASSERT_EQ(config.stages.size(), 2U);
+  const StageSettings& day = config.stages[0];
+  EXPECT_EQ(day.name, "day");
+  EXPECT_EQ(day.devices, (std::vector<std::string>{"2", "3"}));
+  EXPECT_EQ(day.rules.policy, TurnPolicy::kDemand);
+  EXPECT_EQ(day.rules.max_hold, std::chrono::minutes(5));
+  EXPECT_EQ(day.margin, 512ULL << 20);
+  EXPECT_FALSE(day.min_residency);
+  const StageSettings& night = config.stages[1];
+  EXPECT_EQ(night.devices, (std::vector<std::string>{"0", "GPU-1"}));
+  EXPECT_EQ(night.rules.policy, TurnPolicy::kSlice);
+  EXPECT_EQ(night.rules.slice, seconds(10));
+  EXPECT_EQ(night.margin, 1ULL << 30);
+  EXPECT_EQ(night.min_residency, seconds(2));
+  Config again = defaults();
+  apply_toml(again, to_toml(config), "again.toml", errors);
+  EXPECT_TRUE(errors.empty());
+  EXPECT_EQ(to_toml(again), to_toml(config));
+}
+
+TEST(Config, WrongStagesAreNamed) {
+  const auto first = [](const std::string& toml) {
+    const ConfigErrors errors = errors_of(toml);
+    return errors.empty() ? std::string("none") : errors.front();
+  };
+  EXPECT_EQ(first("[stage.a]\npolicy = \"lease\""),
+            "stage.a.devices: name at least one GPU, by its number or UUID");
+  EXPECT_EQ(first("[stage.a]\ndevices = [0]\n[stage.b]\ndevices = [1, 0]"),
+            "stage.b.devices: GPU 0 is in stage 'a', too. A GPU can be in one stage");
+  EXPECT_EQ(first("[stage.a]\ndevices = [0]\npolicy = \"fair\""),
+            "f.toml:3: stage.a.policy: \"fair\" is not one of lease demand slice");
+  EXPECT_EQ(first("[stage.a]\ndevices = [0]\ndevice = 1").substr(0, 60),
+            "f.toml:3: stage.a.device: a stage has no such setting. Its s");
+  EXPECT_EQ(first("[stage.a]\ndevices = [0, 0]"),
+            "f.toml:2: stage.a.devices: GPU 0 is named twice");
+  EXPECT_EQ(first("stage = 1"), "f.toml:1: stage: must be tables, each written [stage.NAME]");
+  EXPECT_NE(first("[stage.none]\ndevices = [0]").find("not a valid name"), std::string::npos);
+  EXPECT_NE(first("[stage.a]\ndevices = [0]\nslice = \"0s\"").find("slice"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace amem

@@ -7,7 +7,7 @@
 namespace amem {
 namespace {
 
-constexpr std::uint64_t kGiB = std::uint64_t{1} << 30U;
+constexpr std::uint64_t kQuotaGiB = std::uint64_t{1} << 30U;
 
 TEST(QuotaSettings, ReadBackWhatTheyWrite) {
   QuotaSettings s;
@@ -18,9 +18,9 @@ TEST(QuotaSettings, ReadBackWhatTheyWrite) {
   EXPECT_EQ(s.get(Resource::kSessions), "12");
   EXPECT_EQ(s.get(Resource::kDeviceBytes), "75%");
   EXPECT_EQ(s.get(Resource::kPoolBytes), "1536MiB");
-  const Quotas quotas = s.resolve(8 * kGiB, kGiB, 200 * kGiB);
+  const Quotas quotas = s.resolve(8 * kQuotaGiB, kQuotaGiB, 200 * kQuotaGiB);
   EXPECT_EQ(quotas.most[Resource::kSessions], 12U);
-  EXPECT_NEAR(static_cast<double>(quotas.most[Resource::kDeviceBytes]), 150.0 * kGiB, 10000);
+  EXPECT_NEAR(static_cast<double>(quotas.most[Resource::kDeviceBytes]), 150.0 * kQuotaGiB, 10000);
   EXPECT_EQ(quotas.most[Resource::kPoolBytes], 1536U << 20U);
   EXPECT_EQ(quotas.most[Resource::kAllocations], kNoQuota);
   EXPECT_TRUE(s.set(Resource::kSessions, "none").ok());
@@ -33,12 +33,12 @@ TEST(QuotaSettings, AShareOfThePoolIsASegmentAtLeast) {
     EXPECT_TRUE(s.set(Resource::kPoolBytes, text).ok());
     return s.resolve(pool, segment, 0).most[Resource::kPoolBytes];
   };
-  EXPECT_EQ(most("50%", kGiB, kGiB), kGiB) << "of a pool of one segment";
-  EXPECT_EQ(most("10%", 4 * kGiB, kGiB), kGiB);
-  EXPECT_EQ(most("50%", 4 * kGiB, kGiB), 2 * kGiB);
-  EXPECT_EQ(most("50%", kGiB / 2, kGiB), kGiB / 2) << "no more than there is";
-  EXPECT_EQ(most("0%", kGiB, kGiB), 0U);
-  EXPECT_EQ(most("1MiB", kGiB, kGiB), std::uint64_t{1} << 20U) << "a size is what it says";
+  EXPECT_EQ(most("50%", kQuotaGiB, kQuotaGiB), kQuotaGiB) << "of a pool of one segment";
+  EXPECT_EQ(most("10%", 4 * kQuotaGiB, kQuotaGiB), kQuotaGiB);
+  EXPECT_EQ(most("50%", 4 * kQuotaGiB, kQuotaGiB), 2 * kQuotaGiB);
+  EXPECT_EQ(most("50%", kQuotaGiB / 2, kQuotaGiB), kQuotaGiB / 2) << "no more than there is";
+  EXPECT_EQ(most("0%", kQuotaGiB, kQuotaGiB), 0U);
+  EXPECT_EQ(most("1MiB", kQuotaGiB, kQuotaGiB), std::uint64_t{1} << 20U) << "a size is what it says";
 }
 
 TEST(QuotaSettings, WhatIsNoQuotaIsRefusedAndChangesNothing) {

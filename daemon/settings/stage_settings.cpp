@@ -1,0 +1,108 @@
+#include "daemon/settings/stage_settings.h"
+
+#include <algorithm>
+
+#include "daemon/base/units.h"
+
+namespace amem {
+namespace {
+
+Status set_devices(StageSettings& stage, std::string_view value) {
+  stage.devices.clear();
+  while (!value.empty()) {
+    const std::size_t comma = value.find(',');
+    std::string_view one = value.substr(0, comma);
+    value.remove_prefix(comma == std::string_view::npos ? value.size() : comma + 1);
+    while (one.starts_with(' ')) one.remove_prefix(1);
+    while (one.ends_with(' ')) one.remove_suffix(1);
+    if (one.empty()) continue;
+    const bool known = std::any_of(stage.devices.begin(), stage.devices.end(),
+                                   [&](const std::string& each) { return each == one; });
+    if (known) return {Code::kInvalidArgument, "GPU " + std::string(one) + " is named twice"};
+    stage.devices.emplace_back(one);
+  }
+  if (stage.devices.empty())
+    return {Code::kInvalidArgument, "name at least one GPU, by its number or UUID: \"0,1\""};
+  return {};
+}
+std::string get_devices(const StageSettings& stage) {
+  std::string text;
+  for (const std::string& each : stage.devices) text += (text.empty() ? "" : ",") + each;
+  return text;
+}
+
+Status set_policy(StageSettings& stage, std::string_view value) {
+  for (const TurnPolicy policy : {TurnPolicy::kLease, TurnPolicy::kDemand, TurnPolicy::kSlice}) {
+    if (value != to_string(policy)) continue;
+    stage.rules.policy = policy;
+    return {};
+  }
+  return {Code::kInvalidArgument,
+          "\"" + std::string(value) + "\" is not one of lease demand slice"};
+}
+std::string get_policy(const StageSettings& stage) {
+  return std::string(to_string(stage.rules.policy));
+}
+
+Status set_margin(StageSettings& stage, std::string_view value) {
+  const Result<std::uint64_t> size = parse_size(value);
+  if (size.ok()) stage.margin = size.value();
+  return size.status();
+}
+
+template <Duration TurnRules::*Member>
+Status set_time(StageSettings& stage, std::string_view value) {
+  const Result<Duration> parsed = parse_duration(value);
+  if (parsed.ok()) stage.rules.*Member = parsed.value();
+  return parsed.status();
+}
+template <Duration TurnRules::*Member>
+std::string get_time(const StageSettings& stage) {
+  return format_duration(stage.rules.*Member);
+}
+
+Status set_residency(StageSettings& stage, std::string_view value) {
+  stage.min_residency.reset();
+  if (value == "auto") return {};
+  const Result<Duration> parsed = parse_duration(value);
+  if (parsed.ok()) stage.min_residency = parsed.value();
+  return parsed.status();
+}
+std::string get_residency(const StageSettings& stage) {
+  return stage.min_residency ? format_duration(*stage.min_residency) : "auto";
+}
+
+}  // namespace
+
+const std::vector<StageKey>& stage_keys() {
+  static const std::vector<StageKey> all = {
+      {"devices", "its GPUs, by their numbers in amemd or by UUID", set_devices, get_devices},
+      {"policy", "when a group gets its turn: lease, demand or slice", set_policy, get_policy},
+      {"margin", "memory that stays free on each of its GPUs", set_margin,
+       [](const StageSettings& stage) { return exact_size(stage.margin); }},
+      {"grace", "demand: how long a call waits before its group asks for a turn",
+       set_time<&TurnRules::grace>, get_time<&TurnRules::grace>},
+      {"idle", "demand, slice: a group without work for so long may have to leave",
+       set_time<&TurnRules::idle>, get_time<&TurnRules::idle>},
+      {"max_hold", "lease, demand: a group may have to leave after so long; 0s: never",
+       set_time<&TurnRules::max_hold>, get_time<&TurnRules::max_hold>},
+      {"slice", "slice: the turn of a group of weight 1", set_time<&TurnRules::slice>,
+       get_time<&TurnRules::slice>},
+      {"ageing", "lease, demand: waiting this long counts as one more of priority",
+       set_time<&TurnRules::ageing>, get_time<&TurnRules::ageing>},
+      {"min_residency",
+       "how long a group stays at least; auto: four times what its switches have cost",
+       set_residency, get_residency},
+  };
+  return all;
+}
+
+Status StageSettings::set(std::string_view key, std::string_view value) {
+  for (const StageKey& each : stage_keys())
+    if (each.key == key) return each.set(*this, value);
+  std::string text = "a stage has no such setting. Its settings are";
+  for (const StageKey& each : stage_keys()) text += " " + std::string(each.key);
+  return {Code::kNotFound, text};
+}
+
+}  // namespace amem

@@ -1,0 +1,35 @@
+// StageSettings: a stage as [stage.NAME] of the configuration has it. Plain values; any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/turns/terms.h"
+
+namespace amem {
+
+struct StageSettings {
+  std::string name;
+  std::vector<std::string> devices;  // "0", "GPU-…"
+  TurnRules rules;
+  std::uint64_t margin = 512ULL << 20;
+  std::optional<Duration> min_residency;  // nothing: by what switches cost
+
+  /// kNotFound: no such key. kInvalidArgument: the text says what is wrong with the value.
+  Status set(std::string_view key, std::string_view value);
+};
+
+struct StageKey {
+  std::string_view key;
+  std::string_view what;  // one line of help
+  Status (*set)(StageSettings& stage, std::string_view value);
+  std::string (*get)(const StageSettings& stage);  // in a form that set() reads back
+};
+const std::vector<StageKey>& stage_keys();
+
+}  // namespace amem

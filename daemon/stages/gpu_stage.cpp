@@ -1,0 +1,419 @@
+#include "daemon/stages/gpu_stage.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace amem {
+namespace {
+
+/// A switch that took very long once does not count for ever.
+constexpr std::size_t kCostsKept = 8;
+
+void keep(std::deque<Duration>& costs, Duration cost) {
+  costs.push_back(cost);
+  if (costs.size() > kCostsKept) costs.pop_front();
+}
+
+Duration worst(const std::deque<Duration>& costs) {
+  const auto it = std::max_element(costs.begin(), costs.end());
+  return it == costs.end() ? Duration{} : std::min<Duration>(*it, kLongestTurnTime);
+}
+
+bool contains(const std::vector<GroupId>& groups, GroupId id) {
+  return std::find(groups.begin(), groups.end(), id) != groups.end();
+}
+
+}  // namespace
+
+GpuStage::GpuStage(Host& host, std::string name, const TurnRules& rules,
+                   std::vector<StageDevice> devices, std::optional<Duration> min_residency,
+                   StageFigures& figures)
+    : host_(host),
+      name_(std::move(name)),
+      rules_(rules),
+      devices_(devices),
+      min_residency_(min_residency),
+      figures_(figures),
+      turns_(rules, std::move(devices)) {}
+
+GpuStage::Member* GpuStage::find(GroupId id) {
+  const auto it = members_.find(id);
+  return it == members_.end() ? nullptr : &it->second;
+}
+
+GroupId GpuStage::id_of(const std::string& name) const {
+  const auto it = std::find_if(members_.begin(), members_.end(),
+                               [&](const auto& each) { return each.second.name == name; });
+  return it == members_.end() ? 0 : it->first;
+}
+
+bool GpuStage::in_switch(GroupId id) const {
+  return under_way_ && (contains(under_way_->out, id) || contains(under_way_->in, id));
+}
+
+bool GpuStage::switches(GroupId id) const { return in_switch(id); }
+
+// ---- groups -------------------------------------------------------------------------------------
+
+void GpuStage::join(GroupId id, const std::string& name, const TurnWishes& wishes,
+                    Whereabouts where, bool leased, Time now) {
+  settle(now);
+  const auto [it, added] = members_.try_emplace(id);
+  if (!added) return;
+  Member& m = it->second;
+  m.name = name;
+  m.wishes = wishes;
+  m.where = where;
+  m.leased = leased && rules_.policy == TurnPolicy::kLease;
+  admit(id, m, now);
+  step(now);
+}
+
+void GpuStage::admit(GroupId id, Member& m, Time now) {
+  TurnTerms terms;
+  terms.group = m.name;
+  terms.needs = m.needs;
+  terms.weight = m.wishes.weight;
+  terms.priority = m.wishes.priority;
+  terms.longest_wait = m.wishes.longest_wait;
+  terms.min_residency = min_residency_;
+  terms.cost_out = worst(m.outs);
+  terms.cost_in = worst(m.ins);
+  const bool running = m.where == Whereabouts::kRuns || m.where == Whereabouts::kMoves;
+  if (const Status status = turns_.add(terms, running, now); !status.ok())
+    return refuse(id, m, status, now);
+  m.admitted = true;
+  m.of_operator = false;
+  if (!std::exchange(m.refusal, {}).empty())
+    host_.say(*this, id, "takes turns in stage '" + name_ + "' again", false);
+  sync(m, now);
+  ask_again(m, now);
+}
+
+void GpuStage::refuse(GroupId id, Member& m, const Status& why, Time now) {
+  if (m.admitted) turns_.remove(m.name, now);
+  m.admitted = false;
+  if (m.refusal == why.text()) return;
+  m.refusal = why.text();
+  host_.say(*this, id,
+            "takes no turns in stage '" + name_ + "': " + m.refusal + ". It stays as it is", true);
+  for (const auto& [number, done] : std::exchange(m.waiters, {}))
+    done({Code::kFailedPrecondition, "group '" + m.name + "' takes no turns: " + m.refusal});
+}
+
+void GpuStage::leave(GroupId id, Time now) {
+  settle(now);
+  Member* const m = find(id);
+  if (m == nullptr) return;
+  const auto waiters = std::move(m->waiters);
+  const Status ended(Code::kAborted, "group '" + m->name + "' has ended or left stage '" + name_ +
+                                         "'. Ask again when it is there");
+  turns_.remove(m->name, now);
+  members_.erase(id);
+  figures_.groups.erase(id);
+  if (under_way_) {
+    std::erase(under_way_->out, id);
+    std::erase(under_way_->in, id);
+  }
+  for (const auto& [number, done] : waiters) done(ended);
+  step(now);
+}
+
+void GpuStage::place(GroupId id, Whereabouts where, Time now) {
+  settle(now);
+  Member* const m = find(id);
+  if (m == nullptr) return;
+  m->where = where;
+  if (in_switch(id)) return;
+  sync(*m, now);
+  step(now);
+}
+
+/// Turns learns where the group is, if it thinks otherwise. REQUIRES: it is in no switch.
+void GpuStage::sync(Member& m, Time now) {
+  if (!m.admitted || m.where == Whereabouts::kMoves) return;
+  const auto take = [&] {
+    if (!std::exchange(m.of_operator, true)) turns_.paused_by_operator(m.name, now);
+  };
+  const auto let_go = [&](bool running) {
+    if (std::exchange(m.of_operator, false)) turns_.released(m.name, running, now);
+  };
+  if (m.where == Whereabouts::kPausedByOperator) return take();
+  const bool running = m.where == Whereabouts::kRuns;
+  if (!m.of_operator && turns_.runs(m.name) != running) take();
+  let_go(running);
+}
+
+/// What it wants, after Turns may have forgotten.
+void GpuStage::ask_again(Member& m, Time now) {
+  if (!m.admitted) return;
+  const bool waits = std::any_of(m.ranks.begin(), m.ranks.end(),
+                                 [](const auto& each) { return each.second.waiting; });
+  if (rules_.policy == TurnPolicy::kLease ? m.leased || !m.waiters.empty() : waits)
+    turns_.wants(m.name, now);
+}
+
+void GpuStage::needs(GroupId id, const TurnNeeds& needs, Time now) {
+  Member* const m = find(id);
+  if (m == nullptr) return;
+  if (m->needs == needs) {
+    // What others leave, or whose longest wait is over, may be what it was refused for.
+    if (m->admitted) return;
+    settle(now);
+    admit(id, *m, now);
+    return step(now);
+  }
+  settle(now);
+  m->needs = needs;
+  if (!m->admitted) {
+    admit(id, *m, now);
+    return step(now);
+  }
+  const bool promised = turns_.promised().ok();
+  const Status status = turns_.set_needs(m->name, needs, now);
+  if (status.code() == Code::kFailedPrecondition) {
+    if (promised) host_.say(*this, id, status.text(), true);
+  } else if (!status.ok()) {
+    refuse(id, *m, status, now);
+  }
+  step(now);
+}
+
+void GpuStage::taken(const DeviceUuid& device, std::uint64_t bytes, Time now) {
+  turns_.set_taken(device, bytes, now);
+}
+
+void GpuStage::measured(GroupId id, Operation op, Duration time, Time now) {
+  Member* const m = find(id);
+  if (m == nullptr) return;
+  keep(op == Operation::kPause ? m->outs : m->ins, time);
+  if (!m->admitted) return;
+  const bool promised = turns_.promised().ok();
+  const Status status = turns_.set_costs(m->name, worst(m->outs), worst(m->ins), now);
+  if (!status.ok() && promised) host_.say(*this, id, status.text(), true);
+}
+
+Status GpuStage::set_wishes(GroupId id, const TurnWishes& wishes, Time now) {
+  settle(now);
+  Member* const m = find(id);
+  if (m == nullptr) return {Code::kNotFound, "the group is in no stage"};
+  if (m->admitted) {
+    const Status status = turns_.set_terms(m->name, wishes.weight, wishes.priority,
+                                           wishes.longest_wait, now);
+    if (!status.ok()) return status;
+  }
+  m->wishes = wishes;
+  if (!m->admitted) admit(id, *m, now);
+  step(now);
+  return {};
+}
+
+// ---- what ranks report --------------------------------------------------------------------------
+
+void GpuStage::report(GroupId id, RankId rank, const Report& report, Time now) {
+  settle(now);
+  Member* const m = find(id);
+  if (m == nullptr) return;
+  m->ranks[rank] = report;
+  if (!m->admitted || !wants_reports()) return;
+  const auto any = [&](bool Report::*what) {
+    return std::any_of(m->ranks.begin(), m->ranks.end(),
+                       [&](const auto& each) { return each.second.*what; });
+  };
+  if (report.worked) turns_.worked(m->name, now);
+  if (any(&Report::waiting))
+    turns_.wants(m->name, now);
+  else if (!any(&Report::worked))
+    turns_.wants_nothing(m->name, now);
+  step(now);
+}
+
+void GpuStage::rank_gone(GroupId id, RankId rank, Time now) {
+  Member* const m = find(id);
+  if (m == nullptr || m->ranks.erase(rank) == 0) return;
+  if (!m->ranks.empty()) report(id, m->ranks.begin()->first, m->ranks.begin()->second, now);
+}
+
+// ---- leases -------------------------------------------------------------------------------------
+
+std::uint64_t GpuStage::lease(GroupId id, OnLease done, Time now) {
+  settle(now);
+  Member* const m = find(id);
+  const auto fail = [&](Status status) {
+    done(status);
+    return std::uint64_t{0};
+  };
+  if (m == nullptr) return fail({Code::kFailedPrecondition, "the group is in no stage"});
+  if (rules_.policy != TurnPolicy::kLease)
+    return fail({Code::kFailedPrecondition,
+                 "stage '" + name_ + "' has the policy " + std::string(to_string(rules_.policy)) +
+                     ". Leases require the policy lease"});
+  if (!m->admitted)
+    return fail({Code::kFailedPrecondition,
+                 "group '" + m->name + "' takes no turns: " + m->refusal});
+  const std::uint64_t number = ++leases_;
+  m->waiters.emplace(number, std::move(done));
+  turns_.wants(m->name, now);
+  step(now);
+  return m->waiters.contains(number) ? number : 0;
+}
+
+void GpuStage::forget(std::uint64_t lease, Time now) {
+  for (auto& [id, m] : members_) {
+    if (m.waiters.erase(lease) == 0) continue;
+    if (!m.waiters.empty() || m.leased) return;
+    settle(now);
+    turns_.wants_nothing(m.name, now);
+    return step(now);
+  }
+}
+
+Status GpuStage::yield(GroupId id, Time now) {
+  settle(now);
+  Member* const m = find(id);
+  if (m == nullptr) return {Code::kFailedPrecondition, "the group is in no stage"};
+  if (rules_.policy != TurnPolicy::kLease)
+    return {Code::kFailedPrecondition, "stage '" + name_ + "' has the policy " +
+                                           std::string(to_string(rules_.policy)) +
+                                           ". Leases require the policy lease"};
+  if (std::exchange(m->leased, false)) host_.changed(id);
+  if (m->waiters.empty()) turns_.wants_nothing(m->name, now);
+  step(now);
+  return {};
+}
+
+bool GpuStage::leased(GroupId id) const {
+  const auto it = members_.find(id);
+  return it != members_.end() && it->second.leased;
+}
+
+void GpuStage::grant() {
+  for (auto& [id, m] : members_) {
+    if (m.waiters.empty() || !m.admitted || !turns_.runs(m.name)) continue;
+    const bool fresh = !std::exchange(m.leased, true);
+    if (fresh) host_.changed(id);
+    for (const auto& [number, done] : std::exchange(m.waiters, {})) done({});
+  }
+}
+
+void GpuStage::close(const Status& why) {
+  for (auto& [id, m] : members_)
+    for (const auto& [number, done] : std::exchange(m.waiters, {})) done(why);
+}
+
+// ---- switches -----------------------------------------------------------------------------------
+
+void GpuStage::step(Time now) {
+  // What is on its way by somebody else's wish is neither in nor out.
+  const bool moves = std::any_of(members_.begin(), members_.end(), [](const auto& each) {
+    return each.second.where == Whereabouts::kMoves;
+  });
+  if (!moves) {
+    if (const auto next = turns_.decide(now)) {
+      StageSwitch& what = under_way_.emplace();
+      what.number = next->number;
+      what.why = next->why;
+      for (const std::string& name : next->out) what.out.push_back(id_of(name));
+      for (const std::string& name : next->in) what.in.push_back(id_of(name));
+      for (const GroupId id : what.in)
+        for (const auto& [rank, report] : members_.at(id).ranks)
+          if (report.waiting && !report.call.empty()) {
+            what.why += "; " + report.call + " waits";
+            break;
+          }
+      switch_began_ = now;
+      last_ = {what, std::chrono::system_clock::now(), {}, {}};
+      host_.carry_out(*this, what);
+    }
+  }
+  grant();
+  settle(now);
+  host_.wake(*this, moves ? kNever : turns_.wakeup());
+}
+
+void GpuStage::tick(Time now) {
+  settle(now);
+  step(now);
+}
+
+void GpuStage::switched(std::uint64_t number, const Status& status, Time now) {
+  settle(now);
+  if (!under_way_ || under_way_->number != number) return;
+  const StageSwitch what = std::move(*under_way_);
+  under_way_.reset();
+  const Duration took = now - switch_began_;
+  figures_.switching += took;
+  ++figures_.switches[status.code()];
+  last_->took = std::max(took, Duration(1));
+  last_->status = status;
+  if (status.ok()) {
+    turns_.switch_done(number, now);
+  } else {
+    std::vector<std::string> running;
+    for (const auto* groups : {&what.out, &what.in})
+      for (const GroupId id : *groups)
+        if (Member* m = find(id); m != nullptr && m->where == Whereabouts::kRuns)
+          running.push_back(m->name);
+    turns_.switch_failed(number, running, now);
+  }
+  for (auto& [id, m] : members_) {
+    if (!m.admitted) continue;
+    sync(m, now);
+    ask_again(m, now);
+  }
+  step(now);
+}
+
+// ---- for reports --------------------------------------------------------------------------------
+
+void GpuStage::settle(Time now) {
+  const Duration passed = settled_ && now > *settled_ ? now - *settled_ : Duration{};
+  settled_ = settled_ ? std::max(*settled_, now) : now;
+  for (auto& [id, m] : members_) {
+    StageFigures::Group& figures = figures_.groups[id];
+    figures.there += passed;
+    if (m.runs) figures.ran += passed;
+    if (m.waits) figures.waited += passed;
+    const bool waits = m.admitted && turns_.waits(m.name);
+    const bool runs = m.admitted ? turns_.runs(m.name) : m.where == Whereabouts::kRuns;
+    if (waits && !m.waits) m.waits = now;
+    if (runs && !m.runs) m.runs = now;
+    if (!runs) m.runs.reset();
+    if (!waits && m.waits) {
+      if (runs) figures_.waits.add(to_us(now - *m.waits));
+      m.waits.reset();
+    }
+  }
+}
+
+std::vector<GpuStage::GroupView> GpuStage::groups(Time now) const {
+  std::vector<GroupView> all;
+  for (const auto& [id, m] : members_) {
+    GroupView view;
+    view.id = id;
+    view.leased = m.leased;
+    view.wishes = m.wishes;
+    view.refusal = m.refusal;
+    for (const auto& [device, bytes] : m.needs) view.needs = std::max(view.needs, bytes);
+    for (const auto& [rank, report] : m.ranks)
+      if (report.waiting && view.call.empty()) view.call = report.call;
+    if (!m.admitted)
+      view.what = "apart";
+    else if (under_way_ && contains(under_way_->out, id))
+      view.what = "leaves";
+    else if (under_way_ && contains(under_way_->in, id))
+      view.what = "comes";
+    else if (m.where == Whereabouts::kPausedByOperator)
+      view.what = "paused";
+    else if (m.runs)
+      view.what = "runs";
+    else
+      view.what = m.waits ? "waits" : "idle";
+    const std::optional<Time>& since = m.waits ? m.waits : m.runs;
+    if (since) view.since = std::max(now - *since, Duration{});
+    all.push_back(std::move(view));
+  }
+  return all;
+}
+
+}  // namespace amem

@@ -1,0 +1,131 @@
+// Stages: the stages of this node, between amemd's tables and operations and the GpuStages that
+// decide.
+//
+// Hears where groups are, what their ranks report and what operators ask for; looks once a second
+// at what groups need; and carries out switches as transactions of Operations.
+//
+// For the loop's thread; works on the Node's tables.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "amem/v1/broker.pb.h"
+#include "common/packet.h"
+#include "common/status.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/memory/devices.h"
+#include "daemon/node/events.h"
+#include "daemon/node/node.h"
+#include "daemon/operations/operations.h"
+#include "daemon/owners/caller.h"
+#include "daemon/sessions/session_server.h"
+#include "daemon/settings/stage_settings.h"
+#include "daemon/stages/gpu_stage.h"
+
+namespace amem {
+
+/// Of stages and this node's devices: kInvalidArgument: a device is not there or is in two stages,
+/// or a rule makes no sense; the text names the setting.
+Status check_stages(const std::vector<StageSettings>& settings, const Devices& devices);
+
+class Stages final : public GpuStage::Host {
+ public:
+  /// Everything passed in outlives this object. REQUIRES: check_stages() accepts them, or open() is
+  /// not called.
+  Stages(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations);
+  ~Stages() override;
+  Stages(const Stages&) = delete;
+
+  /// Once, before any group.
+  void open(const std::vector<StageSettings>& settings);
+  /// Nothing is switched any more, and all leases that are waited for end.
+  void close(const Status& why);
+
+  // ---- groups and ranks ----
+  /// A rank has joined its group, or has come back: its Hello's stage, or none.
+  void rank_joined(GroupEntry& group, const Rank& rank, std::string_view stage);
+  void rank_gone(const GroupEntry& group, RankId rank);
+  /// The group is as another broker has left it.
+  void restored(GroupEntry& group);
+  void state_changed(GroupId id);
+  void finished(const GroupEntry& group, const Outcome& outcome);
+  void ended(GroupId id);
+  void work(const Rank& rank, const amem_v1_Work& work);
+
+  // ---- operators ----
+  /// An operator pauses these groups. What their stages have paused stays so from now on, until
+  /// somebody resumes it. Returns which of them are left to be paused.
+  Operations::Groups take_paused(const Operations::Groups& groups);
+  /// An operator has tried to resume these, and they are paused still: their stages resume them
+  /// when it is their turn.
+  void let_go(const Operations::Groups& groups);
+
+  struct Change {
+    std::optional<std::string> stage;  // empty: none
+    std::optional<std::uint32_t> weight;
+    std::optional<std::int32_t> priority;
+    std::optional<Duration> longest_wait;
+  };
+  /// kNotFound: no such stage. Else as Turns::set_terms(); then nothing changes.
+  Status set(GroupEntry& group, const Change& change);
+  /// As GpuStage::lease(). `timeout` 0: none; kDeadlineExceeded.
+  using LeaseId = std::uint64_t;
+  LeaseId lease(const GroupEntry& group, Duration timeout, GpuStage::OnLease done);
+  void forget(LeaseId lease);
+  Status yield(const GroupEntry& group);
+  /// kNotFound: no such stage. Empty: all.
+  Status report(const Caller& caller, const std::string& stage, v1::TurnsResponse& response);
+  /// Figures for metrics are as of now.
+  void settle();
+
+ private:
+  struct Waiting {  // a lease
+    GpuStage* stage;
+    std::uint64_t number = 0;
+    std::optional<EventLoop::TimerId> timer = {};
+    GpuStage::OnLease done;
+  };
+
+  // GpuStage::Host
+  void carry_out(GpuStage& stage, const StageSwitch& what) override;
+  void wake(GpuStage& stage, Time at) override;
+  void changed(GroupId group) override;
+  void say(GpuStage& stage, GroupId group, const std::string& text, bool trouble) override;
+
+  GpuStage* find(const std::string& name);
+  GpuStage* stage_of(GroupId group);
+  std::string names() const;
+  void enter(GpuStage& stage, GroupEntry& group);
+  void tell_reports(const Rank& rank, bool on);
+  void tell_reports(GroupId group, bool on);
+  void ended(GpuStage& stage, const StageSwitch& what, const Status& status);
+  void look();
+  void look_at_needs();
+  void measure(GpuStage& stage);
+  void end_lease(LeaseId id, const Status& status);
+  void report(const Caller& caller, GpuStage& stage, v1::StageInfo& info);
+
+  Node& node_;
+  const Means& means_;
+  EventLoop& loop_;
+  SessionServer& sessions_;
+  EventHub& events_;
+  Operations& operations_;
+  std::map<std::string, std::unique_ptr<GpuStage>> stages_;
+  std::map<const GpuStage*, EventLoop::TimerId> timers_;
+  std::map<LeaseId, Waiting> leases_;
+  LeaseId next_lease_ = 1;
+  std::optional<EventLoop::TimerId> looks_;
+  bool looking_ = false;
+  bool closed_ = false;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace amem

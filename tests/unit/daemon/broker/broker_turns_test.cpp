@@ -1,0 +1,177 @@
+// Turns: a stage of one GPU, and groups whose ranks report their work.
+#include "tests/unit/fixtures/swap_fixture.h"
+
+namespace amem {
+namespace {
+
+constexpr pb_size_t kReports = amem_v1_SessionMessage_turn_reports_tag;
+
+class BrokerTurnsTest : public SwapTest {
+ protected:
+  virtual TurnPolicy policy() const { return TurnPolicy::kDemand; }
+  void configure(Config& with) const override {
+    StageSettings stage;
+    stage.name = "night";
+    stage.devices = {"0"};
+    stage.margin = 2 * kMiB;
+    stage.min_residency = Duration{};
+    stage.rules.policy = policy();
+    stage.rules.grace = milliseconds(20);
+    stage.rules.idle = milliseconds(200);
+    stage.rules.slice = milliseconds(400);
+    with.stages = {stage};
+  }
+  /// Group `name` of one rank, with so much memory on GPU 0.
+  void make_member(FakeRank& rank, Group& group, std::uint64_t scratch = 80 * kMiB) {
+    make(rank, group, scratch, 2);
+    Stages::Change change;
+    change.stage = "night";
+    const Status status =
+        on_loop([&] { return broker->set_turn(Caller{}, group.name, change); });
+    ASSERT_TRUE(status.ok()) << status.text();
+  }
+  void pause_for_stage(const std::string& name) {
+    ASSERT_TRUE(pause(name).ok());
+  }
+  /// It does not fit now, so its stage has it from now on.
+  void let_go(const std::string& name) {
+    EXPECT_EQ(resume(name).code(), Code::kResourceExhausted);
+    EXPECT_TRUE(eventually([&] { return turn(name).what != "paused"; }));
+  }
+  struct Turn {
+    std::string what, call;
+    std::uint64_t needs = 0;
+  };
+  Turn turn(const std::string& name) {
+    v1::TurnsResponse turns;
+    EXPECT_TRUE(on_loop([&] { return broker->turns(Caller{}, "", turns); }).ok());
+    for (const v1::TurnInfo& each : turns.stages(0).groups())
+      if (each.group() == name) return {each.turn(), each.call(), each.needs_bytes()};
+    return {"none", ""};
+  }
+  bool needs_are_known(const std::string& name) {
+    return eventually([&] { return turn(name).needs > 80 * kMiB; });
+  }
+  static void report(FakeRank& rank, bool waiting, bool worked) {
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body = amem_v1_SessionMessage_work_tag;
+    message.body.work.waiting = waiting;
+    message.body.work.worked = worked;
+    if (waiting) set_text(message.body.work.call, "cuLaunchKernel");
+    rank.send(message);
+  }
+
+  Group third{"third", {}, 50};
+};
+
+TEST_F(BrokerTurnsTest, ACallThatWaitsBringsItsGroupBack) {
+  make_member(b, rollout);
+  pause_for_stage("rollout");
+  make_member(a, train);
+  settle();
+  EXPECT_EQ(a.received[kReports], 1) << "the policy needs them";
+  let_go("rollout");
+  ASSERT_TRUE(needs_are_known("train"));
+  ASSERT_TRUE(needs_are_known("rollout"));
+  report(a, false, true);
+  report(b, true, false);
+  ASSERT_TRUE(eventually([&] { return turn("rollout").what == "waits"; }));
+  EXPECT_EQ(turn("rollout").call, "cuLaunchKernel");
+  report(a, false, false);
+  ASSERT_TRUE(eventually([&] { return group("rollout").state() == kRunning; }));
+  EXPECT_EQ(group("train").state(), kPaused);
+  EXPECT_TRUE(group("train").paused_by_stage());
+  expect_intact(b, rollout);
+  report(b, false, true);
+  report(a, true, false);
+  ASSERT_TRUE(eventually([&] { return turn("train").what == "waits"; }));
+  report(b, false, false);
+  ASSERT_TRUE(eventually([&] { return group("train").state() == kRunning; }));
+  expect_intact(a, train);
+}
+
+TEST_F(BrokerTurnsTest, AnOperatorsPauseWinsOverACallThatWaits) {
+  make_member(b, rollout);
+  pause_for_stage("rollout");
+  make_member(a, train);
+  ASSERT_TRUE(needs_are_known("train"));
+  report(b, true, false);
+  report(a, false, false);
+  std::this_thread::sleep_for(milliseconds(600));
+  settle();
+  expect_states(kRunning, kPaused);
+  EXPECT_EQ(turn("rollout").what, "paused");
+  ASSERT_TRUE(pause("train").ok());
+  settle();
+  expect_states(kPaused, kPaused);
+}
+
+TEST_F(BrokerTurnsTest, AGroupThatLeavesTheStageReportsNoMore) {
+  make_member(a, train);
+  settle();
+  EXPECT_EQ(a.received[kReports], 1);
+  Stages::Change change;
+  change.stage = "";
+  ASSERT_TRUE(on_loop([&] { return broker->set_turn(Caller{}, "train", change); }).ok());
+  settle();
+  EXPECT_EQ(a.received[kReports], 2);
+  EXPECT_EQ(turn("train").what, "none");
+  report(a, true, false);  // one that was on its way
+  settle();
+  EXPECT_EQ(group("train").state(), kRunning);
+}
+
+TEST_F(BrokerTurnsTest, AnotherOwnersTurnsAreNotToBeSet) {
+  make_member(a, train);
+  Caller other;
+  other.operates = false;
+  other.account = on_loop([&] { return broker->accounts().of(Owner{4711, ""}); });
+  Stages::Change change;
+  change.priority = 7;
+  EXPECT_EQ(on_loop([&] { return broker->set_turn(other, "train", change); }).code(),
+            Code::kPermissionDenied);
+  other.sees_all = false;
+  EXPECT_EQ(on_loop([&] { return broker->set_turn(other, "train", change); }).code(),
+            Code::kNotFound);
+  change.priority = 1000;
+  EXPECT_EQ(on_loop([&] { return broker->set_turn(Caller{}, "train", change); }).code(),
+            Code::kInvalidArgument);
+}
+
+class BrokerSlicesTest : public BrokerTurnsTest {
+ protected:
+  TurnPolicy policy() const override { return TurnPolicy::kSlice; }
+};
+
+TEST_F(BrokerSlicesTest, ThreeGroupsGoAround) {
+  make_member(c, third);
+  pause_for_stage("third");
+  make_member(b, rollout);
+  pause_for_stage("rollout");
+  make_member(a, train);
+  let_go("third");
+  let_go("rollout");
+  for (const char* name : {"train", "rollout", "third"}) ASSERT_TRUE(needs_are_known(name));
+  std::map<std::string, int> came;
+  std::string running = "train";
+  // Each always has work: while it is paused a call waits.
+  const std::map<std::string, FakeRank*> rank = {{"train", &a}, {"rollout", &b}, {"third", &c}};
+  for (int i = 0; i < 6; ++i) {
+    for (const auto& [name, its] : rank) report(*its, name != running, name == running);
+    std::string next;
+    ASSERT_TRUE(eventually([&] {
+      for (const auto& [name, its] : rank)
+        if (name != running && turn(name).what == "runs") next = name;
+      return !next.empty();
+    })) << running << " stays";
+    running = next;
+    ++came[running];
+  }
+  EXPECT_EQ(came["train"], 2);
+  EXPECT_EQ(came["rollout"], 2);
+  EXPECT_EQ(came["third"], 2);
+  expect_intact(*rank.at(running), running == "train" ? train : running == "rollout" ? rollout : third);
+}
+
+}  // namespace
+}  // namespace amem

@@ -1,0 +1,391 @@
+#include "daemon/stages/gpu_stage.h"
+
+#include <gmock/gmock.h>
+
+#include "tests/unit/fixtures/turns_fixture.h"
+
+namespace amem {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+/// Plays amemd: carries out switches when the test says so.
+class GpuStageTest : public testing::Test, public GpuStage::Host {
+ protected:
+  static constexpr GroupId kA = 1, kB = 2, kC = 3;
+
+  void make(TurnPolicy policy, Duration max_hold = {}) {
+    TurnRules rules = some_rules(policy);
+    rules.max_hold = max_hold;
+    stage_ = std::make_unique<GpuStage>(*this, "night", rules, some_stage(), s(0), figures_);
+  }
+  /// Two do not fit.
+  void join(GroupId id, const std::string& name, Whereabouts where, std::uint64_t gib = 50) {
+    stage_->join(id, name, {}, where, false, at(0));
+    stage_->needs(id, {{some_device(1), gib * kGiB}}, at(0));
+  }
+  void carry_out(GpuStage&, const StageSwitch& what) override {
+    EXPECT_FALSE(wanted_) << "two switches at a time";
+    wanted_ = what;
+  }
+  void wake(GpuStage&, Time time) override { wakeup_ = time; }
+  void changed(GroupId group) override { recorded_.push_back(group); }
+  void say(GpuStage&, GroupId, const std::string& text, bool trouble) override {
+    (trouble ? troubles_ : news_).push_back(text);
+  }
+
+  /// Who leaves and who comes in; done at once.
+  void expect_switch(double time, const std::vector<GroupId>& out, const std::vector<GroupId>& in) {
+    SCOPED_TRACE(time);
+    ASSERT_TRUE(wanted_);
+    EXPECT_EQ(wanted_->out, out);
+    EXPECT_EQ(wanted_->in, in);
+    end_switch(time, {});
+  }
+  void end_switch(double time, const Status& status) {
+    const StageSwitch what = *std::exchange(wanted_, std::nullopt);
+    if (status.ok()) {
+      for (const GroupId id : what.out) stage_->place(id, Whereabouts::kPausedByStage, at(time));
+      for (const GroupId id : what.in) stage_->place(id, Whereabouts::kRuns, at(time));
+    }
+    stage_->switched(what.number, status, at(time));
+  }
+  void expect_nothing(double time) {
+    stage_->tick(at(time));
+    EXPECT_FALSE(wanted_) << time;
+  }
+  std::string turn(GroupId id, double time) {
+    for (const GpuStage::GroupView& view : stage_->groups(at(time)))
+      if (view.id == id) return view.what;
+    return "none";
+  }
+  GpuStage::OnLease into(std::optional<Status>& answer) {
+    return [&answer](const Status& status) {
+      EXPECT_FALSE(answer) << "answered twice";
+      answer = status;
+    };
+  }
+  void waits(GroupId id, double time, const std::string& call = "cuLaunchKernel") {
+    stage_->report(id, id * 10, {true, call, false}, at(time));
+  }
+  void works(GroupId id, double time) { stage_->report(id, id * 10, {false, "", true}, at(time)); }
+  void rests(GroupId id, double time) { stage_->report(id, id * 10, {}, at(time)); }
+
+  StageFigures figures_;
+  std::unique_ptr<GpuStage> stage_;
+  std::optional<StageSwitch> wanted_;
+  Time wakeup_{};
+  std::vector<GroupId> recorded_;
+  std::vector<std::string> troubles_, news_;
+};
+
+TEST_F(GpuStageTest, ALeaseIsGrantedWhenTheGroupRunsAndLastsUntilItYields) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  std::optional<Status> a, b;
+  EXPECT_EQ(stage_->lease(kA, into(a), at(1)), 0U) << "it runs";
+  ASSERT_TRUE(a);
+  EXPECT_TRUE(a->ok());
+  EXPECT_THAT(recorded_, ElementsAre(kA));
+  EXPECT_NE(stage_->lease(kB, into(b), at(2)), 0U);
+  expect_nothing(100);
+  EXPECT_EQ(turn(kB, 100), "waits");
+  EXPECT_TRUE(stage_->yield(kA, at(100)).ok());
+  EXPECT_FALSE(b) << "the switch goes on";
+  EXPECT_EQ(turn(kB, 100), "comes");
+  expect_switch(101, {kA}, {kB});
+  ASSERT_TRUE(b);
+  EXPECT_TRUE(b->ok());
+  EXPECT_TRUE(stage_->leased(kB));
+  EXPECT_FALSE(stage_->leased(kA));
+  EXPECT_EQ(figures_.waits.count(), 1U);
+  EXPECT_EQ(figures_.switching, s(1));
+}
+
+TEST_F(GpuStageTest, AGroupThatNeverYieldsLeavesAfterMaxHoldAndComesBack) {
+  make(TurnPolicy::kLease, s(60));
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  std::optional<Status> a, b;
+  stage_->lease(kA, into(a), at(0));
+  stage_->lease(kB, into(b), at(10));
+  expect_nothing(59);
+  EXPECT_EQ(wakeup_, at(60));
+  stage_->tick(at(60));
+  expect_switch(61, {kA}, {kB});
+  EXPECT_TRUE(b && b->ok());
+  EXPECT_TRUE(stage_->leased(kA)) << "it has not yielded";
+  (void)stage_->yield(kB, at(70));
+  expect_switch(71, {kB}, {kA});
+}
+
+TEST_F(GpuStageTest, ALeaseThatNobodyWaitsForIsForgotten) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  std::optional<Status> a, b;
+  stage_->lease(kA, into(a), at(0));
+  const auto number = stage_->lease(kB, into(b), at(1));
+  stage_->forget(number, at(2));
+  (void)stage_->yield(kA, at(3));
+  expect_nothing(4);
+  EXPECT_FALSE(b);
+}
+
+TEST_F(GpuStageTest, TheLeaseOfAGroupThatEndsFails) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  std::optional<Status> a, b, gone;
+  stage_->lease(kA, into(a), at(0));
+  stage_->lease(kB, into(b), at(1));
+  stage_->leave(kB, at(2));
+  ASSERT_TRUE(b);
+  EXPECT_EQ(b->code(), Code::kAborted);
+  EXPECT_THAT(b->text(), HasSubstr("group 'b' has ended"));
+  stage_->lease(kB, into(gone), at(3));
+  EXPECT_EQ(gone->code(), Code::kFailedPrecondition);
+}
+
+TEST_F(GpuStageTest, AGroupThatHasALeaseAndEndsMakesRoom) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  std::optional<Status> a, b;
+  stage_->lease(kA, into(a), at(0));
+  stage_->lease(kB, into(b), at(1));
+  stage_->leave(kA, at(2));
+  expect_switch(3, {}, {kB});
+  EXPECT_TRUE(b && b->ok());
+}
+
+TEST_F(GpuStageTest, ACallThatWaitsBringsItsGroupInAndTheIdleOneLeaves) {
+  make(TurnPolicy::kDemand);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  works(kA, 1);
+  waits(kB, 2);
+  expect_nothing(4);
+  works(kA, 5);
+  rests(kA, 6);
+  expect_nothing(9.9);
+  stage_->tick(at(10));
+  ASSERT_TRUE(wanted_);
+  EXPECT_THAT(wanted_->why, HasSubstr("group 'b' has waited for 8s"));
+  EXPECT_THAT(wanted_->why, HasSubstr("cuLaunchKernel waits"));
+  expect_switch(12, {kA}, {kB});
+  works(kB, 12);
+  expect_nothing(100);
+}
+
+TEST_F(GpuStageTest, OneRankThatWaitsIsEnoughAndOneThatWorksIsNotIdle) {
+  make(TurnPolicy::kDemand);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  stage_->report(kA, 10, {false, "", true}, at(1));
+  stage_->report(kA, 11, {}, at(2));
+  stage_->report(kB, 20, {}, at(2));
+  stage_->report(kB, 21, {true, "cuMemcpyAsync", false}, at(2));
+  expect_nothing(5.9);
+  stage_->tick(at(7));
+  expect_switch(8, {kA}, {kB});
+}
+
+TEST_F(GpuStageTest, ARankThatEndsDoesNotWaitAnyMore) {
+  make(TurnPolicy::kDemand);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  stage_->report(kB, 20, {}, at(1));
+  stage_->report(kB, 21, {true, "cuLaunchKernel", false}, at(1));
+  stage_->rank_gone(kB, 21, at(2));
+  expect_nothing(100);
+}
+
+TEST_F(GpuStageTest, SlicesGoAround) {
+  make(TurnPolicy::kSlice);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  join(kC, "c", Whereabouts::kPausedByStage);
+  EXPECT_TRUE(stage_->set_wishes(kB, {.weight = 2}, at(0)).ok());
+  for (const GroupId id : {kA, kB, kC}) waits(id, 0);
+  std::vector<std::pair<GroupId, double>> came;
+  double time = 0;
+  for (int i = 0; i < 6; ++i) {
+    while (!wanted_ && time < 1000) stage_->tick(at(time += 1));
+    ASSERT_TRUE(wanted_);
+    came.emplace_back(wanted_->in.front(), time);
+    end_switch(time, {});
+    for (const GroupId id : {kA, kB, kC}) waits(id, time);
+  }
+  EXPECT_THAT(came, ElementsAre(std::pair(kB, 10.0), std::pair(kC, 30.0), std::pair(kA, 40.0),
+                                std::pair(kB, 50.0), std::pair(kC, 70.0), std::pair(kA, 80.0)));
+}
+
+TEST_F(GpuStageTest, AnOperatorsPauseWins) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  stage_->place(kB, Whereabouts::kPausedByOperator, at(1));
+  std::optional<Status> b;
+  stage_->lease(kB, into(b), at(2));
+  expect_nothing(100);
+  EXPECT_EQ(turn(kB, 100), "paused");
+  stage_->place(kB, Whereabouts::kPausedByStage, at(100));  // the operator lets go of it
+  expect_switch(101, {kA}, {kB});
+  EXPECT_TRUE(b && b->ok());
+  stage_->place(kB, Whereabouts::kMoves, at(110));
+  stage_->place(kB, Whereabouts::kPausedByOperator, at(111));
+  expect_nothing(200);
+  stage_->place(kA, Whereabouts::kMoves, at(200));  // the operator resumes that one
+  expect_nothing(201);
+  stage_->place(kA, Whereabouts::kRuns, at(202));
+  EXPECT_EQ(turn(kA, 202), "runs");
+}
+
+TEST_F(GpuStageTest, NothingIsDecidedWhileAnOperatorsOperationIsUnderWay) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  stage_->place(kA, Whereabouts::kMoves, at(1));
+  std::optional<Status> b;
+  stage_->lease(kB, into(b), at(2));
+  expect_nothing(3);
+  stage_->place(kA, Whereabouts::kRuns, at(4));  // its pause has failed
+  expect_switch(5, {kA}, {kB});
+}
+
+TEST_F(GpuStageTest, AGroupThatIsTooLargeStaysAsItIs) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  stage_->needs(kA, {{some_device(1), 79 * kGiB}}, at(1));
+  ASSERT_EQ(troubles_.size(), 1U);
+  EXPECT_THAT(troubles_.front(), HasSubstr("needs 79 GiB"));
+  EXPECT_THAT(troubles_.front(), HasSubstr("It stays as it is"));
+  EXPECT_EQ(turn(kA, 1), "apart");
+  std::optional<Status> a, b;
+  stage_->lease(kA, into(a), at(2));
+  EXPECT_EQ(a->code(), Code::kFailedPrecondition);
+  stage_->taken(some_device(1), 79 * kGiB, at(2));
+  stage_->lease(kB, into(b), at(2));
+  expect_nothing(100);
+  stage_->needs(kA, {{some_device(1), 79 * kGiB}}, at(100));
+  EXPECT_EQ(troubles_.size(), 1U) << "that has been said";
+  stage_->taken(some_device(1), 0, at(101));
+  stage_->needs(kA, {{some_device(1), 50 * kGiB}}, at(101));
+  EXPECT_THAT(news_, ElementsAre(HasSubstr("takes turns in stage 'night' again")));
+  expect_switch(102, {kA}, {kB});
+}
+
+TEST_F(GpuStageTest, AGroupOnAnotherGpuTakesNoTurns) {
+  make(TurnPolicy::kLease);
+  stage_->join(kA, "a", {}, Whereabouts::kRuns, false, at(0));
+  stage_->needs(kA, {{some_device(9), 1}}, at(1));
+  ASSERT_EQ(troubles_.size(), 1U);
+  EXPECT_THAT(troubles_.front(), HasSubstr("is not in the stage"));
+}
+
+TEST_F(GpuStageTest, WhatOthersHaveIsNotThereForWhoComesIn) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns, 30);
+  join(kB, "b", Whereabouts::kPausedByStage, 30);
+  stage_->taken(some_device(1), 20 * kGiB, at(1));
+  std::optional<Status> a, b;
+  stage_->lease(kA, into(a), at(2));
+  stage_->lease(kB, into(b), at(2));
+  expect_nothing(3);
+  stage_->taken(some_device(1), 18 * kGiB, at(4));
+  stage_->tick(at(4));
+  expect_switch(5, {}, {kB});
+}
+
+TEST_F(GpuStageTest, ASwitchThatFailsIsTriedAgain) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  std::optional<Status> b;
+  stage_->lease(kB, into(b), at(1));
+  ASSERT_TRUE(wanted_);
+  end_switch(2, {Code::kDeadlineExceeded, "rank 0 did not become quiet"});
+  EXPECT_FALSE(wanted_);
+  EXPECT_EQ(turn(kA, 2), "runs");
+  ASSERT_TRUE(stage_->last());
+  EXPECT_EQ(stage_->last()->status.text(), "rank 0 did not become quiet");
+  EXPECT_EQ(wakeup_, at(3));
+  stage_->tick(at(3));
+  expect_switch(4, {kA}, {kB});
+  EXPECT_EQ(figures_.switches.at(Code::kOk), 1U);
+  EXPECT_EQ(figures_.switches.at(Code::kDeadlineExceeded), 1U);
+}
+
+TEST_F(GpuStageTest, AGroupThatEndsInASwitchIsLeftOut) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  std::optional<Status> b;
+  stage_->lease(kB, into(b), at(1));
+  stage_->leave(kB, at(1));
+  EXPECT_EQ(b->code(), Code::kAborted);
+  stage_->place(kA, Whereabouts::kPausedByStage, at(2));
+  stage_->switched(1, {Code::kAborted, "group 'b' has ended"}, at(2));
+  EXPECT_NE(turn(kA, 2), "leaves");
+}
+
+TEST_F(GpuStageTest, AfterARestartLeasesAndPlacesGoOn) {
+  make(TurnPolicy::kLease);
+  stage_->join(kA, "a", {}, Whereabouts::kMoves, true, at(0));
+  stage_->join(kB, "b", {}, Whereabouts::kPausedByStage, false, at(0));
+  stage_->join(kC, "c", {}, Whereabouts::kPausedByOperator, true, at(0));
+  for (const GroupId id : {kA, kB, kC})
+    stage_->needs(id, {{some_device(1), 50 * kGiB}}, at(0));
+  expect_nothing(1);
+  stage_->place(kA, Whereabouts::kRuns, at(2));
+  EXPECT_TRUE(stage_->leased(kA));
+  std::optional<Status> b;
+  stage_->lease(kB, into(b), at(3));
+  expect_nothing(100);
+  EXPECT_EQ(turn(kC, 100), "paused");
+  (void)stage_->yield(kA, at(100));
+  expect_switch(101, {kA}, {kB});
+}
+
+TEST_F(GpuStageTest, ALongestWaitThatCannotBeKeptIsRefused) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  const Status status = stage_->set_wishes(kB, {.longest_wait = s(10)}, at(1));
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition) << "leases have no end here";
+  EXPECT_EQ(stage_->set_wishes(kB, {.weight = 0}, at(1)).code(), Code::kInvalidArgument);
+}
+
+TEST_F(GpuStageTest, LeasesRequireTheirPolicy) {
+  make(TurnPolicy::kDemand);
+  join(kA, "a", Whereabouts::kRuns);
+  std::optional<Status> a;
+  stage_->lease(kA, into(a), at(1));
+  EXPECT_EQ(a->code(), Code::kFailedPrecondition);
+  EXPECT_THAT(a->text(), HasSubstr("the policy demand"));
+  EXPECT_EQ(stage_->yield(kA, at(1)).code(), Code::kFailedPrecondition);
+}
+
+TEST_F(GpuStageTest, SharesOfTimeAreCounted) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  std::optional<Status> a, b;
+  stage_->lease(kA, into(a), at(0));
+  stage_->lease(kB, into(b), at(4));
+  (void)stage_->yield(kA, at(10));
+  expect_switch(11, {kA}, {kB});
+  stage_->settle(at(31));
+  EXPECT_EQ(figures_.groups[kA].ran, s(10));
+  EXPECT_EQ(figures_.groups[kB].ran, s(20));
+  EXPECT_EQ(figures_.groups[kB].waited, s(7));
+  EXPECT_EQ(figures_.groups[kB].there, s(31));
+}
+
+}  // namespace
+}  // namespace amem
