@@ -289,13 +289,14 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
   // What a restore will need is what the processes free.
   const auto begin = [this, devices, ranks = checkpoint.ranks](const BytesByDevice& before) {
     const auto done = [this, devices, before, back = back_](const Status& status, bool all_run) {
-      means_.workers.look(devices, [this, status, all_run, before, back](const auto& after) {
+      const auto look = [this, status, all_run, before, back](const Workers::Uses& after) {
         back([&] { checkpointed(status, !all_run, before, unbrokered(after)); });
-      });
+      };
+      back([&] { means_.workers.look(devices, look); });
     };
-    group_.process_calls =
-        checkpoint_all(means_.processes, processes_of(ranks),
-                       means_.checkpoint_limit - (Clock::now() - *checkpoint_began_), done);
+    auto& calls = group_.process_calls;  // without processes the operation ends at once
+    calls = checkpoint_all(means_.processes, processes_of(ranks),
+                           means_.checkpoint_limit - (Clock::now() - *checkpoint_began_), done);
   };
   means_.workers.look(devices, [this, begin, back = back_](const Workers::Uses& uses) {
     back([&] { begin(unbrokered(uses)); });

@@ -40,14 +40,14 @@ void ResumeOperation::run(const action::Restore& restore) {
   const auto space = [this, by = restore.by, back = back_](const Space& answer) {
     back([&] { make_space_for_restore(by, answer); });
   };
-  group_.process_calls =
-      restore_all(means_.processes, processes_of(restore.ranks), means_.checkpoint_limit, space,
-                  [this, back = back_](const auto& status) {
-                    back([&] {
-                      if (status.ok()) group_.restore_needs.clear();
-                      group_.machine.tell(event::Restored{status}, Clock::now());
-                    });
-                  });
+  auto& calls = group_.process_calls;  // without processes the operation may end at once
+  calls = restore_all(means_.processes, processes_of(restore.ranks), means_.checkpoint_limit, space,
+                      [this, back = back_](const auto& status) {
+                        back([&] {
+                          if (status.ok()) group_.restore_needs.clear();
+                          group_.machine.tell(event::Restored{status}, Clock::now());
+                        });
+                      });
 }
 
 void ResumeOperation::make_space_for_restore(Time by, const Space& answer) {

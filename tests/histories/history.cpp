@@ -468,8 +468,8 @@ bool History::fits(const v1::GroupInfo& group) const {
   return std::all_of(group.devices().begin(), group.devices().end(), fits);
 }
 
-/// A group with a process that the driver has lost is not resumed, and it is said which one that is.
-/// The others of the group are, once that one has ended.
+/// A group with a process that the driver has lost is not resumed, and it is said which one that
+/// is. The others of the group are, once that one has ended.
 Coroutine History::look_at_lost() {
   for (const auto& [name, group] : groups()) {
     std::vector<std::string> lost;

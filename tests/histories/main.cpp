@@ -132,7 +132,8 @@ int run(int argc, char** argv) {
   const bool all_well =
       options.jobs > 1 ? play_in_jobs(options, played) : play_all(options, 0, played);
   std::printf("%" PRIu64 " histories of %d events from seed %" PRIu64 " on; %" PRIu64
-              " transactions, of which %" PRIu64 " succeeded; %" PRIu64 " deaths of brokers; %" PRIu64
+              " transactions, of which %" PRIu64 " succeeded; %" PRIu64
+              " deaths of brokers; %" PRIu64
               " checkpoints of processes, of which the driver lost %" PRIu64 "\n",
               played.histories, options.events, options.first, played.transactions,
               played.succeeded, played.deaths, played.checkpoints, played.lost);

@@ -513,7 +513,7 @@ void BrokerSide::act(int group, const action::Ask& ask) {
 /// died.
 void BrokerSide::act(int group, const action::Checkpoint& checkpoint) {
   if (m_.bug != Bug::kCheckpointsUnrecorded) record(group);
-  const bool refused = m_.fault("the driver refuses a checkpoint, and all are brought back");
+  const bool refused = m_.fault("the driver refuses a checkpoint");
   for (const RankId id : checkpoint.ranks) {
     Process& p = process(rank_of(id));
     if (!p.lives || !effect()) continue;
@@ -521,12 +521,18 @@ void BrokerSide::act(int group, const action::Checkpoint& checkpoint) {
       m_.breaks("only what is paused, and asked nothing, is checkpointed");
     p.checkpointed = true;
   }
-  if (refused)
-    for (const RankId id : checkpoint.ranks)
-      if (effect()) process(rank_of(id)).checkpointed = false;
+  bool deep = !refused;
   Status status;
-  if (refused) status = {Code::kInternal, "the driver"};
-  tell(group, event::Checkpointed{status, status.ok()});
+  if (refused) {
+    status = {Code::kInternal, "the driver"};
+    for (const RankId id : checkpoint.ranks) {
+      Process& p = process(rank_of(id));
+      if (!p.checkpointed || !effect()) continue;
+      p.checkpointed = m_.fault("the driver does not bring it back");
+      deep = deep || p.checkpointed;
+    }
+  }
+  tell(group, event::Checkpointed{status, deep});
 }
 
 void BrokerSide::act(int group, const action::Restore& restore) {

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from sim_node import eventually
+from sim_node import eventually, patience
 from sim_node.flipped import FlippedMemory as Memory
 
 MIB = 1 << 20
@@ -106,7 +106,8 @@ def test_a_caller_that_is_killed(deep_node):
 
 def test_a_call_that_hangs(deep_node):
     """Its caller is killed at the deadline."""
-    ranks = started(deep_node, "--deadlines-checkpoint", "3s")
+    # The limit of each of six calls in turn is a sixth of nine tenths: about 2 s.
+    ranks = started(deep_node, "--deadlines-checkpoint", f"{patience(13):.0f}s")
     proven(deep_node)
     deep_node.broker.faults("cuCheckpointProcessCheckpoint:1:hold")
     answer = deep_node.ctl.try_("pause", "train", "--deep")
@@ -149,6 +150,24 @@ def test_a_process_that_dies_while_it_is_checkpointed(deep_node):
     eventually(lambda: deep_node.ctl.group("train")["rank_count"] == 1, what="amemd sees its end")
     deep_node.ctl("resume", "train")
     runs_on(deep_node, ranks[:1])
+
+
+def test_all_end_while_they_are_checkpointed(deep_node):
+    """The calls that are under way end after their operation, and their group."""
+    ranks = started(deep_node)
+    proven(deep_node)
+    deep_node.broker.faults("cuCheckpointProcessCheckpoint:1:hold")
+    operation = deep_node.ctl.start("pause", "train", "--deep")
+    eventually(lambda: glob.glob(f"{deep_node.broker._fault_file}.held.*"), what="the driver is asked")
+    for rank in ranks:
+        rank.puppet.kill()
+        rank.puppet.wait()
+    assert operation.finish().code != 0
+    deep_node.broker.faults()
+    again = Memory(deep_node, 4 * MIB, name="again")
+    deep_node.ctl("pause", "train", "--deep")
+    deep_node.ctl("resume", "train")
+    runs_on(deep_node, [again])
 
 
 def test_a_restore_that_fails_is_tried_again(deep_node):
@@ -238,12 +257,17 @@ def test_a_restore_without_space_is_refused(deep_node):
     runs_on(deep_node, ranks)
 
 
+def logged(node):
+    with open(node.broker.log_path) as log:
+        return log.read()
+
+
 def test_a_restore_waits_for_space(deep_node):
     ranks = started(deep_node)
     deep_node.ctl("pause", "train", "--deep")
     crowd, block = crowded(deep_node)
     operation = deep_node.ctl.start("resume", "train")
-    eventually(lambda: "the resume waits" in deep_node.broker.output(), what="it waits")
+    eventually(lambda: "the resume waits" in logged(deep_node), what="it waits")
     assert is_deep(deep_node) or deep_node.ctl.state("train") == "resuming"
     crowd.ask(f"free {block}")
     assert operation.finish().code == 0

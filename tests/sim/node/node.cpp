@@ -81,8 +81,9 @@ Checkpoints ReadCheckpoints() {
   if (value == "hang") return Checkpoints::kHang;
   if (value == "lose") return Checkpoints::kLose;
   if (value == "lose_all") return Checkpoints::kLoseAll;
+  if (value == "lose_at_once") return Checkpoints::kLoseAtOnce;
   if (value == "forget") return Checkpoints::kForget;
-  Die("AMEM_SIM_CHECKPOINT=" + value + " is none of hang, lose, lose_all and forget");
+  Die("AMEM_SIM_CHECKPOINT=" + value + " is none of hang, lose, lose_all, lose_at_once and forget");
 }
 
 std::string Directory() {

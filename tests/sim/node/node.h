@@ -19,8 +19,9 @@ enum class Checkpoints {
   kHang,  // the checkpoint does not end
   kLose,  // the restore fails, and the process is lost
   // Without such memory, too:
-  kLoseAll,
-  kForget,  // device memory has zeros after the restore
+  kLoseAll,     // in the restore
+  kLoseAtOnce,  // in the checkpoint
+  kForget,      // device memory has zeros after the restore
 };
 
 struct NodeConfig {

@@ -35,8 +35,15 @@ CUresult LockProcess(unsigned timeout_ms) {
   return CUDA_SUCCESS;
 }
 
+CUresult LoseProcess(CUresult result) {
+  g_state = CU_PROCESS_STATE_FAILED;
+  BreakGate();
+  return result;
+}
+
 CUresult CheckpointProcess() {
   AwaitWork();
+  if (Node().checkpoints == Checkpoints::kLoseAtOnce) return LoseProcess(CUDA_ERROR_UNKNOWN);
   const bool shared = HoldsSharedMemory();
   while (shared && Node().checkpoints == Checkpoints::kHang) pause();
   const CUresult result = GiveBackDeviceMemory();
@@ -48,11 +55,7 @@ CUresult CheckpointProcess() {
 }
 
 CUresult RestoreProcess() {
-  if (g_lost) {
-    g_state = CU_PROCESS_STATE_FAILED;
-    BreakGate();
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
+  if (g_lost) return LoseProcess(CUDA_ERROR_NOT_SUPPORTED);
   const CUresult result = TakeDeviceMemoryAgain();
   if (result == CUDA_SUCCESS) g_state = CU_PROCESS_STATE_LOCKED;
   return result;
