@@ -419,8 +419,7 @@ Status ControlClient::set_turn(const v1::SetTurnRequest& request) {
 
 Result<v1::LeaseResponse> ControlClient::lease(const v1::LeaseRequest& request) {
   if (Status status = check_group(request.group()); !status.ok()) return status;
-  if (request.yield())
-    return impl_->ask<v1::LeaseResponse>(&v1::Broker::Stub::Lease, request);
+  if (request.yield()) return impl_->ask<v1::LeaseResponse>(&v1::Broker::Stub::Lease, request);
   // The broker says when the time is up; this ends the wait for one that hangs.
   constexpr milliseconds kMargin{5000};
   std::optional<milliseconds> limit;

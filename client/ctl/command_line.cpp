@@ -260,7 +260,8 @@ void add_turns(CLI::App& app, CommandLine& o) {
       ->check(CLI::Range(1, 100));
   stage
       .add_option_function<std::int32_t>(
-          "--priority", [&o](std::int32_t priority) {
+          "--priority",
+          [&o](std::int32_t priority) {
             o.turn.set_set_priority(true);
             o.turn.set_priority(priority);
           },
@@ -271,12 +272,12 @@ void add_turns(CLI::App& app, CommandLine& o) {
       .add_option_function<std::string>(
           "--longest-wait",
           [&o](const std::string& text) {
-            const auto wait = text == "none" ? std::chrono::milliseconds(0)
-                                             : parse_duration(text).value_or(
-                                                   std::chrono::milliseconds(-1));
+            const auto wait = text == "none"
+                                  ? std::chrono::milliseconds(0)
+                                  : parse_duration(text).value_or(std::chrono::milliseconds(-1));
             if (wait.count() < 0)
-              throw CLI::ValidationError("--longest-wait",
-                                         "\"" + text + "\" is not a valid time. Use 30s, 5m or none");
+              throw CLI::ValidationError(
+                  "--longest-wait", "\"" + text + "\" is not a valid time. Use 30s, 5m or none");
             o.turn.set_set_longest_wait(true);
             o.turn.set_longest_wait_ms(static_cast<std::uint64_t>(wait.count()));
           },

@@ -102,9 +102,9 @@ struct CommandLine {
 
   WaitTarget awaited;  // wait
 
-  std::string stage;         // turns: empty: all; run: empty: none
-  v1::SetTurnRequest turn;   // stage
-  bool yield = false;        // lease
+  std::string stage;        // turns: empty: all; run: empty: none
+  v1::SetTurnRequest turn;  // stage
+  bool yield = false;       // lease
 
   // run, doctor
   std::string scope;  // empty: as the environment has it

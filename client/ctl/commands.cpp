@@ -165,11 +165,10 @@ int lease(const Invocation& s) {
     request.set_timeout_ms(static_cast<std::uint32_t>(s.options.timeout->count()));
   const auto answer = s.broker.lease(request);
   return show(s, answer, [&](const v1::LeaseResponse& lease, const Style&) {
-    return s.options.group + (s.options.yield
-                                  ? ": its turn has ended\n"
-                                  : " has its turn after " + format_micros(lease.waited_us()) +
-                                        ", until `amemctl lease " + s.options.group +
-                                        " --yield`\n");
+    return s.options.group +
+           (s.options.yield ? ": its turn has ended\n"
+                            : " has its turn after " + format_micros(lease.waited_us()) +
+                                  ", until `amemctl lease " + s.options.group + " --yield`\n");
   });
 }
 

@@ -347,8 +347,7 @@ Operations::Observer Broker::watched(const Operations::Observer& observer,
   });
 }
 
-Status Broker::turns(const Caller& caller, const std::string& stage,
-                     v1::TurnsResponse& response) {
+Status Broker::turns(const Caller& caller, const std::string& stage, v1::TurnsResponse& response) {
   return stages_.report(caller, stage, response);
 }
 

@@ -89,4 +89,15 @@ inline std::optional<Status> failure_of(const std::string& line) {
   return Status(static_cast<Code>(code), line.substr(static_cast<std::size_t>(text)));
 }
 
+/// What may be behind a refusal, and what to do: as measured (docs/decisions/deep-pause.md). Empty:
+/// nothing is known.
+inline std::string_view advice_on(const CheckpointAnswer& answer) {
+  if (answer.name == "CUDA_ERROR_OPERATING_SYSTEM")
+    return ". amem-checkpoint may not act on this process. To do so for other users' processes, "
+           "amemd needs the capabilities SYS_PTRACE and DAC_OVERRIDE (amemd-deep.conf)";
+  if (answer.name == "CUDA_ERROR_NOT_SUPPORTED" && answer.action == CheckpointAction::kLock)
+    return ". The driver does not checkpoint a process that is or was under a profiler";
+  return {};
+}
+
 }  // namespace amem

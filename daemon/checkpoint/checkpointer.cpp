@@ -163,9 +163,9 @@ CheckpointResult Checkpointer::result_of(const Call& call) const {
     CheckpointResult result{{}, {}, answer->us, answer->state};
     if (answer->result == 0) return result;
     result.error = answer->name;
-    result.status = {Code::kFailedPrecondition, what(call) + ": " + answer->name + " (" +
-                                                    std::to_string(answer->result) + "); state " +
-                                                    word_of(answer->state)};
+    result.status = {Code::kFailedPrecondition,
+                     what(call) + ": " + answer->name + " (" + std::to_string(answer->result) +
+                         "); state " + word_of(answer->state) + std::string(advice_on(*answer))};
     return result;
   }
   const std::string said = on_one_line(call.said);

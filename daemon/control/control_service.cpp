@@ -175,13 +175,13 @@ class LeaseCall final : public grpc::ServerUnaryReactor {
         return Finish(to_grpc(status));
       if (wait->cancelled) return Finish({grpc::StatusCode::CANCELLED, "the caller has gone"});
       const Time asked = Clock::now();
-      const Stages::LeaseId lease = broker_.lease(
-          caller, request.group(), std::chrono::milliseconds(request.timeout_ms()),
-          [this, wait, asked, response](const Status& status) {
-            wait->lease = 0;
-            response->set_waited_us(to_us(Clock::now() - asked));
-            Finish(to_grpc(status));
-          });
+      const Stages::LeaseId lease =
+          broker_.lease(caller, request.group(), std::chrono::milliseconds(request.timeout_ms()),
+                        [this, wait, asked, response](const Status& status) {
+                          wait->lease = 0;
+                          response->set_waited_us(to_us(Clock::now() - asked));
+                          Finish(to_grpc(status));
+                        });
       if (lease != 0) wait->lease = lease;
     });
   }

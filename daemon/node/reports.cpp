@@ -475,7 +475,8 @@ Status report_history(Node& node, const Caller& caller, const v1::ListHistoryReq
     message.set_group(name_for(node.history, caller, *chosen[i]));
     report_past(*chosen[i], request.spans(), message);
     message.set_stage(chosen[i]->stage);
-    if (!chosen[i]->of_several || caller.sees_all || caller.operates) message.set_why(chosen[i]->why);
+    if (!chosen[i]->of_several || caller.sees_all || caller.operates)
+      message.set_why(chosen[i]->why);
   }
   return {};
 }

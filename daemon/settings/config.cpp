@@ -289,8 +289,7 @@ void apply_stages(Config& config, const toml::node& stages, const std::string& f
                      ": " + problem);
   };
   const toml::table* const table = stages.as_table();
-  if (table == nullptr)
-    return wrong(stages, "stage", "must be tables, each written [stage.NAME]");
+  if (table == nullptr) return wrong(stages, "stage", "must be tables, each written [stage.NAME]");
   for (const auto& [name, node] : *table) {
     const std::string key = "stage." + std::string(name.str());
     const toml::table* const its = node.as_table();
@@ -313,7 +312,8 @@ void apply_stages(Config& config, const toml::node& stages, const std::string& f
                : Status(Code::kInvalidArgument, "must be a string, a number or a list of these");
       if (!status.ok()) wrong(value, key + "." + std::string(setting.str()), status.text());
     }
-    std::erase_if(config.stages, [&](const StageSettings& each) { return each.name == stage.name; });
+    std::erase_if(config.stages,
+                  [&](const StageSettings& each) { return each.name == stage.name; });
     config.stages.push_back(std::move(stage));
   }
 }

@@ -198,8 +198,8 @@ Status GpuStage::set_wishes(GroupId id, const TurnWishes& wishes, Time now) {
   Member* const m = find(id);
   if (m == nullptr) return {Code::kNotFound, "the group is in no stage"};
   if (m->admitted) {
-    const Status status = turns_.set_terms(m->name, wishes.weight, wishes.priority,
-                                           wishes.longest_wait, now);
+    const Status status =
+        turns_.set_terms(m->name, wishes.weight, wishes.priority, wishes.longest_wait, now);
     if (!status.ok()) return status;
   }
   m->wishes = wishes;
@@ -245,12 +245,12 @@ std::uint64_t GpuStage::lease(GroupId id, OnLease done, Time now) {
   };
   if (m == nullptr) return fail({Code::kFailedPrecondition, "the group is in no stage"});
   if (rules_.policy != TurnPolicy::kLease)
-    return fail({Code::kFailedPrecondition,
-                 "stage '" + name_ + "' has the policy " + std::string(to_string(rules_.policy)) +
-                     ". Leases require the policy lease"});
+    return fail({Code::kFailedPrecondition, "stage '" + name_ + "' has the policy " +
+                                                std::string(to_string(rules_.policy)) +
+                                                ". Leases require the policy lease"});
   if (!m->admitted)
-    return fail({Code::kFailedPrecondition,
-                 "group '" + m->name + "' takes no turns: " + m->refusal});
+    return fail(
+        {Code::kFailedPrecondition, "group '" + m->name + "' takes no turns: " + m->refusal});
   const std::uint64_t number = ++leases_;
   m->waiters.emplace(number, std::move(done));
   turns_.wants(m->name, now);

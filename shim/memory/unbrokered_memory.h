@@ -45,8 +45,8 @@ class UnbrokeredMemory {
   void created(std::uint64_t handle, std::uint64_t bytes, int device);
   /// Likewise, on the host.
   void created_on_host(std::uint64_t handle, std::uint64_t bytes, int device, bool of_nccl);
-  /// Another process's memory, by a handle that went past the broker; kOpened is that by an address.
-  /// It counts as nothing of this process's, but foreign() knows it.
+  /// Another process's memory, by a handle that went past the broker; kOpened is that by an
+  /// address. It counts as nothing of this process's, but foreign() knows it.
   void imported(std::uint64_t handle);
   void retained(std::uint64_t handle);
   void released(std::uint64_t handle);

@@ -558,8 +558,8 @@ Tone turn_tone(const std::string& turn) {
 
 /// "why (took 341 ms)".
 std::string switch_line(const v1::StageSwitch& last, const Style& style) {
-  std::string line = "  last switch, " + format_time(last.began_us() / 1000) + ": " +
-                     printable(last.why()) + "; ";
+  std::string line =
+      "  last switch, " + format_time(last.began_us() / 1000) + ": " + printable(last.why()) + "; ";
   if (last.us() == 0) return line + "under way\n";
   if (last.code() == 0) return line + "it took " + format_micros(last.us()) + "\n";
   return line + style(Tone::kBad, "it has failed") + ": " + printable(last.error()) + "\n";

@@ -26,13 +26,10 @@ class BrokerTurnsTest : public SwapTest {
     make(rank, group, scratch, 2);
     Stages::Change change;
     change.stage = "night";
-    const Status status =
-        on_loop([&] { return broker->set_turn(Caller{}, group.name, change); });
+    const Status status = on_loop([&] { return broker->set_turn(Caller{}, group.name, change); });
     ASSERT_TRUE(status.ok()) << status.text();
   }
-  void pause_for_stage(const std::string& name) {
-    ASSERT_TRUE(pause(name).ok());
-  }
+  void pause_for_stage(const std::string& name) { ASSERT_TRUE(pause(name).ok()); }
   /// It does not fit now, so its stage has it from now on.
   void let_go(const std::string& name) {
     EXPECT_EQ(resume(name).code(), Code::kResourceExhausted);
@@ -163,14 +160,17 @@ TEST_F(BrokerSlicesTest, ThreeGroupsGoAround) {
       for (const auto& [name, its] : rank)
         if (name != running && turn(name).what == "runs") next = name;
       return !next.empty();
-    })) << running << " stays";
+    })) << running
+        << " stays";
     running = next;
     ++came[running];
   }
   EXPECT_EQ(came["train"], 2);
   EXPECT_EQ(came["rollout"], 2);
   EXPECT_EQ(came["third"], 2);
-  expect_intact(*rank.at(running), running == "train" ? train : running == "rollout" ? rollout : third);
+  expect_intact(*rank.at(running), running == "train"     ? train
+                                   : running == "rollout" ? rollout
+                                                          : third);
 }
 
 }  // namespace

@@ -141,6 +141,15 @@ TEST_F(CheckpointerTest, ARefusalHasTheDriversName) {
             "program unlock 4711: CUDA_ERROR_ILLEGAL_STATE (401); state running");
 }
 
+TEST_F(CheckpointerTest, ARefusalSaysWhatToDo) {
+  CheckpointAnswer answer{.action = CheckpointAction::kLock, .name = "CUDA_ERROR_OPERATING_SYSTEM"};
+  EXPECT_NE(advice_on(answer).find("SYS_PTRACE and DAC_OVERRIDE"), std::string_view::npos);
+  answer.name = "CUDA_ERROR_NOT_SUPPORTED";
+  EXPECT_NE(advice_on(answer).find("profiler"), std::string_view::npos);
+  answer.action = CheckpointAction::kRestore;
+  EXPECT_EQ(advice_on(answer), "");
+}
+
 TEST_F(CheckpointerTest, AnAnswerIsFoundAmongOtherOutput) {
   use("echo a library says something >&2; head -c 300000 /dev/zero; echo; "
       "answer 0 CUDA_SUCCESS locked; echo '{\"action\":'");

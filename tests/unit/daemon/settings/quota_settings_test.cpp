@@ -38,7 +38,8 @@ TEST(QuotaSettings, AShareOfThePoolIsASegmentAtLeast) {
   EXPECT_EQ(most("50%", 4 * kQuotaGiB, kQuotaGiB), 2 * kQuotaGiB);
   EXPECT_EQ(most("50%", kQuotaGiB / 2, kQuotaGiB), kQuotaGiB / 2) << "no more than there is";
   EXPECT_EQ(most("0%", kQuotaGiB, kQuotaGiB), 0U);
-  EXPECT_EQ(most("1MiB", kQuotaGiB, kQuotaGiB), std::uint64_t{1} << 20U) << "a size is what it says";
+  EXPECT_EQ(most("1MiB", kQuotaGiB, kQuotaGiB), std::uint64_t{1} << 20U)
+      << "a size is what it says";
 }
 
 TEST(QuotaSettings, WhatIsNoQuotaIsRefusedAndChangesNothing) {

@@ -339,8 +339,7 @@ TEST_F(GpuStageTest, AfterARestartLeasesAndPlacesGoOn) {
   stage_->join(kA, "a", {}, Whereabouts::kMoves, true, at(0));
   stage_->join(kB, "b", {}, Whereabouts::kPausedByStage, false, at(0));
   stage_->join(kC, "c", {}, Whereabouts::kPausedByOperator, true, at(0));
-  for (const GroupId id : {kA, kB, kC})
-    stage_->needs(id, {{some_device(1), 50 * kGiB}}, at(0));
+  for (const GroupId id : {kA, kB, kC}) stage_->needs(id, {{some_device(1), 50 * kGiB}}, at(0));
   expect_nothing(1);
   stage_->place(kA, Whereabouts::kRuns, at(2));
   EXPECT_TRUE(stage_->leased(kA));
