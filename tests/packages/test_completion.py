@@ -8,7 +8,7 @@ import pytest
 
 SHELLS = ("bash", "zsh", "fish")
 GROUPS = '{"groups":[{"name":"rollout","tags":[{"tag":"kv_cache"},{"tag":"nccl"}]},{"name":"train","tags":[{"tag":"nccl"}]}]}'
-COMMANDS = {"status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "advise", "watch", "top", "bench", "run",
+COMMANDS = {"status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "advise", "stage", "lease", "turns", "watch", "top", "bench", "run",
             "doctor", "upgrade", "wait", "version"}
 BASH = """
 source "$1"
@@ -80,7 +80,7 @@ def completed(build, tmp_path):
 @pytest.mark.parametrize("line, expected", [
     ("amemctl ", COMMANDS),
     ("amemctl pa", {"pause"}),
-    ("amemctl --json st", {"status"}),
+    ("amemctl --json st", {"stage", "status"}),
     ("amemctl pause ", {"rollout", "train"}),
     ("amemctl pause train r", {"rollout"}),
     ("amemctl pause train --tag ", {"kv_cache", "nccl"}),
