@@ -81,7 +81,7 @@ void DeepCalls::drained() {
 void DeepCalls::end(const std::function<void(const Call&)>& make) {
   std::unique_lock lock(mutex_);
   while (on_.load(std::memory_order_relaxed) && !noted_.empty()) {
-    const std::deque<Call> calls = std::exchange(noted_, {});
+    const std::vector<Call> calls = std::exchange(noted_, {});
     lock.unlock();
     for (const Call& call : calls) make(call);
     lock.lock();

@@ -22,10 +22,10 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 namespace amem::shim {
 
@@ -95,7 +95,7 @@ class DeepCalls {
   std::condition_variable changed_;
   bool drained_ = false;
   bool ending_ = false;
-  std::deque<Call> noted_;
+  std::vector<Call> noted_;
 };
 
 }  // namespace amem::shim
