@@ -26,7 +26,6 @@ Sight of_failure(const Status& status, WaitFor what) {
 
 int wait(const CommandLine& options, client::ControlClient& broker, Console& console,
          Interrupt* interrupt) {
-  using Clock = std::chrono::steady_clock;
   const WaitTarget& awaited = options.awaited;
   const auto patience = options.timeout.value_or(default_patience(awaited.what));
   const auto began = Clock::now();
