@@ -24,9 +24,11 @@ using fuzz::require;
 constexpr uid_t kUser = 1001;
 constexpr pid_t kFirstPid = 1000;
 
-/// The shim keeps segments until its process may be asked for something again.
+/// The shim keeps segments until its process may be asked for something again, and trims nothing
+/// while its gate is shut.
 bool needs_driver(const Message& message) {
-  return message.which_body != amem_v1_SessionMessage_pool_segment_tag;
+  return message.which_body != amem_v1_SessionMessage_pool_segment_tag &&
+         message.which_body != amem_v1_SessionMessage_trim_tag;
 }
 
 }  // namespace

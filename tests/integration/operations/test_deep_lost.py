@@ -107,22 +107,27 @@ def test_amemd_is_killed_meanwhile(deep_node, at, call):
     others_go_on(deep_node, lost, [other])
 
 
+def at_rest(node):
+    group = node.ctl.group("train")
+    return group if group["state"] in ("GROUP_STATE_RUNNING", "GROUP_STATE_PAUSED") else None
+
+
 @pytest.mark.next_broker
 def test_amemd_is_killed_often(deep_node):
     """In phases of deep pauses, at random. No process is lost, and no byte."""
     chance = random.Random(20261128)
     ranks = started(deep_node)
     slow = [f"cuCheckpointProcess{call}:1:delay=30" for call in ("Lock", "Checkpoint", "Restore", "Unlock")]
+    deep_node.broker.faults(*slow)
+    group = deep_node.ctl.group("train")
     for _ in range(20):
-        pauses = deep_node.ctl.state("train") == "running"
-        deep_node.broker.faults(*slow)
+        pauses = group["state"] == "GROUP_STATE_RUNNING"
         operation = deep_node.ctl.start(*(["pause", "train", "--deep"] if pauses else ["resume", "train"]))
-        deep = is_deep(deep_node)
-        operation.wait_phase("detach" if pauses else "restore" if deep else "admit")
+        operation.wait_phase("detach" if pauses else "restore" if group["deep"] else "admit")
         time.sleep(chance.uniform(0, 0.25))
         next_amemd(deep_node)
         operation.finish()
-        eventually(lambda: deep_node.ctl.state("train") in ("running", "paused"), what="the next amemd ends what was under way")
+        group = eventually(lambda: at_rest(deep_node), what="the next amemd ends what was under way")
     deep_node.broker.faults()
     if deep_node.ctl.state("train") == "paused":
         deep_node.ctl("resume", "train")
