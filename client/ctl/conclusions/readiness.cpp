@@ -28,9 +28,9 @@ Readiness readiness(const v1::GroupInfo& group, std::uint64_t unix_ms) {
                 state_text(group) + " since " + format_time(since) + " (" +
                 format_age(group.since_ms()) + ")";
   if (paused)
-    answer.text += group.paused_by_stage() ? ". It resumes at its next turn in stage " +
-                                                 group.stage()
-                                           : ". It is paused until somebody resumes it";
+    answer.text += group.paused_by_stage()
+                       ? ". It resumes at its next turn in stage " + group.stage()
+                       : ". It is paused until somebody resumes it";
   answer.json = client::text_of({{"group", group.name()},
                                  {"ready", answer.ready},
                                  {"alive", true},
