@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from sim_node import MIB, eventually
+from sim_node import eventually
 from sim_node.prometheus import Prometheus, free_port
+from sim_node.stage import pair, start_stage
 
 GRAFANA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "deploy", "grafana")
 ALERTS = os.path.normpath(os.path.join(GRAFANA, "alerts.yaml"))
@@ -80,17 +81,10 @@ def test_quiet_panels_show_what_is_wrong(bare_node):
 
 @needs_prometheus
 def test_panels_of_turns(bare_node):
-    node, port = bare_node, free_port()
-    config = os.path.join(node.dir, "amemd.toml")
-    with open(config, "w", encoding="utf-8") as file:
-        file.write('[stage.night]\ndevices = [0]\npolicy = "lease"\nmargin = "1MiB"\nmin_residency = "0s"\n')
-    node.settings.update({"AMEM_SIM_MEMORY": str(24 * MIB), "AMEM_SIM_DEVICES": "1", "AMEM_SLAB": "0", "AMEM_STAGE": "night"})
-    node.start_broker("--pool-size", "80MiB", "--metrics-listen", str(port), config=config)
+    port = free_port()
+    node = start_stage(bare_node, "--metrics-listen", str(port))
     prometheus = node.adopt(Prometheus(node, {"amem": port}, ALERTS)).ready()
-    node.job("rollout", ranks=1, allocations=8, size="2MiB", shared=0.0)
-    node.ctl("pause", "rollout")
-    node.job("train", ranks=1, allocations=8, size="2MiB", shared=0.0)
-    node.ctl.try_("resume", "rollout")  # it takes turns from now on
+    pair(node)
     for name in ("rollout", "train", "rollout"):  # a rate needs two samples that differ
         count = prometheus.value("sum(amem_stage_switches_total)") or 0
         node.ctl("lease", name, "--timeout", "20s")
