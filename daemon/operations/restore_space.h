@@ -39,6 +39,7 @@ class RestoreSpace {
   /// a rank makes memory there; kDeadlineExceeded: a device hangs.
   void attempt(const BytesByDevice& bytes, Duration limit, std::function<void(Result<Hold>)> done);
   bool held(const DeviceUuid& device) const { return held_->contains(device); }
+  bool any_held() const { return !held_->empty(); }
   /// A rank was told to make memory on the device, and no trial begins there while this lives.
   Hold making(const DeviceUuid& device);
 

@@ -107,6 +107,8 @@ Status ResumeOperation::no_space_for_restore(const std::string& why) {
 }
 
 bool ResumeOperation::waits_for_restore(const std::function<void()>& again) {
+  // For each slice that is created, so without a look at all allocations where nobody restores.
+  if (!means_.restore_space.any_held()) return false;
   const BytesByDevice needed = needs_of({group_.id}, what_);
   if (std::none_of(needed.begin(), needed.end(),
                    [this](const auto& each) { return means_.restore_space.held(each.first); }))

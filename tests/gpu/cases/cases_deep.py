@@ -27,7 +27,7 @@ STEPS = ("lock", "checkpoint", "restore", "unlock")
 
 
 def deep_broker(bench, pool, place=PLACES[0], *arguments):
-    return bench.broker_with(pool, "--deep-enabled", "true", "--pool-place", place, *arguments)
+    return bench.broker_with(bench.pool if bench.one_pool else pool, "--deep-enabled", "true", "--pool-place", place, *arguments)
 
 
 class Group:
