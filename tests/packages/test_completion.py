@@ -80,7 +80,7 @@ def completed(build, tmp_path):
 @pytest.mark.parametrize("line, expected", [
     ("amemctl ", COMMANDS),
     ("amemctl pa", {"pause"}),
-    ("amemctl --json st", {"status"}),
+    ("amemctl --json st", {"stage", "status"}),
     ("amemctl pause ", {"rollout", "train"}),
     ("amemctl pause train r", {"rollout"}),
     ("amemctl pause train --tag ", {"kv_cache", "nccl"}),
