@@ -27,6 +27,7 @@ constexpr Shown kShown[] = {
     {kJobs, "policy", "amemctl policy rollout kv_cache discard"},
     {kJobs, "stage", "amemctl stage train night --priority 5"},
     {kJobs, "lease", "amemctl lease train --timeout 10m"},
+    {kJobs, "ready", "amemctl ready rollout --timeout 4s"},
     {kJobs, "advise", "amemctl advise train"},
     {kViews, "status", "amemctl status"},
     {kViews, "groups", "amemctl groups train"},

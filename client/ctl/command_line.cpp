@@ -530,6 +530,10 @@ void add_commands(CLI::App& app, CommandLine& options) {
   add_doctor(app, options);
   add(app, options, Command::kHealth, "health",
       "Check whether amemd serves, for probes: exit code 0 if it answers in time");
+  add_group(add(app, options, Command::kReady, "ready",
+                "Check whether a group runs, for routers and probes: exit code 0 if it runs, 5 if "
+                "it is paused"),
+            options.group, true);
   add_bench(app, options);
   add(app, options, Command::kUpgrade, "upgrade",
       "Replace the running amemd with the installed one. Ranks continue to run, and paused groups "

@@ -22,6 +22,7 @@ enum class Command {
   kQuotas,
   kMetrics,
   kHealth,
+  kReady,
   kHistory,
   kAllocations,
   kPause,

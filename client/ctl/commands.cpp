@@ -15,6 +15,7 @@
 #include "client/core/json.h"
 #include "client/ctl/conclusions/advice.h"
 #include "client/ctl/conclusions/groups.h"
+#include "client/ctl/conclusions/readiness.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/invocation.h"
 #include "client/ctl/operations.h"
@@ -105,6 +106,17 @@ int health(const Invocation& s) {
                                    : "amemd at " + s.broker.where() + " serves")
                 << '\n';
   return kExitOk;
+}
+
+int ready(const Invocation& s) {
+  const auto found = groups(s);
+  if (!found.ok()) return s.end(found.status());
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const Readiness answer =
+      readiness(found.value().groups(0),
+                static_cast<std::uint64_t>(std::chrono::duration_cast<milliseconds>(now).count()));
+  s.console.out << (s.options.json ? answer.json : answer.text) << '\n';
+  return answer.ready ? kExitOk : kExitWrongState;
 }
 
 int history(const Invocation& s) {
@@ -300,6 +312,8 @@ int dispatch(const Invocation& s) {
           [](const v1::GetMetricsResponse& metrics, const Style&) { return metrics.text(); });
     case Command::kHealth:
       return health(s);
+    case Command::kReady:
+      return ready(s);
     case Command::kHistory:
       return history(s);
     case Command::kRanks:

@@ -30,7 +30,7 @@ inline constexpr std::string_view kExitCodeHelp =
   2  wrong usage, or an argument that the broker refuses
   3  amemctl cannot reach the broker
   4  no such group or tag
-  5  wrong state, e.g. the group is already paused
+  5  wrong state, e.g. the group is already paused; ready: the group does not run
   6  a deadline passed
   7  the pool or a device is too small
   8  no permission

@@ -348,7 +348,8 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
     if (group.shares.size() > kSharesKept) group.shares.pop_back();
   }
   // A pause of tags leaves the group running, so whose it was says nothing.
-  if (begun.task.op == Operation::kPause && begun.task.selection.all())
+  // Whose one is that an earlier amemd has begun is on record.
+  if (begun.task.op == Operation::kPause && begun.task.selection.all() && !begun.continues)
     group.paused_by_stage = request != nullptr && !request->asker.stage.empty();
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {

@@ -115,7 +115,8 @@ namespace action {
 
 struct Begun {  // an operation, whoever asked for it; the actions up to Finished are its own
   Task task;
-  bool deepens = false;  // a pause of what is paused already
+  bool deepens = false;    // a pause of what is paused already
+  bool continues = false;  // what an earlier amemd has begun
 };
 struct AwaitGuests {  // look who has open what is to leave; answered by GuestsLeft as soon as there
                       // is nobody to wait for

@@ -87,7 +87,7 @@ void Group::go_on_if_all_are_back(Time now) {
   if (!interrupted_ || members_.empty() || now < patience_) return;
   const Interrupted what = *std::exchange(interrupted_, std::nullopt);
   patience_ = kNever;
-  actions_.push_back(action::Begun{what.task});
+  actions_.push_back(action::Begun{.task = what.task, .continues = true});
   epoch_ = epoch_.attempt + 1;
   course_.emplace(
       Course::Home{deadlines_, members_, actions_, note_},

@@ -214,6 +214,7 @@ void GpuStage::report(GroupId id, RankId rank, const Report& report, Time now) {
   settle(now);
   Member* const m = find(id);
   if (m == nullptr) return;
+  still_working(now);
   m->ranks[rank] = report;
   if (!m->admitted || !wants_reports()) return;
   const auto any = [&](bool Report::*what) {
@@ -230,8 +231,22 @@ void GpuStage::report(GroupId id, RankId rank, const Report& report, Time now) {
 
 void GpuStage::rank_gone(GroupId id, RankId rank, Time now) {
   Member* const m = find(id);
-  if (m == nullptr || m->ranks.erase(rank) == 0) return;
+  if (m == nullptr || !m->ranks.contains(rank)) return;
+  still_working(now);
+  m->ranks.erase(rank);
   if (!m->ranks.empty()) report(id, m->ranks.begin()->first, m->ranks.begin()->second, now);
+}
+
+/// Ranks report what has changed. What has work is not idle until they report that it has none.
+void GpuStage::still_working(Time now) {
+  if (!wants_reports()) return;
+  for (auto& [id, m] : members_) {
+    const bool works = std::any_of(m.ranks.begin(), m.ranks.end(),
+                                   [](const auto& each) { return each.second.worked; });
+    if (!works || !m.admitted || m.where != Whereabouts::kRuns || in_switch(id)) continue;
+    turns_.worked(m.name, now);
+    ask_again(m, now);
+  }
 }
 
 // ---- leases -------------------------------------------------------------------------------------
@@ -308,6 +323,7 @@ void GpuStage::step(Time now) {
   const bool moves = std::any_of(members_.begin(), members_.end(), [](const auto& each) {
     return each.second.where == Whereabouts::kMoves;
   });
+  still_working(now);
   if (!moves) {
     if (const auto next = turns_.decide(now)) {
       StageSwitch& what = under_way_.emplace();

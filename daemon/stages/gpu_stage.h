@@ -165,6 +165,7 @@ class GpuStage {
   void refuse(GroupId id, Member& m, const Status& why, Time now);
   void sync(Member& m, Time now);
   void ask_again(Member& m, Time now);
+  void still_working(Time now);
   bool in_switch(GroupId id) const;
   /// Decides, and says what is new.
   void step(Time now);

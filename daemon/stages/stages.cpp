@@ -145,6 +145,10 @@ void Stages::enter(GpuStage& stage, GroupEntry& group) {
   stage.join(group.id, unique ? group.machine.name() : address_of(group), group.wishes,
              whereabouts(group), group.leased, Clock::now());
   look();
+  // What it needs is known before it asks: after a restart it has its memory already.
+  loop_.post([this, &stage, alive = alive_] {
+    if (*alive && !closed_) measure(stage);
+  });
 }
 
 void Stages::rank_joined(GroupEntry& group, const Rank& rank, std::string_view name) {

@@ -46,6 +46,11 @@ def quantile(q, metric, by):
     return f"histogram_quantile({q}, sum by (le, {by}) (rate({metric}_bucket{{{ON}}}[$__rate_interval])))"
 
 
+def turns(turn):
+    times = [f'rate(amem_group_turn_seconds_total{{{OF},turn="{each}"}}[$__rate_interval])' for each in (turn, "there")]
+    return " / ".join(f"sum by (instance, stage, owner, group) ({each})" for each in times)
+
+
 def which_state():
     numbers = [f'{number} * amem_group_state{{{OF},state="{name}"}}' for number, (name, _) in enumerate(STATES)]
     return "sum by (instance, owner, group) (" + " or ".join(numbers) + ")"
@@ -85,6 +90,20 @@ PANELS = [
           (f"sum by (operation, result) (rate(amem_operations_total{{{ON}}}[$__rate_interval]))", "{{operation}}: {{result}}")),
     panel("Bytes copied", "Bps", "To the pool by pauses, from it by resumes",
           (f"sum by (operation) (rate(amem_transition_bytes_sum{{{ON}}}[$__rate_interval]))", "{{operation}}")),
+    row("Turns"),
+    panel("Share of time, by group", "percentunit", "How much of its time in its stage each group ran",
+          (turns("ran"), "{{group}} ({{stage}} on {{instance}})")),
+    panel("Waiting for a turn, by group", "percentunit", "A group that stays near 100 % starves",
+          (turns("waited"), "{{group}} ({{stage}} on {{instance}})")),
+    panel("How long groups waited", "s", "Median and 99th percentile of the waits that ended with a turn",
+          (quantile(0.5, "amem_stage_wait_seconds", "stage"), "{{stage}}, median"),
+          (quantile(0.99, "amem_stage_wait_seconds", "stage"), "{{stage}}, 99 %")),
+    panel("Switches", "ops", "By result. amemctl history has the reason of each switch",
+          (f"sum by (instance, stage, result) (rate(amem_stage_switches_total{{{ON}}}[$__rate_interval]))",
+           "{{stage}} on {{instance}}: {{result}}"), wide=6),
+    panel("Time spent switching", "percentunit", "The part of its time that a stage spends on switches",
+          (f"sum by (instance, stage) (rate(amem_stage_switching_seconds_total{{{ON}}}[$__rate_interval]))",
+           "{{stage}} on {{instance}}"), wide=6),
     row("What there is"),
     panel("Devices", "bytes", "In use by anybody, and of this the part that belongs to groups",
           (f"sum by (instance, device) (amem_device_used_bytes{{{ON}}})", "{{instance}} {{device}}: in use"),

@@ -10,6 +10,7 @@ import pytest
 
 from sim_node import eventually
 from sim_node.prometheus import Prometheus, free_port
+from sim_node.stage import pair, start_stage
 
 GRAFANA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "deploy", "grafana")
 ALERTS = os.path.normpath(os.path.join(GRAFANA, "alerts.yaml"))
@@ -31,7 +32,8 @@ def queries():
 
 
 # What shows nothing on a node on which nothing is wrong.
-QUIET = {"Ranks that are waited for", "Refused for a quota", "Memory that stays through a pause"}
+TURNS = {"Share of time, by group", "Waiting for a turn, by group", "How long groups waited", "Switches", "Time spent switching"}
+QUIET = {"Ranks that are waited for", "Refused for a quota", "Memory that stays through a pause"} | TURNS
 
 
 @needs_prometheus
@@ -78,6 +80,24 @@ def test_quiet_panels_show_what_is_wrong(bare_node):
 
 
 @needs_prometheus
+def test_panels_of_turns(bare_node):
+    port = free_port()
+    node = start_stage(bare_node, "--metrics-listen", str(port))
+    prometheus = node.adopt(Prometheus(node, {"amem": port}, ALERTS)).ready()
+    pair(node)
+    for name in ("rollout", "train", "rollout"):  # a rate needs two samples that differ
+        count = prometheus.value("sum(amem_stage_switches_total)") or 0
+        node.ctl("lease", name, "--timeout", "20s")
+        node.ctl("lease", name, "--yield")
+        eventually(lambda count=count: (prometheus.value("sum(amem_stage_switches_total)") or 0) > count, what="it is scraped")
+    empty = [(title, text) for title, text in queries() if title in TURNS and not prometheus.query(text)]
+    assert not empty
+    [share] = [text for title, text in queries() if title == "Share of time, by group"]
+    shares = {each["metric"]["group"]: float(each["value"][1]) for each in prometheus.query(share)}
+    assert set(shares) == {"train", "rollout"} and all(0 <= each <= 1.01 for each in shares.values()), shares
+
+
+@needs_prometheus
 def test_every_alert_fires_when_it_should(tmp_path):
     """promtool's unit tests of rules: what goes in, and which alert comes of it."""
     node = 'instance="n:1", job="amem"'
@@ -91,6 +111,7 @@ def test_every_alert_fires_when_it_should(tmp_path):
         "AmemPoolTooLarge": (f'amem_pool_bytes{{{node}, state="free"}}', "8x20"),
         "AmemPoolNearlyFull": (f'amem_pool_bytes{{{node}, state="used"}}', "95x20"),
         "AmemQuotaRefusals": (f'amem_quota_refusals_total{{{node}, owner="1000", resource="pool"}}', "0+1x20"),
+        "AmemGroupStarves": (f'amem_group_turn_seconds_total{{{node}, group="train", owner="0", stage="night", turn="waited"}}', "0+60x20"),
     }
     with open(ALERTS, encoding="utf-8") as file:
         assert set(re.findall(r"- alert: (\w+)", file.read())) == set(cases), "each alert has a case here"

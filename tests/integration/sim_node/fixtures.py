@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sim_node.node import Build, Node
+from sim_node.stage import start_stage
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,6 +67,16 @@ def node_with(bare_node: Node) -> Iterator[Callable[..., Node]]:
 def node(node_with: Callable[..., Node]) -> Node:
     """A simulated node with a broker, likewise."""
     return node_with()
+
+
+@pytest.fixture
+def stage(bare_node: Node) -> Iterator[Callable[..., Node]]:
+    """Starts amemd with a stage of one GPU, with these settings."""
+    def start(**settings: str) -> Node:
+        return start_stage(bare_node, **settings)
+
+    yield start
+    assert bare_node.broker.alive()
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -3,51 +3,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from sim_node import MIB, eventually
+from sim_node import MIB, Program, eventually
 from sim_node.ctl import DEADLINE, NOT_FOUND, WRONG_STATE
-
-MEMORY = 24 * MIB
-LARGE = {"ranks": 1, "allocations": 8, "size": "2MiB", "shared": 0.0}  # with its context 18 MiB
-
-
-@pytest.fixture
-def stage(bare_node):
-    """Starts amemd with a stage of one GPU, with these settings."""
-    def start(**settings):
-        path = os.path.join(bare_node.dir, "amemd.toml")
-        settings = {"policy": "lease", "margin": "1MiB", "min_residency": "0s", **settings}
-        with open(path, "w", encoding="utf-8") as file:
-            file.write("[stage.night]\ndevices = [0]\n" + "".join(f'{key} = "{value}"\n' for key, value in settings.items()))
-        bare_node.settings.update({"AMEM_SIM_MEMORY": str(MEMORY), "AMEM_SIM_DEVICES": "1", "AMEM_SLAB": "0", "AMEM_STAGE": "night"})
-        bare_node.start_broker("--pool-size", "80MiB", config=path)
-        return bare_node
-
-    yield start
-    assert bare_node.broker.alive()
-
-
-def pair(node):
-    """Groups train, which runs, and rollout, which its stage has paused."""
-    rollout = node.job("rollout", **LARGE)
-    node.ctl("pause", "rollout")
-    train = node.job("train", **LARGE)
-    answer = node.ctl.try_("resume", "rollout")
-    assert answer.code != 0, "there is no space for both"
-    assert node.ctl.group("rollout")["paused_by_stage"], "who resumes it lets go of it"
-    eventually(lambda: all(each["needs_bytes"] >= 16 * MIB for each in turns(node).values()), what="needs are known")
-    return train, rollout
-
-
-def turns(node):
-    [stage] = node.ctl("turns").json["stages"]
-    return {each["group"]: each for each in stage["groups"]}
-
-
-def states(node):
-    return node.ctl.state("train"), node.ctl.state("rollout")
+from sim_node.stage import LARGE, next_broker, pair, turns
+from sim_node.turns import states
 
 
 def test_two_groups_take_turns_without_a_controller(stage):
@@ -101,6 +64,35 @@ def test_an_operators_pause_wins(stage):
     node.ctl("pause", "rollout")
     node.ctl("resume", "train")
     train.verify()
+
+
+def test_who_is_ready(stage):
+    node = stage()
+    before = time.time() * 1000
+    pair(node)
+    answer = node.ctl.try_("ready", "rollout")
+    assert answer.code == WRONG_STATE and answer.err == ""
+    since = answer.json["paused_since_ms"]
+    assert before - 1000 < since < time.time() * 1000
+    assert answer.json | {"paused_since_ms": 0} == {"group": "rollout", "ready": False, "alive": True, "state": "paused",
+                                                    "paused_since_ms": 0, "paused_by_stage": True}
+    assert "It resumes at its next turn in stage night" in node.ctl.try_("ready", "rollout", json_output=False).out
+    assert node.ctl("ready", "train").json["ready"]
+    assert node.ctl.try_("ready", "nobody").code == NOT_FOUND
+
+
+def test_a_turn_that_ends_drops_what_a_policy_discards(stage):
+    node = stage()
+    rollout = node.job("rollout", **LARGE)
+    node.ctl("pause", "rollout")
+    Program(node).ask(f"alloc 0 {2 * MIB} 8")
+    assert node.ctl.try_("resume", "rollout").code != 0
+    for each in node.ctl.group("train")["tags"]:
+        node.ctl("policy", "train", each["tag"], "discard")
+    node.ctl("lease", "rollout", "--timeout", "20s")
+    group = node.ctl.group("train")
+    assert group["state"] == "GROUP_STATE_PAUSED" and group["dropped_bytes"] >= 16 * MIB and group["saved_bytes"] == 0
+    rollout.verify()
 
 
 def test_a_group_outside_every_stage_is_not_touched(stage):
@@ -169,12 +161,13 @@ def test_a_stage_that_is_not_there(stage):
 
 
 @pytest.mark.next_broker
-@pytest.mark.parametrize("phase", ["quiesce", "save", "create", "load"])
+@pytest.mark.parametrize("phase", ["quiesce", "save", "release", "create", "load"])
 def test_amemd_killed_in_a_switch(stage, phase):
     node = stage()
     train, rollout = pair(node)
     node.ctl("lease", "train")
-    call = {"quiesce": None, "save": "cuMemcpyDtoHAsync:1:hold", "create": None, "load": "cuMemcpyHtoDAsync:1:hold"}[phase]
+    call = {"quiesce": None, "save": "cuMemcpyDtoHAsync:1:hold", "release": "releaseBegins:1:hold", "create": None,
+            "load": "cuMemcpyHtoDAsync:1:hold"}[phase]
     victim = rollout if phase == "load" else train
     if call:
         victim.ranks[0].faults(call)
@@ -190,8 +183,7 @@ def test_amemd_killed_in_a_switch(stage, phase):
         victim.ranks[0].faults()
     waiting.finish()
     watch.wait()
-    path = os.path.join(node.dir, "amemd.toml")
-    node.start_broker("--pool-size", "80MiB", config=path)
+    next_broker(node)
     eventually(lambda: node.ctl("wait", "idle", "--timeout", "20s").code == 0)
     assert sorted(turns(node)) == ["rollout", "train"]
     assert states(node).count("running") <= 1
@@ -210,7 +202,7 @@ def test_a_turn_outlives_amemd(stage):
     node.ctl("stage", "train", "--priority", "7")
     node.broker.signal(signal.SIGKILL)
     node.broker.wait()
-    node.start_broker("--pool-size", "80MiB", config=os.path.join(node.dir, "amemd.toml"))
+    next_broker(node)
     eventually(lambda: node.ctl("wait", "idle", "--timeout", "20s").code == 0)
     assert turns(node)["train"]["leased"] and turns(node)["train"]["priority"] == 7
     assert node.ctl.group("rollout")["paused_by_stage"]

@@ -139,6 +139,19 @@ TEST_F(Commands, HealthAsksGrpcAndTheBroker) {
   EXPECT_EQ(run({"health"}), kExitUnreachable);
 }
 
+TEST_F(Commands, ReadyIsForProbes) {
+  EXPECT_EQ(run({"ready", "rollout"}), kExitNotFound);
+  *broker.node.add_groups() = make_group("rollout", v1::GROUP_STATE_PAUSED);
+  EXPECT_EQ(run({"ready", "rollout"}), kExitWrongState);
+  EXPECT_THAT(out.str(), HasSubstr("group rollout is not ready: paused since "));
+  EXPECT_EQ(err.str(), "");
+  broker.node.mutable_groups(0)->set_state(v1::GROUP_STATE_RUNNING);
+  EXPECT_EQ(run({"ready", "rollout", "--json"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr(R"("ready":true)"));
+  broker.stop();
+  EXPECT_EQ(run({"ready", "rollout"}), kExitUnreachable);
+}
+
 TEST_F(Commands, WaitIdleNamesWhatIsUnderWayStill) {
   *broker.node.add_groups() = make_group("rollout", v1::GROUP_STATE_PAUSED);
   *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);

@@ -103,6 +103,7 @@ TEST_F(GroupRestartTest, APauseAfterItsFirstReleaseGoesOn) {
   EXPECT_TRUE(will_take(*next, "nccl")) << "so nobody new may open it meanwhile";
   come_back();
   ASSERT_NE(find<action::Begun>(), nullptr);
+  EXPECT_TRUE(find<action::Begun>()->continues);
   ASSERT_NE(find<action::Release>(), nullptr);
   EXPECT_EQ(find<action::Release>()->ranks, (std::vector<RankId>{1, 2}));
   both_of_next(RankPhase::kRelease);

@@ -171,10 +171,10 @@ TEST_F(GpuStageTest, ACallThatWaitsBringsItsGroupInAndTheIdleOneLeaves) {
   expect_nothing(4);
   works(kA, 5);
   rests(kA, 6);
-  expect_nothing(9.9);
-  stage_->tick(at(10));
+  expect_nothing(10.9);
+  stage_->tick(at(11));
   ASSERT_TRUE(wanted_);
-  EXPECT_THAT(wanted_->why, HasSubstr("group 'b' has waited for 8s"));
+  EXPECT_THAT(wanted_->why, HasSubstr("group 'b' has waited for 9s"));
   EXPECT_THAT(wanted_->why, HasSubstr("cuLaunchKernel waits"));
   expect_switch(12, {kA}, {kB});
   works(kB, 12);
@@ -189,9 +189,28 @@ TEST_F(GpuStageTest, OneRankThatWaitsIsEnoughAndOneThatWorksIsNotIdle) {
   stage_->report(kA, 11, {}, at(2));
   stage_->report(kB, 20, {}, at(2));
   stage_->report(kB, 21, {true, "cuMemcpyAsync", false}, at(2));
-  expect_nothing(5.9);
-  stage_->tick(at(7));
-  expect_switch(8, {kA}, {kB});
+  expect_nothing(20);
+  stage_->rank_gone(kA, 10, at(21));
+  expect_nothing(25.9);
+  stage_->tick(at(26));
+  expect_switch(27, {kA}, {kB});
+}
+
+TEST_F(GpuStageTest, WorkLastsUntilItsEndIsReported) {
+  make(TurnPolicy::kDemand, s(60));
+  join(kA, "a", Whereabouts::kRuns);
+  join(kB, "b", Whereabouts::kPausedByStage);
+  works(kA, 1);
+  waits(kB, 2);
+  for (int time = 3; time < 60; time += 10) expect_nothing(time);
+  stage_->tick(at(60));
+  expect_switch(61, {kA}, {kB});
+  // What it was last said to have done is of before its pause.
+  waits(kA, 62);
+  rests(kB, 63);
+  stage_->tick(at(70));
+  expect_switch(70, {kB}, {kA});
+  expect_nothing(100);
 }
 
 TEST_F(GpuStageTest, ARankThatEndsDoesNotWaitAnyMore) {
