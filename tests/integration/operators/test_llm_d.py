@@ -14,8 +14,7 @@ from sim_node.prometheus import free_port
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("google.protobuf")
-needs_protoc = pytest.mark.skipif(shutil.which("protoc") is None, reason="no protoc here (deploy/deps.sh installs it)")
-pytestmark = needs_protoc
+pytestmark = pytest.mark.skipif(shutil.which("protoc") is None, reason="no protoc here (deploy/deps.sh installs it)")
 
 PROTO = os.path.join(os.path.dirname(os.path.abspath(__file__)), *[".."] * 3, "proto")
 SERVICE = "snapshot_agent.v1alpha1.SnapshotAgentService"
@@ -38,7 +37,8 @@ class Agent:
 
     def __init__(self, target, messages):
         self.messages = messages
-        self.channel = grpc.insecure_channel(target)
+        # A connection of its own: another channel's would have its user.
+        self.channel = grpc.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)])
         grpc.channel_ready_future(self.channel).result(20)
 
     def call(self, method, **fields):
