@@ -108,6 +108,17 @@ def test_a_job_is_saved_and_restored(node_with, agent_of):
     job.verify()
 
 
+def test_deep_snapshots(bare_node, node_with, agent_of):
+    bare_node.settings["AMEM_SIM_CHECKPOINT"] = "hang"
+    node = node_with("--llm-d-enabled", "true", "--llm-d-deep", "true", "--deep-enabled", "true")
+    job = node.job("train")
+    agent = agent_of(node)
+    agent.done("Snapshot", "train")
+    assert node.ctl.group("train")["deep"] and agent.states() == {"train": "SAVED"}
+    agent.done("Restore", "train")
+    job.verify()
+
+
 def test_what_is_refused_and_what_is_done_already(node_with, agent_of):
     node = node_with("--llm-d-enabled", "true")
     node.job("train")
