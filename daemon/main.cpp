@@ -71,6 +71,9 @@ Result<ControlSettings> control_settings(const Config& config) {
   settings.listen = config.listen;
   settings.tls_dir = config.tls_dir;
   settings.deadlines = config.deadlines;
+  settings.llm_d = config.llm_d;
+  settings.llm_d_listen = config.llm_d_listen;
+  settings.llm_d_deep = config.llm_d_deep;
   if (!config.operators.empty()) {
     const Result<gid_t> operators = group_id(config.operators);
     if (!operators.ok())

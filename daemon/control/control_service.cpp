@@ -7,11 +7,14 @@
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/server_posix.h>
+#include <spdlog/spdlog.h>
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <string_view>
@@ -24,9 +27,11 @@
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/broker.h"
 #include "daemon/control/fleet_service.h"
+#include "daemon/control/llm_d_service.h"
 #include "daemon/control/node_links.h"
 #include "daemon/control/stream.h"
 #include "daemon/control/tasks.h"
+#include "daemon/control/unary_calls.h"
 #include "daemon/control/upgrades.h"
 #include "daemon/owners/caller.h"
 
@@ -49,13 +54,7 @@ constexpr int kPingsAtMostEveryMs = 1000;
 /// For calls that come while we end; all others have been ended by then.
 constexpr auto kShutdownPatience = std::chrono::milliseconds(500);
 
-grpc::Status to_grpc(const Status& status) {
-  return {static_cast<grpc::StatusCode>(status.code()), status.text()};
-}
-
 constexpr std::string_view kLeads = "this node leads an operation over several nodes";
-
-const grpc::Status kGone(grpc::StatusCode::UNAVAILABLE, "the caller has disconnected");
 
 void put(v1::FleetBegin& begin, const v1::PauseRequest& request) {
   *begin.mutable_pause() = request;
@@ -68,40 +67,6 @@ void put(v1::FleetBegin& begin, const v1::ResumeRequest& request) {
 void put(v1::FleetBegin& begin, const v1::SwapRequest& request) {
   *begin.mutable_swap() = request;
   begin.mutable_swap()->clear_nodes();
-}
-
-/// What a call of the control API has of its owner's quotas until gRPC has done with it: the call
-/// itself, and the messages that wait for its caller. For the loop's thread; any thread may let go
-/// of it, and what it has is given back on the loop's.
-class CallCharge {
- public:
-  static std::shared_ptr<CallCharge> make(EventLoop& loop) {
-    return {new CallCharge, [&loop](CallCharge* charge) {
-              loop.post([owned = std::shared_ptr<CallCharge>(charge)] {});
-            }};
-  }
-
-  /// kResourceExhausted: the caller's owner may have no more of it.
-  Status take(const Caller& caller, const Amounts& amounts) {
-    if (caller.account == nullptr) return {};
-    Result<Charge> charge = caller.account->take(amounts);
-    if (!charge.ok()) return charge.status();
-    taken_.push_back(std::move(charge).value());
-    return {};
-  }
-
- private:
-  CallCharge() = default;
-
-  std::vector<Charge> taken_;
-};
-
-/// Of a call, with so many bytes of messages that may wait for its caller.
-Amounts of_call(std::uint64_t bytes) {
-  Amounts amounts;
-  amounts[Resource::kCalls] = 1;
-  amounts[Resource::kQueuedBytes] = bytes;
-  return amounts;
 }
 
 class StreamObserver final : public OperationObserver {
@@ -135,30 +100,6 @@ class StreamSink final : public EventSink {
  private:
   std::shared_ptr<Stream<v1::Event>> stream_;
   std::uint64_t missed_ = 0;  // since the last that was queued
-};
-
-/// A call with one answer, until gRPC has sent that.
-class UnaryCall final : public grpc::ServerUnaryReactor {
- public:
-  explicit UnaryCall(EventLoop& loop) : charge_(CallCharge::make(loop)) {}
-
-  // The loop's thread.
-  Status begin(const Caller& caller) { return charge_->take(caller, of_call(0)); }
-  /// With what `work` has put into `response`, which is charged for while it is on its way.
-  template <class Function>
-  Status end(const Caller& caller, google::protobuf::Message& response, const Function& work) {
-    Status status = work(caller);
-    Amounts bytes;
-    bytes[Resource::kQueuedBytes] = response.SpaceUsedLong() + response.ByteSizeLong();
-    if (status.ok()) status = charge_->take(caller, bytes);
-    if (!status.ok()) response.Clear();
-    return status;
-  }
-
- private:
-  void OnDone() override { delete this; }
-
-  const std::shared_ptr<CallCharge> charge_;
 };
 
 /// A lease that is waited for. What both threads touch lives as long as either may do so.
@@ -209,6 +150,20 @@ class LeaseCall final : public grpc::ServerUnaryReactor {
 namespace tls = grpc::experimental;
 constexpr unsigned kReadAgainSeconds = 60;
 
+void limit(grpc::ServerBuilder& builder, const Limits& limits) {
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kNodePingMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kNodePingMs);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kPingsAtMostEveryMs);
+  builder.SetMaxReceiveMessageSize(limits.request);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits.calls);
+  // Health and reflection are synchronous services; they need no more than this.
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
+  builder.SetResourceQuota(grpc::ResourceQuota().SetMaxThreads(kThreads));
+}
+
 /// For TCP: both ends show a certificate of one authority. `dir` has ca.crt, tls.crt and tls.key,
 /// as a Secret of Kubernetes does. They are read again every minute, so that certificates can be
 /// renewed. kInvalidArgument: a file is missing or empty.
@@ -229,7 +184,11 @@ Result<std::shared_ptr<grpc::ServerCredentials>> mutual_tls(const std::string& d
 class ControlService final : public v1::Broker::CallbackService {
  public:
   ControlService(Broker& broker, EventLoop& loop, const Callers& callers, Upgrades* upgrades)
-      : broker_(broker), loop_(loop), callers_(callers), upgrades_(upgrades) {}
+      : broker_(broker),
+        loop_(loop),
+        calls_(broker, loop),
+        callers_(callers),
+        upgrades_(upgrades) {}
 
   /// Before it serves.
   void use(Fleet& fleet) {
@@ -258,7 +217,7 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::NodeStatus* response) override {
-    return on_look(context, response, [this, response](const Caller& caller) {
+    return calls_.on_look(caller_of(context), response, [this, response](const Caller& caller) {
       broker_.status(caller, *response);
       return Status();
     });
@@ -267,18 +226,19 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* GetMetrics(grpc::CallbackServerContext* context,
                                        const v1::GetMetricsRequest* request,
                                        v1::GetMetricsResponse* response) override {
-    return on_look(context, response, [this, request, response](const Caller& caller) {
-      const auto text = metrics_writer(request->format());
-      if (!text.ok()) return text.status();
-      response->set_text(text.value()(broker_.metrics(caller)));
-      return Status();
-    });
+    return calls_.on_look(caller_of(context), response,
+                          [this, request, response](const Caller& caller) {
+                            const auto text = metrics_writer(request->format());
+                            if (!text.ok()) return text.status();
+                            response->set_text(text.value()(broker_.metrics(caller)));
+                            return Status();
+                          });
   }
 
   grpc::ServerUnaryReactor* ListGroups(grpc::CallbackServerContext* context,
                                        const v1::ListGroupsRequest*,
                                        v1::ListGroupsResponse* response) override {
-    return on_loop(context, response, [this, response](const Caller& caller) {
+    return calls_.on_loop(caller_of(context), response, [this, response](const Caller& caller) {
       broker_.groups(caller, *response);
       return Status();
     });
@@ -287,18 +247,19 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListRanks(grpc::CallbackServerContext* context,
                                       const v1::ListRanksRequest* request,
                                       v1::ListRanksResponse* response) override {
-    return on_loop(context, response, [this, request, response](const Caller& caller) {
-      Result<std::vector<v1::RankInfo>> ranks = broker_.ranks(caller, request->group());
-      if (!ranks.ok()) return ranks.status();
-      for (v1::RankInfo& rank : ranks.value()) response->add_ranks()->Swap(&rank);
-      return Status();
-    });
+    return calls_.on_loop(
+        caller_of(context), response, [this, request, response](const Caller& caller) {
+          Result<std::vector<v1::RankInfo>> ranks = broker_.ranks(caller, request->group());
+          if (!ranks.ok()) return ranks.status();
+          for (v1::RankInfo& rank : ranks.value()) response->add_ranks()->Swap(&rank);
+          return Status();
+        });
   }
 
   grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
                                       const v1::SetPolicyRequest* request,
                                       v1::SetPolicyResponse* response) override {
-    return on_loop(context, response, [this, request](const Caller& caller) {
+    return calls_.on_loop(caller_of(context), response, [this, request](const Caller& caller) {
       return broker_.set_policy(caller, request->group(), request->tag(), request->policy(),
                                 request->form());
     });
@@ -307,15 +268,16 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* Turns(grpc::CallbackServerContext* context,
                                   const v1::TurnsRequest* request,
                                   v1::TurnsResponse* response) override {
-    return on_loop(context, response, [this, request, response](const Caller& caller) {
-      return broker_.turns(caller, request->stage(), *response);
-    });
+    return calls_.on_loop(caller_of(context), response,
+                          [this, request, response](const Caller& caller) {
+                            return broker_.turns(caller, request->stage(), *response);
+                          });
   }
 
   grpc::ServerUnaryReactor* SetTurn(grpc::CallbackServerContext* context,
                                     const v1::SetTurnRequest* request,
                                     v1::SetTurnResponse* response) override {
-    return on_loop(context, response, [this, request](const Caller& caller) {
+    return calls_.on_loop(caller_of(context), response, [this, request](const Caller& caller) {
       return broker_.set_turn(caller, request->group(), change_of(*request));
     });
   }
@@ -324,7 +286,7 @@ class ControlService final : public v1::Broker::CallbackService {
                                   const v1::LeaseRequest* request,
                                   v1::LeaseResponse* response) override {
     if (request->yield())
-      return on_loop(context, response, [this, request](const Caller& caller) {
+      return calls_.on_loop(caller_of(context), response, [this, request](const Caller& caller) {
         return broker_.yield(caller, request->group());
       });
     auto* const call = new LeaseCall(loop_, broker_);
@@ -339,7 +301,7 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext* context,
                                        const v1::ListQuotasRequest*,
                                        v1::ListQuotasResponse* response) override {
-    return on_loop(context, response, [this, response](const Caller& caller) {
+    return calls_.on_loop(caller_of(context), response, [this, response](const Caller& caller) {
       broker_.quotas(caller, *response);
       return Status();
     });
@@ -348,9 +310,10 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListHistory(grpc::CallbackServerContext* context,
                                         const v1::ListHistoryRequest* request,
                                         v1::ListHistoryResponse* response) override {
-    return on_loop(context, response, [this, request, response](const Caller& caller) {
-      return broker_.history(caller, *request, *response);
-    });
+    return calls_.on_loop(caller_of(context), response,
+                          [this, request, response](const Caller& caller) {
+                            return broker_.history(caller, *request, *response);
+                          });
   }
 
   grpc::ServerUnaryReactor* Upgrade(grpc::CallbackServerContext* context, const v1::UpgradeRequest*,
@@ -438,56 +401,6 @@ class ControlService final : public v1::Broker::CallbackService {
     return stream.get();
   }
 
-  /// Answers a unary call with what `work` returns on the loop's thread. Request and response live
-  /// until then, even when the caller has gone.
-  template <class Response, class Function>
-  grpc::ServerUnaryReactor* on_loop(grpc::CallbackServerContext* context, Response* response,
-                                    Function work) {
-    auto* call = new UnaryCall(loop_);
-    std::optional<Caller> caller = caller_of(context);
-    if (!caller)
-      call->Finish(kGone);
-    else
-      loop_.post([call, response, caller = *std::move(caller), work = std::move(work)] {
-        Status status = call->begin(caller);
-        if (status.ok()) status = call->end(caller, *response, work);
-        call->Finish(to_grpc(status));
-      });
-    return call;
-  }
-
-  /// As on_loop(), once the devices have been looked at.
-  template <class Response, class Function>
-  grpc::ServerUnaryReactor* on_look(grpc::CallbackServerContext* context, Response* response,
-                                    Function work) {
-    // Finishes however it ends: an amemd that ends looks at no device any more.
-    struct Finish {
-      explicit Finish(UnaryCall* of) : call(of) {}
-      ~Finish() { call->Finish(to_grpc(status)); }
-      Finish(const Finish&) = delete;
-      Finish& operator=(const Finish&) = delete;
-      UnaryCall* call;
-      Status status{Code::kUnavailable, "amemd is ending"};
-    };
-    auto* call = new UnaryCall(loop_);
-    std::optional<Caller> caller = caller_of(context);
-    if (!caller) {
-      call->Finish(kGone);
-      return call;
-    }
-    const auto finish = std::make_shared<Finish>(call);
-    loop_.post([this, finish, response, caller = *std::move(caller), work = std::move(work)] {
-      if (Status status = finish->call->begin(caller); !status.ok()) {
-        finish->status = status;
-        return;
-      }
-      broker_.look_at_devices([finish, response, caller, work] {
-        finish->status = finish->call->end(caller, *response, work);
-      });
-    });
-    return call;
-  }
-
   /// `Request`: PauseRequest, ResumeRequest or SwapRequest.
   template <class Request>
   grpc::ServerWriteReactor<v1::Progress>* operation(grpc::CallbackServerContext* context,
@@ -525,6 +438,7 @@ class ControlService final : public v1::Broker::CallbackService {
 
   Broker& broker_;
   EventLoop& loop_;
+  const UnaryCalls calls_;
   const Callers& callers_;
   Upgrades* const upgrades_;
   Fleet* fleet_ = nullptr;
@@ -540,6 +454,7 @@ ControlServer::ControlServer(Broker& broker, EventLoop& loop, Upgrades* upgrades
 ControlServer::~ControlServer() {
   server_.reset();
   others_server_.reset();
+  llm_d_server_.reset();
 }
 
 Status ControlServer::start(const ControlSettings& settings) {
@@ -548,17 +463,8 @@ Status ControlServer::start(const ControlSettings& settings) {
   const auto prepare = [this](grpc::ServerBuilder& builder, const Limits& limits) {
     builder.RegisterService(service_.get());
     builder.RegisterService(fleet_service_.get());
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kNodePingMs);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kNodePingMs);
-    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                               kPingsAtMostEveryMs);
-    builder.SetMaxReceiveMessageSize(limits.request);
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits.calls);
-    // Health and reflection are synchronous services; they need no more than this.
-    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
-    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
-    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
-    builder.SetResourceQuota(grpc::ResourceQuota().SetMaxThreads(kThreads));
+    if (llm_d_service_ != nullptr) builder.RegisterService(llm_d_service_.get());
+    limit(builder, limits);
   };
   grpc::ServerBuilder builder;
   int port = 0;
@@ -574,6 +480,25 @@ Status ControlServer::start(const ControlSettings& settings) {
         return service->caller_of(context);
       });
   service_->use(*fleet_);
+  if (settings.llm_d) {
+    std::random_device random;
+    const auto operations =
+        std::make_shared<LlmdOperations>(std::uint64_t{random()} << 32U | random());
+    llm_d_service_ = std::make_unique<LlmdService>(
+        broker_, loop_, settings.llm_d_deep, operations,
+        [service = service_.get()](const grpc::CallbackServerContext* context) {
+          return service->caller_of(context);
+        });
+    llm_d_open_service_ =
+        std::make_unique<LlmdService>(broker_, loop_, settings.llm_d_deep, operations,
+                                      [](const grpc::CallbackServerContext* context) {
+                                        Caller anybody;  // who reaches the port
+                                        anybody.who = "llm-d at " + context->peer();
+                                        return std::optional(anybody);
+                                      });
+    if (!settings.llm_d_listen.empty())
+      if (Status status = open_llm_d(settings.llm_d_listen); !status.ok()) return status;
+  }
   prepare(builder, kOfOperators);
   server_ = builder.BuildAndStart();
   grpc::ServerBuilder for_others;
@@ -595,6 +520,24 @@ Status ControlServer::start(const ControlSettings& settings) {
   return entrance_->open(settings.socket);
 }
 
+Status ControlServer::open_llm_d(const std::string& address) {
+  grpc::ServerBuilder builder;
+  builder.RegisterService(llm_d_open_service_.get());
+  limit(builder, kOfOthers);
+  int port = 0;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  llm_d_server_ = builder.BuildAndStart();
+  if (llm_d_server_ == nullptr || port == 0)
+    return {Code::kInternal,
+            "llm_d.listen: amemd cannot serve llm-d's calls on " + address +
+                ". Check that the port is free and that the address belongs to this node"};
+  spdlog::warn(
+      "llm_d.listen: amemd answers llm-d on {} without TLS. Whoever reaches this port can pause "
+      "and resume every group",
+      address);
+  return {};
+}
+
 std::string ControlServer::under_way() const { return service_->under_way(); }
 
 void ControlServer::close() {
@@ -603,10 +546,10 @@ void ControlServer::close() {
 }
 
 void ControlServer::shut() {
-  const auto limit = std::chrono::system_clock::now() + kShutdownPatience;
-  for (grpc::Server* server : {server_.get(), others_server_.get()}) {
+  const auto until = std::chrono::system_clock::now() + kShutdownPatience;
+  for (grpc::Server* server : {server_.get(), others_server_.get(), llm_d_server_.get()}) {
     if (server == nullptr) continue;
-    server->Shutdown(limit);
+    server->Shutdown(until);
     server->Wait();
   }
 }

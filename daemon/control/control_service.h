@@ -1,5 +1,5 @@
 // ControlServer: the control API (proto/amem/v1/broker.proto) on control.sock, and by option on TCP
-// with mutual TLS, with gRPC health and reflection.
+// with mutual TLS, with gRPC health and reflection. By option llm-d's calls, too.
 //
 // Calls arrive on gRPC's threads; each posts its work to the loop and answers from there. No thread
 // waits for an operation. A caller that goes away stops nothing.
@@ -29,6 +29,7 @@ class EventLoop;
 class Fleet;
 class FleetService;
 class GrpcNodeLinks;
+class LlmdService;
 class Upgrades;
 
 /// Where and how the control API is served, and to whom.
@@ -39,6 +40,10 @@ struct ControlSettings {
   std::string listen;   // "host:port" for TCP; empty: none
   std::string tls_dir;  // ca.crt, tls.crt and tls.key, for TCP
   Deadlines deadlines;  // of this node's phases
+  // llm-d's calls, too, and on "address:port" these alone, to whoever reaches it; empty: not there.
+  bool llm_d = false;
+  std::string llm_d_listen;
+  bool llm_d_deep = false;  // snapshots are deep pauses
 };
 
 class ControlServer {
@@ -61,6 +66,9 @@ class ControlServer {
   void shut();
 
  private:
+  /// Serves llm-d's calls on an address without TLS.
+  Status open_llm_d(const std::string& address);
+
   Broker& broker_;
   EventLoop& loop_;
   GrpcLog log_;
@@ -70,8 +78,12 @@ class ControlServer {
   std::unique_ptr<Fleet> fleet_;
   std::unique_ptr<FleetService> fleet_service_;
   std::unique_ptr<ControlService> service_;
+  // Null: not served. The other one: to whoever reaches its port.
+  std::unique_ptr<LlmdService> llm_d_service_;
+  std::unique_ptr<LlmdService> llm_d_open_service_;
   std::unique_ptr<grpc::Server> server_;         // of operators
   std::unique_ptr<grpc::Server> others_server_;  // where a connection may have less under way
+  std::unique_ptr<grpc::Server> llm_d_server_;   // for llm-d's calls alone; null: none
   std::unique_ptr<Entrance> entrance_;
 };
 

@@ -470,6 +470,15 @@ const std::vector<Setting>& settings() {
       {"control.tls", "directory with ca.crt, tls.crt and tls.key, for control.listen",
        set_text<&Config::tls_dir>, get_text<&Config::tls_dir>},
 
+      {"llm_d.enabled",
+       "whether amemd answers the calls of llm-d's snapshot agent on control.sock: true or false",
+       set_flag<&Config::llm_d>, get_flag<&Config::llm_d>},
+      {"llm_d.listen",
+       "port, or address:port, of llm-d's calls without TLS, for whoever reaches it; empty: none",
+       set_address<&Config::llm_d_listen>, get_text<&Config::llm_d_listen>},
+      {"llm_d.deep", "whether a snapshot of llm-d is a deep pause: true or false",
+       set_flag<&Config::llm_d_deep>, get_flag<&Config::llm_d_deep>},
+
       {"metrics.listen",
        "port, or address:port, of metrics for Prometheus over HTTP, with the names of all groups; "
        "empty: none",
@@ -566,6 +575,10 @@ void check(const Config& config, ConfigErrors& errors) {
                      "TCP only with mutual TLS");
   if (config.deadlines.deepen > Duration::zero() && !config.deep_pauses)
     errors.emplace_back("deep.after: requires deep.enabled = true");
+  if (!config.llm_d && !config.llm_d_listen.empty())
+    errors.emplace_back("llm_d.listen: requires llm_d.enabled = true");
+  if (config.llm_d_deep && !config.deep_pauses)
+    errors.emplace_back("llm_d.deep: requires deep.enabled = true");
   if (config.pool_segment != 0) check_size("pool.segment", config.pool_segment, kPage);
   check_size("pool.size", config.pool_size, 0);
   const std::uint64_t segment = std::min(config.segment(), config.pool_size);

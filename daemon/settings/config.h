@@ -73,6 +73,10 @@ struct Config {
   std::string listen;     // "host:port" of the control API; empty: no TCP
   std::string tls_dir;    // ca.crt, tls.crt and tls.key, for TCP
 
+  bool llm_d = false;        // answers llm-d's snapshot agent's calls
+  std::string llm_d_listen;  // "address:port" of these without TLS; empty: none
+  bool llm_d_deep = false;   // a snapshot is a deep pause
+
   std::vector<StageSettings> stages;  // from the file alone; in its order by name
 
   std::string metrics_listen;  // "address:port" of metrics by HTTP; empty: none

@@ -251,6 +251,15 @@ TEST(Config, PrintedFormReadsBack) {
     EXPECT_EQ(setting.get(back), setting.get(config)) << setting.key;
 }
 
+TEST(Config, LlmdsCalls) {
+  EXPECT_TRUE(errors_of("[llm_d]\nenabled = true\nlisten = \"10.0.0.7:9001\"\n").empty());
+  EXPECT_TRUE(errors_of("[llm_d]\ndeep = true\n[deep]\nenabled = true\n").empty());
+  const ConfigErrors errors = errors_of("[llm_d]\nlisten = \"9001\"\ndeep = true\n");
+  ASSERT_EQ(errors.size(), 2U);
+  EXPECT_EQ(errors[0], "llm_d.listen: requires llm_d.enabled = true");
+  EXPECT_EQ(errors[1], "llm_d.deep: requires deep.enabled = true");
+}
+
 TEST(Config, WhenAPausedGroupBecomesDeep) {
   EXPECT_TRUE(errors_of("[deep]\nenabled = true\nafter = \"10m\"\n").empty());
   EXPECT_TRUE(errors_of("[deep]\nafter = \"0\"\n").empty());

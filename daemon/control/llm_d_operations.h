@@ -1,0 +1,80 @@
+// LlmdOperations: what has become of the snapshots and restores that llm-d's clients have asked
+// for, by their numbers, and the words of llm-d for what amemd knows.
+//
+// Clients ask for an operation's end again and again, and for ever when its id is not known. So an
+// id that amemd gave out, but of whose end it knows nothing any more, is answered as failed; the
+// client then asks for the state of the jobs.
+//
+// Pure: time is an argument. For the loop's thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "amem/v1/broker.pb.h"
+#include "common/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/owners/caller.h"
+#include "llm_d/snapshot_agent.pb.h"
+
+namespace amem {
+
+namespace llm_d = snapshot_agent::v1alpha1;
+
+/// The state of a job whose group is in this one.
+llm_d::JobState job_state(v1::GroupState state);
+void put(llm_d::StatusResponse& response, const v1::NodeStatus& node);
+/// The group of a job; null: none is called so.
+const v1::GroupInfo* group_of(const v1::ListGroupsResponse& groups, const std::string& job);
+/// kInvalidArgument, kUnimplemented: a request that a group cannot answer.
+Status check(const std::string& job, const llm_d::BackendConfig& backend);
+
+class LlmdOperations {
+ public:
+  /// The id of a restore of a group that runs, as llm-d's own agent calls it.
+  static constexpr char kAlreadyRunning[] = "already-running";
+  static constexpr std::size_t kMostEnded = 1024;
+
+  /// `run`: differs from that of every other amemd.
+  explicit LlmdOperations(std::uint64_t run) : run_(run) {}
+
+  /// kAborted: what is refused while the job is pausing or resuming.
+  static Status under_way(const std::string& job);
+
+  /// The number of an operation that begins. kAborted: the caller has one of this job that has not
+  /// ended.
+  Result<std::uint64_t> begin(const Caller& caller, const std::string& job, Time now);
+  /// It has begun nothing.
+  void drop(std::uint64_t number);
+  /// `group`: as it is now; null: unknown. No effect on an operation that has ended.
+  void end(std::uint64_t number, const Status& status, const v1::GroupInfo* group, Time now);
+  /// Nothing: it goes on.
+  std::optional<Status> ended(std::uint64_t number) const;
+
+  std::string id_of(std::uint64_t number) const;
+  /// kNotFound: no amemd has given out such an id.
+  Result<llm_d::GetOperationResponse> get(const Caller& caller, const std::string& id,
+                                          Time now) const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<Account> owner;  // of who has asked; null: it operates
+    std::string job;
+    Time began;
+    Time until;
+    std::optional<Status> status;  // nothing: it goes on
+    std::uint64_t saved = 0;
+    std::uint64_t allocated = 0;
+  };
+
+  const std::uint64_t run_;
+  std::uint64_t last_ = 0;
+  std::map<std::uint64_t, Entry> all_;
+  std::deque<std::uint64_t> ended_;  // the first to end in front
+};
+
+}  // namespace amem
