@@ -276,6 +276,15 @@ Status Broker::may_hand_over(const Caller& caller) {
   return {};
 }
 
+std::string Broker::summary() const {
+  const std::size_t groups = node_.groups.size();
+  const std::uint64_t ready = node_.pools.total();
+  std::string text = "serves " + std::to_string(groups) + (groups == 1 ? " group" : " groups") +
+                     "; pool: " + format_size(ready);
+  if (ready < node_.pool_configured) text += " of " + format_size(node_.pool_configured);
+  return node_.pool_error.empty() ? text : text + ": " + node_.pool_error;
+}
+
 std::string Broker::under_way() const {
   for (const auto& [id, group] : node_.groups)
     if (const GroupState state = group.machine.state();

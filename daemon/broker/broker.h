@@ -107,6 +107,8 @@ class Broker {
   /// Not OK: no operation begins any more, and why.
   const Status& refusal() const { return operations_.refusal(); }
   bool serves_groups() const { return !node_.groups.empty(); }
+  /// What it serves, in one line for people: groups, and how far the pool is.
+  std::string summary() const;
   /// What an end would call off, such as "group 'train' is pausing"; empty: nothing.
   std::string under_way() const;
   Accounts& accounts() { return accounts_; }
