@@ -144,6 +144,7 @@ class Broker {
   SessionServer sessions_;
   SavedBytes saved_;
   Outbox outbox_;
+  const Duration checkpoint_limit_;  // for all of a phase's driver calls; shorter than the phase
   NoProcessCalls no_processes_;
   NoProofTargets no_proof_targets_;
   DeepProof deep_proof_;

@@ -75,10 +75,10 @@ class PauseOperation final : public GroupOperation {
   /// not told to let go of it.
   static bool keeps(RankId rank, const Allocation& a) { return a.stayed && a.maker == rank; }
   void release_all(const action::Release& release);
-  /// With what was in use of the devices before and afterwards.
   /// In use beside the memory of ranks, which others create and free while processes are
   /// checkpointed.
   BytesByDevice unbrokered(const Workers::Uses& uses) const;
+  /// With what was in use of the devices before and afterwards.
   void checkpointed(const Status& status, bool deep, const BytesByDevice& before,
                     const BytesByDevice& after);
   /// Takes what the pool must have space for, and chooses waves where there is need of them.
@@ -102,7 +102,8 @@ class PauseOperation final : public GroupOperation {
   std::set<RankId> failed_savers_;
   std::optional<Workers::Uses> uses_;  // of the devices of what comes in
   std::string waits_for_;
-  std::optional<Time> checkpoint_began_;  // its phase, of which a proof may take a part
+  // When the phase checkpoint began. A proof counts towards its deadline.
+  std::optional<Time> checkpoint_began_;
   bool settled_ = false;
   RowReservation space_;  // for the rows of the release
   std::vector<GuestUse> guests_;

@@ -54,7 +54,7 @@ class GpuStage {
     virtual void carry_out(GpuStage& stage, const StageSwitch& what) = 0;
     /// tick() is due then; kNever: not at all. Replaces what was said before.
     virtual void wake(GpuStage& stage, Time at) = 0;
-    /// What is to be on record of it has changed: leased().
+    /// leased() of the group has changed, which the record must say.
     virtual void changed(GroupId group) = 0;
     /// For people; `trouble`: something that an operator should look at.
     virtual void say(GpuStage& stage, GroupId group, const std::string& text, bool trouble) = 0;

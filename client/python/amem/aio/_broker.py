@@ -193,7 +193,7 @@ class Broker:
             stage: Only this stage. Empty: all stages.
 
         Returns:
-            The stages, with those of their groups that the caller may see.
+            The stages, each with its groups that the caller may see.
 
         Raises:
             NotFoundError: There is no such stage.

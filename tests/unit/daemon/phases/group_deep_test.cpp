@@ -17,15 +17,23 @@ class GroupDeepTest : public GroupTest {
     task.deep = true;
     return task;
   }
-  void to_detach() {
-    ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
+  /// A pause that has begun goes on until its memory has been saved.
+  void save() {
     quiet(1);
     quiet(2);
     group.save_sent(kOk, {1}, now);
     done(1, RankPhase::kSave);
+  }
+  /// Until its memory has left.
+  void leave() {
+    save();
     both(RankPhase::kRelease);
     group.dropped("", now);
     drain();
+  }
+  void to_detach() {
+    ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
+    leave();
     ASSERT_EQ(group.phase(), Phase::kDetach);
   }
   void to_checkpoint() {
@@ -88,10 +96,7 @@ TEST_F(GroupDeepTest, ForOthersItIsPausedOnceAllHasLeft) {
 
 TEST_F(GroupDeepTest, ForOthersItHasNotLeftIfSomethingMayHaveStayed) {
   ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
-  quiet(1);
-  quiet(2);
-  group.save_sent(kOk, {1}, now);
-  done(1, RankPhase::kSave);
+  save();
   done(1, RankPhase::kRelease);
   done(2, RankPhase::kRelease, {Code::kAborted, "it is stuck"});
   group.dropped("", now);
@@ -107,12 +112,7 @@ TEST_F(GroupDeepTest, TheRanksCanAskForIt) {
   group.request(2, 6, deep_pause(), {}, now);
   drain();
   EXPECT_EQ(group.phase(), Phase::kQuiesce);
-  quiet(1);
-  quiet(2);
-  group.save_sent(kOk, {1}, now);
-  done(1, RankPhase::kSave);
-  both(RankPhase::kRelease);
-  group.dropped("", now);
+  leave();
   both(RankPhase::kDetach);
   drain();
   EXPECT_EQ(find<action::Answer>(), nullptr) << "not before it is deep";
@@ -129,12 +129,7 @@ TEST_F(GroupDeepTest, TheRanksCanAskForIt) {
 TEST_F(GroupDeepTest, WhoMakesItDeepHasNotPausedIt) {
   const Task some(Operation::kResume, {{"kv_cache"}});
   for (const RankId rank : {1U, 2U}) group.request(rank, rank, Operation::kPause, {}, now);
-  quiet(1);
-  quiet(2);
-  group.save_sent(kOk, {1}, now);
-  done(1, RankPhase::kSave);
-  both(RankPhase::kRelease);
-  group.dropped("", now);
+  leave();
   ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
   both(RankPhase::kDetach);
   group.checkpointed(kOk, now);
