@@ -19,12 +19,6 @@ namespace {
 constexpr std::size_t kAtATime = 64;
 constexpr std::string_view kUnix = "unix:";
 
-client::ControlClient client_of(const CommandLine& options, const std::string& node) {
-  const auto timeout = options.timeout.value_or(client::kDefaultQueryTimeout);
-  if (node.starts_with(kUnix)) return client::ControlClient(node.substr(kUnix.size()), timeout);
-  return client::ControlClient(client::Remote{node, options.tls_dir}, timeout);
-}
-
 /// What one node has answered.
 struct Said {
   std::string out;
@@ -67,18 +61,32 @@ bool asks_each_node(Command command) {
          command == Command::kHealth || command == Command::kVersion;
 }
 
+client::ControlClient client_of(const CommandLine& options, const std::string& node) {
+  // The timeout of an operation says nothing of how long an answer takes.
+  const auto timeout = asks_each_node(options.command)
+                           ? options.timeout.value_or(client::kDefaultQueryTimeout)
+                           : client::kDefaultQueryTimeout;
+  if (node.starts_with(kUnix)) return client::ControlClient(node.substr(kUnix.size()), timeout);
+  return client::ControlClient(client::Remote{node, options.tls_dir}, timeout);
+}
+
+void ask_all(std::size_t count, const std::function<void(std::size_t)>& ask) {
+  for (std::size_t first = 0; first < count; first += kAtATime) {
+    std::vector<std::jthread> asking;
+    for (std::size_t i = first; i < std::min(first + kAtATime, count); ++i)
+      asking.emplace_back([&ask, i] { ask(i); });
+  }
+}
+
 int execute_on_each(const CommandLine& options, const std::vector<std::string>& nodes,
                     Console& console, Interrupt* interrupt) {
   int code = kExitOk;
   for (std::size_t first = 0; first < nodes.size(); first += kAtATime) {
     if (interrupt != nullptr && interrupt->happened()) return kExitInterrupted;
-    const std::size_t count = std::min(kAtATime, nodes.size() - first);
-    std::vector<Said> answers(count);
-    std::vector<std::thread> asking;
-    for (std::size_t i = 0; i < count; ++i)
-      asking.emplace_back([&, i] { answers[i] = ask(options, nodes[first + i], console); });
-    for (std::thread& thread : asking) thread.join();
-    for (std::size_t i = 0; i < count; ++i) {
+    std::vector<Said> answers(std::min(kAtATime, nodes.size() - first));
+    ask_all(answers.size(),
+            [&](std::size_t i) { answers[i] = ask(options, nodes[first + i], console); });
+    for (std::size_t i = 0; i < answers.size(); ++i) {
       const std::string& node = nodes[first + i];
       const Said& answer = answers[i];
       if (options.json && !answer.out.empty())
