@@ -10,7 +10,7 @@
 #include "client/core/json.h"
 #include "client/ctl/conclusions/forecast.h"
 #include "client/ctl/conclusions/groups.h"
-#include "client/ctl/nodes/nodes.h"
+#include "client/ctl/node_list.h"
 #include "client/ctl/trace_file.h"
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/progress_view.h"
