@@ -469,13 +469,14 @@ class Progress:
         dropped_bytes: with done, of a pause: dropped bytes; a resume provides zeros
         guests: with done, of a pause: guests whose open memory has stayed on its device
         waits_for: what the phase waits for before it asks its ranks; empty: it waits for the ranks
-        transaction: as in PastOperation
+        transaction: as in PastOperation, of the node
         copied_bytes: While ranks copy between devices and pool: bytes in this phase so far. Ranks report them every quarter of a second.
         to_copy_bytes: the total; 0: no rank has reported it yet
         unknown_calls: With done, of a pause: the number of driver calls that ranks have looked up, that their shims do not know and that
             are not on the list of allowed calls.
         node: of an operation over several nodes: the node of this message; else empty
         saves: with done, of a pause: of each tag whose bytes it kept, by name
+        node_number: with node: its place in the request's `nodes`, from 0
     """
 
     group: str
@@ -498,6 +499,7 @@ class Progress:
     unknown_calls: int
     node: str
     saves: tuple[TagSave, ...]
+    node_number: int
 
 
 @dataclasses.dataclass(frozen=True)
