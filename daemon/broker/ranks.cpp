@@ -319,14 +319,32 @@ void Ranks::release_leftovers(const Rank& rank,
 void Ranks::lose(RankId id, const std::string& why) {
   Rank* rank = node_.find_rank(id);
   if (rank == nullptr) return;
-  if (rank->process_watch == 0 || !rank->peer.lives() || !shares(*rank)) return remove(id, why);
   GroupEntry& group = node_.group_of(*rank);
-  const std::string reason = why.empty() ? "its session ended" : "disconnected: " + why;
-  const std::string text = node_.label(*rank) + ": " + reason +
-                           ", but its process continues to run with memory that other ranks share. "
-                           "The group can pause and resume again when this process has ended";
+  const bool deep = group.machine.deep();
+  if (rank->process_watch == 0 || !rank->peer.lives() || (!deep && !shares(*rank)))
+    return remove(id, why);
+  const bool may_return = deep && rank->key != Token();
+  std::string text =
+      node_.label(*rank) + ": " + (why.empty() ? "its session ended" : "disconnected: " + why);
+  if (may_return)
+    text +=
+        ". Its process may be checkpointed, so amemd keeps its memory and restores it with the "
+        "group. It can reconnect. If it does not, end that process";
+  else if (deep)
+    text +=
+        ", but its process may be checkpointed. A resume restores it. The group runs again when "
+        "this process has ended";
+  else
+    text +=
+        ", but its process continues to run with memory that other ranks share. The group can "
+        "pause and resume again when this process has ended";
   group.log().warn("group '{}': {}", group.machine.name(), text);
   events_.publish(&group, "error", text);
+  if (may_return) {
+    rank->session = 0;
+    group.machine.expect(id);
+    return groups_.drive(group);
+  }
   group.lost.insert(id);
   saved_.may_have_written(group, *rank);
   group.machine.lose(id, Clock::now());
@@ -368,7 +386,8 @@ void Ranks::process_ended(RankId id) {
 void Ranks::remove_harmless() {
   for (const auto& [id, group] : node_.groups)
     for (const RankId rank : group.lost)
-      if (!shares(node_.ranks.at(rank))) return remove(rank, "");  // which looks for more
+      if (!group.machine.deep() && !shares(node_.ranks.at(rank)))
+        return remove(rank, "");  // which looks for more
 }
 
 /// A process has what it was given of the pool until it ends, session or not.

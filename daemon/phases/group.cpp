@@ -83,6 +83,12 @@ void Group::lose(RankId rank, Time now) {
   settle_if_ended(now);
 }
 
+void Group::expect(RankId rank) {
+  note_ = members_.label(rank) + " lost its session while its process may be checkpointed";
+  requests_.forget(rank);
+  expected_.insert(rank);
+}
+
 void Group::go_on_if_all_are_back(Time now) {
   if (!interrupted_ || members_.empty() || now < patience_) return;
   const Interrupted what = *std::exchange(interrupted_, std::nullopt);
@@ -137,9 +143,10 @@ Status Group::can_start(const Task& task) const {
     return {Code::kFailedPrecondition,
             "group '" + name_ + "' is " + std::string(to_string(state_)) + " (" +
                 std::string(phase_name(phase())) + "). Try again when that has ended"};
-  if (interrupted_ || !expected_.empty())
-    return {Code::kUnavailable, "group '" + name_ +
-                                    "' is incomplete since amemd restarted: it waits for " +
+  // A restore needs only the processes. The phase after it waits for the ranks.
+  const bool restores = deep_ && task.op == Operation::kResume;
+  if (interrupted_ || (!expected_.empty() && !restores))
+    return {Code::kUnavailable, "group '" + name_ + "' is incomplete: it waits for " +
                                     members_.names({expected_.begin(), expected_.end()}) +
                                     " to reconnect. Try again, or end that process"};
   if (!satisfied(task)) return {};

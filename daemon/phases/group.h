@@ -70,6 +70,9 @@ class Group {
   /// Its session has ended while its process lives on: it stays a member that answers nothing,
   /// until leave(). REQUIRES: it joined.
   void lose(RankId rank, Time now);
+  /// Its session has ended while its process lives on and may be checkpointed: it stays a member,
+  /// and may come back, as after a restart of the broker. REQUIRES: it joined; deep().
+  void expect(RankId rank);
   /// Whether Create and Redeem of this rank are served now.
   bool may_allocate(RankId rank) const;
   /// A pause or resume asked for from inside. `timeout` 0: the configured one. A resume of some
@@ -96,8 +99,8 @@ class Group {
   Epoch epoch() const { return course_ ? course_->epoch() : epoch_; }
   Time since() const { return since_; }
   const std::string& note() const { return note_; }
-  /// The phase in which the broker waits for this rank now; "comeback": it has not come back since
-  /// a restart; empty: it does not.
+  /// The phase in which the broker waits for this rank now; "comeback": it has no session and may
+  /// come back; empty: it does not.
   std::string_view waiting_for(RankId rank) const;
   /// The last one that succeeded; nothing before the first.
   const std::optional<Outcome>& last(Operation op) const {
@@ -148,7 +151,7 @@ class Group {
   std::optional<Outcome> last_pause_;
   std::optional<Outcome> last_resume_;
   std::optional<Course> course_;            // the operation under way
-  std::set<RankId> expected_;               // members that have not come back since a restart
+  std::set<RankId> expected_;               // members without a session that may come back
   std::optional<Interrupted> interrupted_;  // waits for them
   Time patience_ = kNever;
   Time overdue_;  // the last action::Overdue

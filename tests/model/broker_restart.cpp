@@ -144,7 +144,7 @@ void BrokerSide::come_back(int rank) {
   const int group = group_of_rank(rank);
   p.in.clear();
   p.out.clear();
-  p.map_failed = p.copy_failed = p.expected = false;
+  p.map_failed = p.copy_failed = p.expected = p.over = false;
   p.hashes = {};
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
     if (piece(i).exists && piece(i).shared_by(rank) && !has(p.holds, i)) let_go(rank, i);

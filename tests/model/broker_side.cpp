@@ -826,6 +826,11 @@ void BrokerSide::gone(int rank) {
   Process& p = process(rank);
   p.out.clear();
   may_have_written(rank);
+  if (p.lives && machine(group_of_rank(rank)).deep() && m_.bug != Bug::kForgetsWhatIsCheckpointed) {
+    p.expected = true;
+    machine(group_of_rank(rank)).expect(id_of(rank));
+    return drive(group_of_rank(rank));
+  }
   if (!p.lives || !shares(rank)) return remove(rank);
   p.lost = true;
   machine(group_of_rank(rank)).lose(id_of(rank), now(group_of_rank(rank)));

@@ -150,6 +150,9 @@ std::vector<NodeWorld::Event> NodeWorld::possible() const {
     const int group = group_of_rank(rank);
     const bool known = group < m_.scenario.groups && !m_.groups[at(group)]->members().empty();
     if (p.lives && p.over) events.push_back({Event::kEnds, u8(rank)});
+    // One whose session has broken while its process was checkpointed, or it does not.
+    if (p.lives && p.over && p.expected && p.connected)
+      events.push_back({Event::kComesBack, u8(rank)});
     if (known && !p.over && !p.lives && rank % kRanksEach == joiner && m_.state.joins > 0)
       events.push_back({Event::kJoins, u8(rank)});
     // What it has been told it may still do, before it notices.

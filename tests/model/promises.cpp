@@ -212,10 +212,10 @@ void Promises::whole_group(int group) {
   }
   for (int rank = m_.first_rank(group); rank < m_.end_rank(group); ++rank) {
     const Process& p = m_.state.ranks[at(rank)];
+    if (p.lives && p.checkpointed && !(p.member && machine.deep()))
+      m_.breaks("no process stays checkpointed that a resume would not restore");
     if (!p.lives || !p.connected || !p.member || p.lost) continue;
     if ((p.gate == Gate::kOpen) != runs) m_.breaks("the gates of a group are as the group is");
-    if (p.checkpointed && !machine.deep())
-      m_.breaks("no process stays checkpointed that a resume would not restore");
     for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
       const Piece& piece = m_.state.pieces[at(i)];
       if (!has(p.holds, i)) continue;

@@ -93,6 +93,7 @@ enum class Bug : std::uint8_t {
   kTakesRetainedSpace,
   kComparesWithAnotherPlace,
   kCheckpointsUnrecorded,
+  kForgetsWhatIsCheckpointed,
 };
 
 struct Mutation {

@@ -302,6 +302,47 @@ TEST_F(GroupDeepTest, ARankThatEndsIsNotWaitedFor) {
   EXPECT_THAT(checkpoint->ranks, ElementsAre(1));
 }
 
+TEST_F(GroupDeepTest, OneThatLosesItsSessionIsRestoredAndMayComeBack) {
+  to_deep();
+  group.expect(2);
+  EXPECT_EQ(group.waiting_for(2), "comeback");
+  EXPECT_EQ(group.start(deep_pause(), {}, now).code(), Code::kUnavailable);
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok()) << "a restore needs no session";
+  drain();
+  const auto* restore = find<action::Restore>();
+  ASSERT_NE(restore, nullptr);
+  EXPECT_THAT(restore->ranks, ElementsAre(1, 2));
+  group.restored(kOk, now);
+  done(1, RankPhase::kRest);
+  drain();
+  EXPECT_EQ(group.phase(), Phase::kSettle);
+  EXPECT_TRUE(group.join(2, "")) << "its gate stays shut";
+  drain();
+  const auto* ask = find<action::Ask>();
+  ASSERT_NE(ask, nullptr);
+  EXPECT_THAT(ask->ranks, ElementsAre(2));
+  done(2, RankPhase::kRest);
+  expect<action::Admit>("Admit");
+}
+
+TEST_F(GroupDeepTest, OneThatDoesNotComeBackIsNamedAndTheOthersGoOnOnceItHasEnded) {
+  to_deep();
+  group.expect(2);
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  group.restored(kOk, now);
+  done(1, RankPhase::kRest);
+  now = group.wakeup();
+  group.tick(now);
+  drain();
+  expect_finished(Code::kDeadlineExceeded, GroupState::kPaused, "rank 1 (pid 22)");
+  EXPECT_FALSE(group.deep());
+  const Status refused = group.start(Operation::kResume, {}, now);
+  EXPECT_EQ(refused.code(), Code::kUnavailable);
+  EXPECT_THAT(refused.text(), ::testing::HasSubstr("waits for rank 1 (pid 22)"));
+  group.leave(2, false, now);
+  EXPECT_TRUE(group.start(Operation::kResume, {}, now).ok());
+}
+
 TEST_F(GroupDeepTest, ANextBrokerGoesOnWithADetach) {
   to_detach();
   restart();
