@@ -159,7 +159,7 @@ class Story:
             server.end()
 
     def summary(self):
-        if self.switches < len(NAMES):
+        if self.switches < len(NAMES) - 1:  # all but the one that runs at first
             raise Failure(f"there have been {self.switches} switches, and {len(NAMES)} groups had requests")
         wrong = [f"{name} {server.answers}" for name, server in self.servers.items()
                  if server.answers != sum(each == name for _, each in REQUESTS)]

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -74,25 +75,53 @@ def test_its_commands_print_what_it_says(folder: pathlib.Path, environment: dict
     assert [each for each in folder.glob("vllm-*.log")] != []
 
 
-def test_a_server_that_does_not_start_ends_the_others(folder: pathlib.Path, environment: dict[str, str]) -> None:
-    first = free_ports()
-    environment["FIRST_PORT"] = str(first)
-    amemd = subprocess.Popen(["amemd", "--config", "examples/turns/amemd.toml"], cwd=folder, env=environment, stderr=subprocess.DEVNULL)
+@pytest.fixture
+def amemd(folder: pathlib.Path, environment: dict[str, str]) -> Iterator[None]:
+    """Serves with the example's configuration."""
+    environment["FIRST_PORT"] = str(free_ports())
+    process = subprocess.Popen(["amemd", "--config", "examples/turns/amemd.toml"], cwd=folder, env=environment, stderr=subprocess.DEVNULL)
     try:
         subprocess.run(["amemctl", "wait", "pool"], env=environment, check=True, timeout=patience(60), stdout=subprocess.DEVNULL)
-        vllm = folder / "bin" / "vllm"
-        vllm.write_text(vllm.read_text().replace("import sys\n", "import sys\nif 'bad' in sys.argv: sys.exit('no such model')\n"))
-        done = subprocess.run(["examples/turns/serve.sh", "good", "bad"], cwd=folder, env=environment, capture_output=True, text=True,
-                              timeout=patience(100))
-        assert done.returncode == 1 and "serve.sh: vllm-2 has ended, see vllm-2.log" in done.stderr, done.stderr
-        assert "no such model" in (folder / "vllm-2.log").read_text()
-        end = time.monotonic() + patience(10)
-        while subprocess.run(["amemctl", "groups", "-o", "name"], env=environment, capture_output=True, timeout=60).stdout:
-            assert time.monotonic() < end, "the first server is still there"
-            time.sleep(0.1)
+        yield
     finally:
-        amemd.terminate()
-        assert amemd.wait(30) == 0
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def printed(environment: dict[str, str], *command: str) -> str:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience(60)).stdout
+
+
+def eventually(true: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + patience(30)
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+def test_a_server_that_does_not_start_ends_the_others(folder: pathlib.Path, environment: dict[str, str], amemd: None) -> None:
+    vllm = folder / "bin" / "vllm"
+    vllm.write_text(vllm.read_text().replace("import sys\n", "import sys\nif 'bad' in sys.argv: sys.exit('no such model')\n"))
+    done = subprocess.run(["examples/turns/serve.sh", "good", "bad"], cwd=folder, env=environment, capture_output=True, text=True,
+                          timeout=patience(100))
+    assert done.returncode == 1 and "serve.sh: vllm-2 has ended, see vllm-2.log" in done.stderr, done.stderr
+    assert "no such model" in (folder / "vllm-2.log").read_text()
+    eventually(lambda: printed(environment, "amemctl", "groups", "-o", "name") == "", "the first server has ended")
+
+
+def test_a_client_that_gives_up_still_brings_its_server_a_turn(folder: pathlib.Path, environment: dict[str, str], amemd: None) -> None:
+    """And the server answers the next one."""
+    with subprocess.Popen(["examples/turns/serve.sh", "one", "two"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as servers:
+        try:
+            assert servers.stdout is not None
+            assert any("all take turns" in line for line in servers.stdout)
+            ask = ["curl", "-s", f"localhost:{environment['FIRST_PORT']}/v1/completions", "-d", '{"prompt": "a", "max_tokens": 2}']
+            assert printed(environment, *ask, "-m", "0.5") == ""
+            assert subprocess.run(["amemctl", "ready", "vllm-1"], env=environment, timeout=60, stdout=subprocess.DEVNULL).returncode == 5
+            eventually(lambda: "group vllm-1 is ready" in printed(environment, "amemctl", "ready", "vllm-1"), "it has its turn")
+            assert "token_ids" in printed(environment, *ask)
+        finally:
+            servers.terminate()
 
 
 def test_every_setting_of_the_table_is_in_its_file() -> None:

@@ -18,7 +18,7 @@ STAGE = "night"
 LARGEST_MIB = 4096  # of a group; on a small GPU a quarter of its memory
 START_S = 90
 STEP_S = 90  # one step of one group, with the turns of the others before it
-SLACK_S = 1.0
+SLACK_S = 0.25
 MAX_HOLD_S = 2.0
 LAUNCH_RUNS = 5
 GATE_NS = 1.0
@@ -27,14 +27,16 @@ REQUESTS_S, QUICK_REQUESTS_S = 180, 30
 KILL_SPREAD_S = 1.2
 
 
+@contextlib.contextmanager
 def stage_broker(bench, pool_mib, margin_mib, **settings):
-    """A broker with a stage of the first GPU that CUDA shows here."""
+    """A broker with a stage of the first GPU that CUDA shows here. No other case gets it."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     path = bench.folder / "amemd.toml"
     lines = [f"[stage.{STAGE}]", f"devices = [{gpu if gpu.isdigit() else json.dumps(gpu)}]", f'margin = "{margin_mib}MiB"',
              *(f'{key} = "{value}"' for key, value in settings.items())]
     path.write_text("\n".join(lines) + "\n")
-    return bench.broker_with(f"{pool_mib}MiB", "--config", path)
+    yield bench.broker_with(f"{pool_mib}MiB", "--config", path)
+    bench.stop_broker()
 
 
 def stage_of(broker):
@@ -174,15 +176,13 @@ def turns_rl_loop(bench):
     mib, iterations = group_mib(bench), bench.cycles
     reports, seconds = {}, {}
     for way in ("lease", "told"):
-        broker = stage_broker(bench, 3 * mib, mib // 8, policy="lease")
         halves = rl_halves(bench, mib, iterations, way, bench.folder / way)
-        with taking_turns(bench, broker, halves, mib) as ranks:
+        with stage_broker(bench, 3 * mib, mib // 8, policy="lease") as broker, taking_turns(bench, broker, halves, mib) as ranks:
             (bench.folder / way / "go").touch()
             if way == "told":
                 control(broker, bench.folder / way, iterations)
             reports[way] = ended(ranks, iterations)
             seconds[way] = [ms / 1e3 for _, ms, _ in switches_of(broker)]
-        bench.stop_broker()
     ranks = [start() for start in rl_halves(bench, mib, iterations, "none", bench.folder / "none", shim=False)]
     (bench.folder / "none" / "go").touch()
     undisturbed = ended(ranks, iterations)
@@ -214,10 +214,10 @@ def control(broker, folder, iterations):
 def turns_max_hold(bench):
     """A job that works without end and never yields leaves within max_hold and one switch when another one asks."""
     mib = group_mib(bench)
-    broker = stage_broker(bench, 3 * mib, mib // 8, policy="lease", max_hold=f"{MAX_HOLD_S}s", min_residency="0s")
     starts = [lambda group=group: Rank(bench, "busy", group, mib) for group in ("asks", "stays")]
     took = []
-    with taking_turns(bench, broker, starts, mib) as (asks, stays):
+    with (stage_broker(bench, 3 * mib, mib // 8, policy="lease", max_hold=f"{MAX_HOLD_S}s", min_residency="0s") as broker,
+          taking_turns(bench, broker, starts, mib) as (asks, stays)):
         broker.amemctl("lease", "stays")
         for number in range(1, bench.few + 1):
             before = stays.steps()
@@ -286,19 +286,17 @@ def turns_launch(bench):
 def real_launches(bench):
     """Of amem_launch_bench, as shares of a launch past the shim. Empty: this driver loads no kernel."""
     mib = group_mib(bench)
-    stage_broker(bench, mib, mib // 8, policy="demand")
     taken = {"base": [], "again": [], "stage": []}
-    for _ in range(LAUNCH_RUNS):
-        for who, each in taken.items():
-            done = bench.launch_bench(env={"AMEM_STAGE": STAGE} if who == "stage" else {}).wait_any(40)
-            if done.code != 0:
-                if "NOT_SUPPORTED" in tail(done.err) + tail(done.out):
-                    bench.stop_broker()
+    with stage_broker(bench, mib, mib // 8, policy="demand"):
+        for _ in range(LAUNCH_RUNS):
+            for who, each in taken.items():
+                done = bench.launch_bench(env={"AMEM_STAGE": STAGE} if who == "stage" else {}).wait_any(40)
+                if done.code != 0 and "NOT_SUPPORTED" in tail(done.err) + tail(done.out):
                     return ""
-                raise Failure(f"amem_launch_bench ended with {done.code}")
-            report = done.report()
-            each.append(100 * report["launch_ns"] / report["direct_ns"])
-    bench.stop_broker()
+                if done.code != 0:
+                    raise Failure(f"amem_launch_bench ended with {done.code}")
+                report = done.report()
+                each.append(100 * report["launch_ns"] / report["direct_ns"])
     base, again, new = (statistics.median(each) for each in taken.values())
     return no_slower("a launch:", "% of the driver's own", base, again, new, 2)
 
@@ -310,10 +308,10 @@ def real_launches(bench):
 def turns_killed(bench):
     """amemd is killed at random while three groups take turns by demand: no turn is lost, and never two groups run that do not fit."""
     mib = group_mib(bench)
-    broker = stage_broker(bench, 4 * mib, mib // 8, policy="demand", grace="50ms", idle="200ms", min_residency="0s")
     starts = [lambda group=group: Rank(bench, "serve", group, mib) for group in ("a", "b", "c")]
     switches, back = 0, []
-    with taking_turns(bench, broker, starts, mib) as ranks:
+    with (stage_broker(bench, 4 * mib, mib // 8, policy="demand", grace="50ms", idle="200ms", min_residency="0s") as broker,
+          taking_turns(bench, broker, starts, mib) as ranks):
         for number in range(1, bench.operator_pauses + 1):
             for rank in random.sample(ranks, random.randint(1, len(ranks))):
                 rank.ask()
@@ -338,7 +336,7 @@ def turns_killed(bench):
 class Engine:
     """One `vllm serve` as it is, and what it gave undisturbed."""
 
-    def __init__(self, bench, broker, number):
+    def __init__(self, bench, number):
         self.group = f"vllm-{number}"
         self.server = vllm.Server(bench, None, graphs=True, group=self.group, tp=1, env={"AMEM_STAGE": STAGE})
         self.server.call("rescale")
@@ -384,29 +382,32 @@ def turns_vllm(bench):
     """Three vLLM servers as they are, of which no two fit, take turns by demand for three minutes of random requests; the same tokens."""
     vllm.needs_vllm()
     seconds = QUICK_REQUESTS_S if bench.quick else REQUESTS_S
-    total = min(bench.gpus.total_mib())
-    broker = stage_broker(bench, 2 * vllm.pool_of(1) << 10 if not bench.one_pool else 256, min(512, total // 128), policy="demand", grace="100ms",
-                          idle="1s", max_hold="15s")
-    engines, need = [], 0
-    for number in (1, 2, 3):
-        engines.append(Engine(bench, broker, number))
-        need = max(need, broker.group(engines[-1].group)["allocated_bytes"] >> 20)
-        if number < 3:
-            broker.amemctl("pause", engines[-1].group)
-    with fills(bench, need // 2), concurrent.futures.ThreadPoolExecutor(3) as clients:
-        hand_over(broker, [engine.group for engine in engines[:-1]])
-        before, end = stage_of(broker)["switches"], time.monotonic() + seconds
+    pool_mib = 256 if bench.one_pool else 2 * vllm.pool_of(1) << 10
+    with stage_broker(bench, pool_mib, min(512, min(bench.gpus.total_mib()) // 128), policy="demand", grace="100ms", idle="1s", max_hold="15s") as broker:
+        engines, need = [], 0
+        for number in (1, 2, 3):
+            engines.append(Engine(bench, number))
+            need = max(need, broker.group(engines[-1].group)["allocated_bytes"] >> 20)
+            if number < 3:
+                broker.amemctl("pause", engines[-1].group)
+        with fills(bench, need // 2):
+            hand_over(broker, [engine.group for engine in engines[:-1]])
+            before = stage_of(broker)["switches"]
+            answers = random_requests(broker, engines, time.monotonic() + seconds)
+            switches, count = list(switches_of(broker)), stage_of(broker)["switches"] - before
+        for engine in engines:
+            os.killpg(engine.server.program.process.pid, signal.SIGKILL)
+    return judge_requests(bench, engines, answers, switches, count, seconds)
+
+
+def random_requests(broker, engines, end):
+    """To all engines at the same time, until then. The answers of each."""
+    with concurrent.futures.ThreadPoolExecutor(len(engines)) as clients:
         running = [clients.submit(engine.requests, end, seed) for seed, engine in enumerate(engines)]
         while not all(each.done() for each in running):
             stage_of(broker)  # which checks that no two run
             time.sleep(0.1)
-        answers = [each.result() for each in running]
-        switches = list(switches_of(broker))
-        stage = stage_of(broker)
-    text = judge_requests(bench, engines, answers, switches, stage["switches"] - before, seconds)
-    for engine in engines:
-        os.killpg(engine.server.program.process.pid, signal.SIGKILL)
-    return text
+        return [each.result() for each in running]
 
 
 def judge_requests(bench, engines, answers, switches, count, seconds):
