@@ -340,6 +340,8 @@ def faults_of_amemd(values, objects):
         yield f"{values}: the pool of {pool} GiB is not smaller than the pod's limit, {amemd['resources']['limits']['memory']}"
     if amemd["readinessProbe"]["exec"]["command"][-2:] != ["wait", "pool"]:
         yield f"{values}: readiness does not say whether the pool is there"
+    if amemd["terminationMessagePolicy"] != "FallbackToLogsOnError":
+        yield f"{values}: kubectl describe does not say why amemd does not start, as on a node without GPUs"
     if pod.get("hostPID", False) != values.get("hostPID", True):
         yield f"{values}: hostPID is {pod.get('hostPID')}"
     gpus = values.get("gpus", "environment")
@@ -470,20 +472,36 @@ def faults_of_for_jobs(container, objects):
             yield f"the CDI device is {spec}"
 
 
-def faults_of_old_clusters(chart):
-    """What a cluster is too old for is refused."""
-    for values, version, words in OLD:
-        with tempfile.TemporaryDirectory() as folder:
-            copy = pathlib.Path(folder, "amem")
-            shutil.copytree(chart, copy)
-            helpers = copy / "templates" / "_helpers.tpl"
-            helpers.write_text(helpers.read_text(encoding="utf-8").replace("$.Capabilities.KubeVersion.Version", f'"v{version}"'), encoding="utf-8")
+def in_a_cluster(chart, values, template, asks, answer):
+    """The chart's texts, or what Helm says, where the cluster gives `answer` to what a template asks it."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder, "amem")
+        shutil.copytree(chart, copy)
+        file = copy / "templates" / template
+        text = file.read_text(encoding="utf-8")
+        assert asks in text, f"{template} does not ask for {asks}"
+        file.write_text(text.replace(asks, answer), encoding="utf-8")
+        with helm_python.Chart.load(copy) as other:
             try:
-                objects_of(copy, values)
-                yield f"{values}: is taken by Kubernetes {version}"
+                return "".join(other.render(values, name="amem", namespace="amem").values())
             except helm_python.HelmError as error:
-                if words not in str(error):
-                    yield f"{values}, Kubernetes {version}: {error}"
+                return str(error)
+
+
+def faults_of_clusters(chart):
+    """What a cluster is too old for, and a Secret without a key, are refused. A cluster without nodes for amem is said."""
+    for values, version, words in OLD:
+        if words not in in_a_cluster(chart, values, "_helpers.tpl", "$.Capabilities.KubeVersion.Version", f'"v{version}"'):
+            yield f"{values}: is taken by Kubernetes {version}"
+    several, asks = {"control": {"port": 7070, "secret": "node-keys"}}, 'lookup "v1" "Secret" $.Release.Namespace .'
+    for keys, refused in (("dict", True), ('dict "ca.crt" "" "tls.crt" ""', True), ('dict "ca.crt" "" "tls.crt" "" "tls.key" ""', False)):
+        text = in_a_cluster(chart, several, "_helpers.tpl", asks, f'dict "data" ({keys})')
+        if ("the Secret node-keys has no" in text) != refused:
+            yield f"a Secret with {keys}: {text[:300]}"
+    for labels, said in (('dict "nvidia.com/gpu.present" "true"', False), ('dict "other" "true"', True), ("dict", True)):
+        text = in_a_cluster(chart, {}, "NOTES.txt", '(lookup "v1" "Node" "" "")', f'(dict "items" (list (dict "metadata" (dict "labels" ({labels})))))')
+        if ("WARNING: no node has these labels" in text) != said:
+            yield f"a node with the labels {labels}: {text[:300]}"
 
 
 def without_order(pod):
@@ -550,7 +568,7 @@ def faults(amemd):
                 if words not in str(error):
                     yield f"{values}: is refused without \"{words}\": {error}"
     yield from faults_of_values(path)
-    yield from faults_of_old_clusters(path)
+    yield from faults_of_clusters(path)
     yield from faults_of_turns(path)
     yield from faults_of_upgrades(path)
     for example in sorted((HERE / "examples").glob("*.yaml")):
