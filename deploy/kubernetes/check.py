@@ -466,7 +466,7 @@ def faults_of_for_jobs(container, objects):
         variables = dict(each.split("=", 1) for each in node["containerEdits"]["env"])
         made = {each["mountPath"]: each for each in container["volumeMounts"]}
         volumes = {each["name"]: each.get("hostPath", {}).get("path") for each in amemd_of(objects)[0]["volumes"]}
-        if (spec["cdiVersion"], f"{spec['kind']}={node['name']}") != ("0.6.0", "amem/job=node") or "ro" not in node["containerEdits"]["mounts"][0]["options"] or \
+        if (spec["cdiVersion"], f"{spec['kind']}={node['name']}") != ("0.3.0", "amem/job=node") or "ro" not in node["containerEdits"]["mounts"][0]["options"] or \
            {each["hostPath"] for each in node["containerEdits"]["mounts"]} != {volumes["run"], volumes[made["/shim"]["name"]]} or \
            set(variables) != {"LD_PRELOAD", "AMEM_RUNTIME_DIR", "AMEM_SCOPE", "AMEM_REQUIRED", "NCCL_CUMEM_ENABLE"}:
             yield f"the CDI device is {spec}"
@@ -502,6 +502,14 @@ def faults_of_clusters(chart):
         text = in_a_cluster(chart, {}, "NOTES.txt", '(lookup "v1" "Node" "" "")', f'(dict "items" (list (dict "metadata" (dict "labels" ({labels})))))')
         if ("WARNING: no node has these labels" in text) != said:
             yield f"a node with the labels {labels}: {text[:300]}"
+
+
+def faults_of_cdi(chart):
+    """deploy/cdi.yaml, for nodes with packages, is the chart's device with the package's folder."""
+    values = {"jobs": {"cdiDir": "/var/run/cdi", "shimDir": "/usr/lib/amem"}}
+    [made] = [yaml.safe_load(each["data"]["cdi.yaml"]) for each in objects_of(chart, values) if each["kind"] == "ConfigMap"]
+    if yaml.safe_load((HERE.parent / "cdi.yaml").read_text(encoding="utf-8")) != made:
+        yield f"deploy/cdi.yaml is not the chart's device: {made}"
 
 
 def without_order(pod):
@@ -570,6 +578,7 @@ def faults(amemd):
     yield from faults_of_values(path)
     yield from faults_of_clusters(path)
     yield from faults_of_turns(path)
+    yield from faults_of_cdi(path)
     yield from faults_of_upgrades(path)
     for example in sorted((HERE / "examples").glob("*.yaml")):
         text = example.read_text(encoding="utf-8")
