@@ -340,6 +340,8 @@ def faults_of_amemd(values, objects):
         yield f"{values}: the pool of {pool} GiB is not smaller than the pod's limit, {amemd['resources']['limits']['memory']}"
     if amemd["readinessProbe"]["exec"]["command"][-2:] != ["wait", "pool"]:
         yield f"{values}: readiness does not say whether the pool is there"
+    if amemd["terminationMessagePolicy"] != "FallbackToLogsOnError":
+        yield f"{values}: kubectl describe does not say why amemd does not start, as on a node without GPUs"
     if pod.get("hostPID", False) != values.get("hostPID", True):
         yield f"{values}: hostPID is {pod.get('hostPID')}"
     gpus = values.get("gpus", "environment")
@@ -464,26 +466,50 @@ def faults_of_for_jobs(container, objects):
         variables = dict(each.split("=", 1) for each in node["containerEdits"]["env"])
         made = {each["mountPath"]: each for each in container["volumeMounts"]}
         volumes = {each["name"]: each.get("hostPath", {}).get("path") for each in amemd_of(objects)[0]["volumes"]}
-        if (spec["cdiVersion"], f"{spec['kind']}={node['name']}") != ("0.6.0", "amem/job=node") or "ro" not in node["containerEdits"]["mounts"][0]["options"] or \
+        if (spec["cdiVersion"], f"{spec['kind']}={node['name']}") != ("0.3.0", "amem/job=node") or "ro" not in node["containerEdits"]["mounts"][0]["options"] or \
            {each["hostPath"] for each in node["containerEdits"]["mounts"]} != {volumes["run"], volumes[made["/shim"]["name"]]} or \
            set(variables) != {"LD_PRELOAD", "AMEM_RUNTIME_DIR", "AMEM_SCOPE", "AMEM_REQUIRED", "NCCL_CUMEM_ENABLE"}:
             yield f"the CDI device is {spec}"
 
 
-def faults_of_old_clusters(chart):
-    """What a cluster is too old for is refused."""
-    for values, version, words in OLD:
-        with tempfile.TemporaryDirectory() as folder:
-            copy = pathlib.Path(folder, "amem")
-            shutil.copytree(chart, copy)
-            helpers = copy / "templates" / "_helpers.tpl"
-            helpers.write_text(helpers.read_text(encoding="utf-8").replace("$.Capabilities.KubeVersion.Version", f'"v{version}"'), encoding="utf-8")
+def in_a_cluster(chart, values, template, asks, answer):
+    """The chart's texts, or what Helm says, where the cluster gives `answer` to what a template asks it."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder, "amem")
+        shutil.copytree(chart, copy)
+        file = copy / "templates" / template
+        text = file.read_text(encoding="utf-8")
+        assert asks in text, f"{template} does not ask for {asks}"
+        file.write_text(text.replace(asks, answer), encoding="utf-8")
+        with helm_python.Chart.load(copy) as other:
             try:
-                objects_of(copy, values)
-                yield f"{values}: is taken by Kubernetes {version}"
+                return "".join(other.render(values, name="amem", namespace="amem").values())
             except helm_python.HelmError as error:
-                if words not in str(error):
-                    yield f"{values}, Kubernetes {version}: {error}"
+                return str(error)
+
+
+def faults_of_clusters(chart):
+    """What a cluster is too old for, and a Secret without a key, are refused. A cluster without nodes for amem is said."""
+    for values, version, words in OLD:
+        if words not in in_a_cluster(chart, values, "_helpers.tpl", "$.Capabilities.KubeVersion.Version", f'"v{version}"'):
+            yield f"{values}: is taken by Kubernetes {version}"
+    several, asks = {"control": {"port": 7070, "secret": "node-keys"}}, 'lookup "v1" "Secret" $.Release.Namespace .'
+    for keys, refused in (("dict", True), ('dict "ca.crt" "" "tls.crt" ""', True), ('dict "ca.crt" "" "tls.crt" "" "tls.key" ""', False)):
+        text = in_a_cluster(chart, several, "_helpers.tpl", asks, f'dict "data" ({keys})')
+        if ("the Secret node-keys has no" in text) != refused:
+            yield f"a Secret with {keys}: {text[:300]}"
+    for labels, said in (('dict "nvidia.com/gpu.present" "true"', False), ('dict "other" "true"', True), ("dict", True)):
+        text = in_a_cluster(chart, {}, "NOTES.txt", '(lookup "v1" "Node" "" "")', f'(dict "items" (list (dict "metadata" (dict "labels" ({labels})))))')
+        if ("WARNING: no node has these labels" in text) != said:
+            yield f"a node with the labels {labels}: {text[:300]}"
+
+
+def faults_of_cdi(chart):
+    """deploy/cdi.yaml, for nodes with packages, is the chart's device with the package's folder."""
+    values = {"jobs": {"cdiDir": "/var/run/cdi", "shimDir": "/usr/lib/amem"}}
+    [made] = [yaml.safe_load(each["data"]["cdi.yaml"]) for each in objects_of(chart, values) if each["kind"] == "ConfigMap"]
+    if yaml.safe_load((HERE.parent / "cdi.yaml").read_text(encoding="utf-8")) != made:
+        yield f"deploy/cdi.yaml is not the chart's device: {made}"
 
 
 def without_order(pod):
@@ -550,8 +576,9 @@ def faults(amemd):
                 if words not in str(error):
                     yield f"{values}: is refused without \"{words}\": {error}"
     yield from faults_of_values(path)
-    yield from faults_of_old_clusters(path)
+    yield from faults_of_clusters(path)
     yield from faults_of_turns(path)
+    yield from faults_of_cdi(path)
     yield from faults_of_upgrades(path)
     for example in sorted((HERE / "examples").glob("*.yaml")):
         text = example.read_text(encoding="utf-8")

@@ -151,6 +151,23 @@ def test_a_pod_that_another_follows_is_not_gone(tmp_path):
     assert said.returncode == 0, f"{said.stdout}{said.stderr}"
 
 
+@needs_prometheus
+def test_the_service_levels_are_queries(tmp_path):
+    """What docs/fleet-operation.md asks Prometheus: promtool reads it, and a fleet that does well meets it."""
+    with open(os.path.join(GRAFANA, "..", "..", "docs", "fleet-operation.md"), encoding="utf-8") as file:
+        rows = re.findall(r"(?m)^\| ([^|]+) \| `(.+)` \|$", file.read().partition("## Service levels")[2])
+    assert len(rows) >= 3
+    inputs = {'up{job="amem", instance="n:1"}': "1x120", 'amem_operations_total{result="ok", operation="swap"}': "0+10x120",
+              'amem_operations_total{result="aborted", operation="swap"}': "0x120", 'amem_operation_seconds_bucket{operation="swap", le="1"}': "0+10x120",
+              'amem_operation_seconds_bucket{operation="swap", le="+Inf"}': "0+10x120"}
+    file = tmp_path / "levels.json"
+    file.write_text(json.dumps({"evaluation_interval": "1m", "tests": [{
+        "interval": "1m", "input_series": [{"series": series, "values": values} for series, values in inputs.items()],
+        "promql_expr_test": [{"expr": f"count({query})", "eval_time": "2h", "exp_samples": [{"labels": "{}", "value": 1}]} for _, query in rows]}]}))
+    said = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, f"{said.stdout}{said.stderr}"
+
+
 def test_the_board_is_what_its_script_writes():
     said = subprocess.run([sys.executable, "-B", os.path.join(GRAFANA, "board.py")], capture_output=True, text=True, timeout=60)
     assert json.loads(said.stdout) == board(), "board.py > amem.json"
