@@ -485,7 +485,9 @@ void add_run(CLI::App& app, CommandLine& o) {
   CLI::App& run = add(app, o, Command::kRun, "run",
                       "Run a command as a rank of a group: amemctl run --group NAME -- COMMAND...");
   add_launch(run, o, "The group that its processes join", true);
-  run.add_option("--stage", o.stage, "The stage in which the group takes turns on its GPUs")
+  run.add_option("--stage", o.stage,
+                 "The stage in which the group takes turns on its GPUs. A new group waits for its "
+                 "first turn before the command starts, for --timeout at most")
       ->type_name("NAME")
       ->check(stage_name());
   run.add_flag("--required", o.required, "Fail without a broker instead of running without amem");

@@ -302,6 +302,11 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
     observer->finished(groups.status());
     return 0;
   }
+  if (abroad == nullptr && waits_for_switch(groups.value(), timeout, observer,
+                                            [=, this](Duration left) {
+                                              start_operation(caller, task, names, left, observer);
+                                            }))
+    return 0;
   for (const std::string& name : names)
     asked(caller, "{1} requests the {0}{2}", describe(task, name), caller.who,
           names.size() > 1 ? ", one of " + std::to_string(names.size()) + " groups" : "");
@@ -326,6 +331,22 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
   return operations_.start(task, left, timeout,
                            task == Task(Operation::kResume) ? watched(observer, left) : observer,
                            caller.who, std::move(abroad));
+}
+
+bool Broker::waits_for_switch(const std::vector<NamedGroup>& groups, Duration timeout,
+                              const Operations::Observer& observer,
+                              std::function<void(Duration)> start) {
+  if (!operations_.refusal().ok() || !stages_.switches(groups)) return false;
+  const Time asked = Clock::now();
+  stages_.after_switch(groups, timeout,
+                       [timeout, observer, asked, start = std::move(start)](const Status& status) {
+                         if (!status.ok()) return observer->finished(status);
+                         // 0 is none.
+                         const Duration left = timeout - (Clock::now() - asked);
+                         constexpr Duration kLeast = std::chrono::milliseconds(1);
+                         start(timeout == Duration{} ? timeout : std::max(left, kLeast));
+                       });
+  return true;
 }
 
 namespace {
@@ -381,6 +402,14 @@ Stages::LeaseId Broker::lease(const Caller& caller, const std::string& name, Dur
   return 0;
 }
 
+Starts::Number Broker::start_group(const Caller& caller, const std::string& name,
+                                   const std::string& stage, Duration timeout, Starts::Done done) {
+  const Result<GroupId> id = groups_.new_id();
+  if (id.ok()) return stages_.start(caller, id.value(), name, stage, timeout, std::move(done));
+  done(id.status());
+  return 0;
+}
+
 Status Broker::yield(const Caller& caller, const std::string& name) {
   const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
   if (group.ok()) return stages_.yield(*group.value());
@@ -399,6 +428,13 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
     observer->finished(found->status());
     return 0;
   }
+  std::vector<NamedGroup> all = leaving.value();
+  all.insert(all.end(), coming.value().begin(), coming.value().end());
+  if (abroad == nullptr &&
+      waits_for_switch(all, timeout, observer, [=, this](Duration left) {
+        swap(caller, out, in, pause, left, observer);
+      }))
+    return 0;
   const auto quoted = [](const Names& names) {
     std::string text;
     for (const std::string& name : names) text += (text.empty() ? "'" : ", '") + name + "'";

@@ -94,6 +94,9 @@ class Broker {
   Stages::LeaseId lease(const Caller& caller, const std::string& group, Duration timeout,
                         GpuStage::OnLease done);
   void forget_lease(Stages::LeaseId lease) { stages_.forget(lease); }
+  Starts::Number start_group(const Caller& caller, const std::string& group,
+                             const std::string& stage, Duration timeout, Starts::Done done);
+  void forget_start(Starts::Number number) { stages_.forget_start(number); }
   Status yield(const Caller& caller, const std::string& group);
   void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
   /// As report_history().
@@ -116,6 +119,11 @@ class Broker {
 
  private:
   Status guard_devices();
+  /// A stage switches one of the groups: has `start` called after that, with what is left of the
+  /// timeout. False: it does not.
+  bool waits_for_switch(const std::vector<NamedGroup>& groups, Duration timeout,
+                        const Operations::Observer& observer,
+                        std::function<void(Duration)> start);
   /// Tells the observer, and the stages that groups which stay paused may come in again.
   Operations::Observer watched(const Operations::Observer& observer, const Operations::Groups& in);
   void refused(const Caller& caller, const std::string& what, const Status& status);

@@ -122,7 +122,8 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   if (Token none{}; std::memcmp(message.session, none.data(), none.size()) != 0)
     return come_back(session_id, seq, message);
   forget_unwelcomed(session.peer, message);
-  Result<GroupEntry*> joined = groups_.join(message.group, session.peer);
+  const std::string stage = printable(message.stage);
+  Result<GroupEntry*> joined = groups_.join(message.group, session.peer, stage);
   if (!joined.ok()) return refuse(joined.status());
   GroupEntry& group = *joined.value();
 
@@ -156,8 +157,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   node_.pools.enter(rank.peer.account);
   node_.pool_of(rank).reach.join(rank.id, group.id);
   const RankId id = rank.id;
-  stages_.rank_joined(group, node_.ranks.emplace(id, std::move(rank)).first->second,
-                      printable(message.stage));
+  stages_.rank_joined(group, node_.ranks.emplace(id, std::move(rank)).first->second, stage);
   groups_.drive(group);
 }
 

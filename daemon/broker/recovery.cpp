@@ -396,6 +396,7 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
   group.stage = row.stage();
   group.paused_by_stage = row.by_stage();
   group.leased = row.leased();
+  group.starts = row.starts();
   if (row.weight() > 0)
     group.wishes = {row.weight(), row.priority(), std::chrono::milliseconds(row.longest_wait_ms())};
   Amounts one;

@@ -151,6 +151,7 @@ struct GroupEntry {
   TurnWishes wishes;              // of its turns
   bool paused_by_stage = false;   // of a group that is paused
   bool leased = false;            // it has asked for its turn and had it
+  bool starts = false;            // its first turn has not ended
   Row row;
 };
 

@@ -5,11 +5,14 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <string>
 
 #include "common/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/ids.h"
 #include "daemon/node/history.h"
+#include "daemon/owners/account.h"
 
 namespace amem {
 
@@ -32,10 +35,17 @@ struct StageFigures {
     Duration waited{};
   };
 
+  /// A group that is to start, and has no ranks.
+  struct Start {
+    std::string name;
+    std::shared_ptr<Account> account;
+  };
+
   Histogram waits{kWaits};  // from asking to running
   std::map<Code, std::uint64_t> switches;
   Duration switching{};
   std::map<GroupId, Group> groups;
+  std::map<GroupId, Start> starts;
 };
 
 }  // namespace amem

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "daemon/base/units.h"
+#include "common/packet.h"
+#include "common/protocol.h"
 #include "daemon/node/names.h"
 #include "daemon/phases/task.h"
 
@@ -89,13 +91,19 @@ Stages::Stages(const Means& means, SessionServer& sessions, EventHub& events,
       loop_(means.loop),
       sessions_(sessions),
       events_(events),
-      operations_(operations) {}
+      operations_(operations),
+      starts_(means.loop, [this](const Starts::Start& start) {
+        node_.stages[start.stage->name()].starts.erase(start.id);
+        start.stage->leave(start.id, Clock::now());
+      }) {}
 
 Stages::~Stages() {
   *alive_ = false;
   for (const auto& [stage, timer] : timers_) loop_.cancel(timer);
   for (const auto& [id, lease] : leases_)
     if (lease.timer) loop_.cancel(*lease.timer);
+  for (const auto& [number, command] : commands_)
+    if (command.timer) loop_.cancel(*command.timer);
   if (looks_) loop_.cancel(*looks_);
 }
 
@@ -113,6 +121,11 @@ void Stages::open(const std::vector<StageSettings>& settings) {
 void Stages::close(const Status& why) {
   closed_ = true;
   for (const auto& [name, stage] : stages_) stage->close(why);
+  starts_.close(why);
+  for (auto& [number, command] : std::exchange(commands_, {})) {
+    if (command.timer) loop_.cancel(*command.timer);
+    command.go(why);
+  }
   if (looks_) loop_.cancel(*looks_);
   looks_.reset();
 }
@@ -137,13 +150,17 @@ std::string Stages::names() const {
 
 // ---- groups and ranks ---------------------------------------------------------------------------
 
+/// Another one for each group of the stage.
+std::string Stages::name_in(const GpuStage& stage, GroupId id, const Account& account,
+                            const std::string& name) const {
+  return stage.knows(name, id) ? name + "@" + key_of(account.owner()) : name;
+}
+
 void Stages::enter(GpuStage& stage, GroupEntry& group) {
-  bool unique = true;
-  for (const auto& [id, other] : node_.groups)
-    if (id != group.id && stage.has(id) && other.machine.name() == group.machine.name())
-      unique = false;
-  stage.join(group.id, unique ? group.machine.name() : address_of(group), group.wishes,
-             whereabouts(group), group.leased, Clock::now());
+  const FirstTurn first = group.starts ? FirstTurn::kOfRanks : FirstTurn::kOver;
+  stage.join(group.id, name_in(stage, group.id, *group.account, group.machine.name()), group.wishes,
+             whereabouts(group), group.leased, Clock::now(), first);
+  group.starts = stage.starts(group.id);
   look();
   // What it needs is known before it asks: after a restart it has its memory already.
   loop_.post([this, &stage, alive = alive_] {
@@ -151,8 +168,29 @@ void Stages::enter(GpuStage& stage, GroupEntry& group) {
   });
 }
 
+Stages::Beginning Stages::begins(const std::shared_ptr<Account>& account, const std::string& name,
+                                 std::string_view stage_name) {
+  if (const Starts::Start* start = starts_.find(*account, name);
+      start != nullptr && !start->has_ranks)
+    return {start->id, true, !start->runs};
+  const GpuStage* stage = find(std::string(stage_name));
+  if (stage == nullptr || closed_ || !stage->rules().starts_alone) return {};
+  const Status status = stage->can_start(name_in(*stage, 0, *account, name), {});
+  return {0, status.ok(), status.ok()};
+}
+
 void Stages::rank_joined(GroupEntry& group, const Rank& rank, std::string_view name) {
-  if (!name.empty() && group.stage != name) {
+  if (const Starts::Start* start = starts_.find(group.id); start != nullptr && !start->has_ranks) {
+    GpuStage& stage = *start->stage;
+    group.stage = stage.name();
+    group.starts = stage.starts(group.id);
+    (void)node_.records.write(group);
+    starts_.arrived(group.id);
+    node_.stages[stage.name()].starts.erase(group.id);
+    stage.place(group.id, whereabouts(group), Clock::now());
+    stage.arrived(group.id, Clock::now());
+    look();
+  } else if (!name.empty() && group.stage != name) {
     const std::string wanted(name);
     if (!group.stage.empty()) {
       group.log().warn("group '{}': {} names the stage '{}', but the group is in stage '{}'",
@@ -168,7 +206,8 @@ void Stages::rank_joined(GroupEntry& group, const Rank& rank, std::string_view n
       enter(*stage, group);
     }
   }
-  if (const GpuStage* stage = stage_of(group.id); stage != nullptr && stage->wants_reports())
+  if (const GpuStage* stage = stage_of(group.id);
+      stage != nullptr && stage->wants_reports(group.id))
     tell_reports(rank, true);
 }
 
@@ -206,6 +245,7 @@ void Stages::state_changed(GroupId id) {
     GpuStage* const stage = stage_of(id);
     if (group == node_.groups.end() || stage == nullptr) return;
     stage->place(id, whereabouts(group->second), Clock::now());
+    answer_starts({id});
   });
 }
 
@@ -220,6 +260,7 @@ void Stages::ended(GroupId id) {
   loop_.post([this, id, alive = alive_] {
     if (!*alive) return;
     if (GpuStage* stage = stage_of(id)) stage->leave(id, Clock::now());
+    starts_.answer(id, {Code::kAborted, "the group has ended. Start it again"});
   });
 }
 
@@ -321,8 +362,12 @@ void Stages::carry_out(GpuStage& stage, const StageSwitch& what) {
                         (ids == &left.out ? "its turn in stage '" : "it gets its turn in stage '") +
                             stage.name() + (ids == &left.out ? "' ends" : "'"));
     const Asker asker("stage '" + stage.name() + "'", stage.name(), what.why);
+    // A group without ranks has nothing to be moved.
+    const auto announced = [this](GroupId id) { return starts_.find(id) != nullptr; };
+    const bool starts = std::any_of(what.out.begin(), what.out.end(), announced) ||
+                        std::any_of(what.in.begin(), what.in.end(), announced);
     if (left.out.empty() && left.in.empty())
-      observer->finished({Code::kAborted, "its groups have ended"});
+      observer->finished(starts ? Status() : Status(Code::kAborted, "its groups have ended"));
     else if (left.in.empty())
       operations_.start(Task(Operation::kPause), named(left.out), {}, observer, asker);
     else if (left.out.empty())
@@ -336,13 +381,54 @@ void Stages::carry_out(GpuStage& stage, const StageSwitch& what) {
 void Stages::ended(GpuStage& stage, const StageSwitch& what, const Status& status) {
   const Time now = Clock::now();
   for (const auto* ids : {&what.out, &what.in})
-    for (const GroupId id : *ids)
-      if (const auto group = node_.groups.find(id); group != node_.groups.end())
+    for (const GroupId id : *ids) {
+      Starts::Start* const start = starts_.find(id);
+      if (const auto group = node_.groups.find(id); group != node_.groups.end()) {
         stage.place(id, whereabouts(group->second), now);
+      } else if (start != nullptr) {
+        if (status.ok()) start->runs = ids == &what.in;
+        stage.place(id, start->runs ? Whereabouts::kRuns : Whereabouts::kPausedByStage, now);
+      }
+    }
   if (!status.ok())
     spdlog::warn("stage '{}': switch {} has failed: {}. It is tried again", stage.name(),
                  what.number, status.text());
+  std::vector<std::uint64_t> waiting;
+  for (const auto& [number, command] : commands_)
+    if (command.stage == &stage) waiting.push_back(number);
+  stage.hold(!waiting.empty());
   stage.switched(what.number, status, now);
+  if (!waiting.empty()) carry_on(stage, waiting);
+  answer_starts(what.in);
+}
+
+/// Operators come before what the stage would do next.
+void Stages::carry_on(GpuStage& stage, const std::vector<std::uint64_t>& numbers) {
+  std::set<GroupId> groups;
+  for (const std::uint64_t number : numbers) {
+    auto command = commands_.extract(number);
+    if (command.empty()) continue;
+    if (command.mapped().timer) loop_.cancel(*command.mapped().timer);
+    for (const NamedGroup& group : command.mapped().groups) groups.insert(group.id);
+    command.mapped().go({});
+  }
+  for (const GroupId id : groups)
+    if (const auto group = node_.groups.find(id); group != node_.groups.end())
+      stage.place(id, whereabouts(group->second), Clock::now());
+  stage.hold(false);
+  stage.tick(Clock::now());
+}
+
+void Stages::answer_starts(const std::vector<GroupId>& groups) {
+  for (const GroupId id : groups) {
+    const Starts::Start* start = starts_.find(id);
+    if (start == nullptr) continue;
+    const auto group = node_.groups.find(id);
+    const bool runs = group != node_.groups.end()
+                          ? group->second.machine.state() == GroupState::kRunning
+                          : start->runs;
+    if (runs) starts_.answer(id, {});
+  }
 }
 
 void Stages::wake(GpuStage& stage, Time at) {
@@ -362,6 +448,12 @@ void Stages::changed(GroupId id) {
   GpuStage* const stage = stage_of(id);
   if (it == node_.groups.end() || stage == nullptr) return;
   it->second.leased = stage->leased(id);
+  if (std::exchange(it->second.starts, stage->starts(id)) && !stage->starts(id)) {
+    it->second.log().info("group '{}': its first turn in stage '{}' has ended",
+                          it->second.machine.name(), stage->name());
+    events_.publish(&it->second, "turn", "its first turn in stage '" + stage->name() + "' has ended");
+    if (!stage->wants_reports(id)) tell_reports(id, false);
+  }
   (void)node_.records.write(it->second);
 }
 
@@ -375,7 +467,76 @@ void Stages::say(GpuStage&, GroupId id, const std::string& text, bool trouble) {
   events_.publish(&it->second, trouble ? "error" : "turn", text);
 }
 
+// ---- starts -------------------------------------------------------------------------------------
+
+Starts::Number Stages::start(const Caller& caller, GroupId id, const std::string& name,
+                             const std::string& stage_name, Duration timeout, Starts::Done done) {
+  const auto fail = [&](Status status) {
+    done(status);
+    return Starts::Number{0};
+  };
+  if (!valid_group_name(name))
+    return fail({Code::kInvalidArgument, "\"" + printable(name.c_str()) +
+                                             "\" is not a valid group name. Use 1 to 63 of the "
+                                             "characters A-Z a-z 0-9 . _ -, and do not begin with "
+                                             ". or -"});
+  if (caller.account == nullptr)
+    return fail({Code::kFailedPrecondition, "only a process of this node can start a group here"});
+  GpuStage* const stage = find(stage_name);
+  if (stage == nullptr)
+    return fail({Code::kNotFound, "there is no stage '" + printable(stage_name.c_str()) + "'. " +
+                                      names()});
+  Starts::Start* start = starts_.find(*caller.account, name);
+  const GroupEntry* const group = own_group(node_, *caller.account, name);
+  if (group != nullptr && (start == nullptr || group->machine.state() == GroupState::kRunning))
+    return fail({});
+  if (start == nullptr) {
+    if (!stage->rules().starts_alone) return fail({});
+    const std::string its_name = name_in(*stage, id, *caller.account, name);
+    if (Status status = stage->can_start(its_name, {}); !status.ok()) return fail(status);
+    start = &starts_.add({id, name, caller.account, stage});
+    node_.stages[stage_name].starts[id] = {name, caller.account};
+    stage->join(id, its_name, {}, Whereabouts::kPausedByStage, false, Clock::now(),
+                FirstTurn::kAnnounced);
+    caller.account->log().info("group '{}' is to start: it waits for its first turn in stage '{}'",
+                               name, stage_name);
+  } else if (start->runs && !start->has_ranks) {
+    const Starts::Number number = starts_.wait(*start, caller.process, {}, std::move(done));
+    starts_.answer(start->id, {});
+    return number;
+  }
+  return starts_.wait(*start, caller.process, timeout, std::move(done));
+}
+
 // ---- operators ----------------------------------------------------------------------------------
+
+bool Stages::switches(const Operations::Groups& groups) {
+  return std::any_of(groups.begin(), groups.end(), [this](const NamedGroup& each) {
+    const GpuStage* const stage = stage_of(each.id);
+    return stage != nullptr && stage->switches(each.id);
+  });
+}
+
+void Stages::after_switch(const Operations::Groups& groups, Duration timeout,
+                          std::function<void(const Status&)> go) {
+  const auto switched = std::find_if(groups.begin(), groups.end(),
+                                     [this](const NamedGroup& each) { return switches({each}); });
+  if (switched == groups.end()) return go({});
+  const std::uint64_t number = next_command_++;
+  GpuStage* const stage = stage_of(switched->id);
+  Command& command =
+      commands_.emplace(number, Command{.stage = stage, .groups = groups, .go = std::move(go)})
+          .first->second;
+  if (timeout == Duration{}) return;
+  const std::string text = "stage '" + stage->name() + "' has been switching group '" +
+                           switched->name + "' for all of " + format_duration(timeout) +
+                           ", and the operation waited for the end of that. Nothing else has "
+                           "happened";
+  command.timer = loop_.at(Clock::now() + timeout, [this, number, text] {
+    auto late = commands_.extract(number);
+    if (!late.empty()) late.mapped().go({Code::kDeadlineExceeded, text});
+  });
+}
 
 Operations::Groups Stages::take_paused(const Operations::Groups& groups) {
   Operations::Groups left;
@@ -434,10 +595,10 @@ Status Stages::set(GroupEntry& group, const Change& change) {
   group.wishes = wishes;
   group.stage = name;
   if (from != to) {
-    group.leased = false;
+    group.leased = group.starts = false;
     if (from != nullptr) from->leave(group.id, Clock::now());
     if (to != nullptr) enter(*to, group);
-    tell_reports(group.id, to != nullptr && to->wants_reports());
+    tell_reports(group.id, to != nullptr && to->wants_reports(group.id));
   }
   return node_.records.write(group);
 }
@@ -505,6 +666,22 @@ Status Stages::report(const Caller& caller, const std::string& name, v1::TurnsRe
   return {};
 }
 
+bool Stages::may_see(const Caller& caller, GroupId id) {
+  if (const auto group = node_.groups.find(id); group != node_.groups.end())
+    return caller.may_see(*group->second.account);
+  const Starts::Start* const start = starts_.find(id);
+  return start != nullptr && caller.may_see(*start->account);
+}
+
+/// REQUIRES: may_see().
+std::string Stages::name_of(const Caller& caller, GroupId id) {
+  if (const auto group = node_.groups.find(id); group != node_.groups.end())
+    return name_for(node_, caller, group->second);
+  const Starts::Start& start = *starts_.find(id);
+  const bool own = caller.account == nullptr || caller.account == start.account;
+  return own ? start.name : start.name + "@" + key_of(start.account->owner());
+}
+
 void Stages::report(const Caller& caller, GpuStage& stage, v1::StageInfo& info) {
   const Time now = Clock::now();
   stage.settle(now);
@@ -520,10 +697,9 @@ void Stages::report(const Caller& caller, GpuStage& stage, v1::StageInfo& info) 
     each.set_margin_bytes(device.margin);
   }
   for (const GpuStage::GroupView& view : stage.groups(now)) {
-    const auto found = node_.groups.find(view.id);
-    if (found == node_.groups.end() || !caller.may_see(*found->second.account)) continue;
+    if (!may_see(caller, view.id)) continue;
     v1::TurnInfo& each = *info.add_groups();
-    each.set_group(name_for(node_, caller, found->second));
+    each.set_group(name_of(caller, view.id));
     each.set_turn(view.what);
     each.set_since_ms(ms(view.since));
     each.set_call(view.call);
@@ -550,16 +726,12 @@ void Stages::report(const Caller& caller, GpuStage& stage, v1::StageInfo& info) 
   // Whose groups they were is for those who may see all of them.
   for (const auto* ids : {&last->what.out, &last->what.in})
     for (const GroupId id : *ids) {
-      const auto group = node_.groups.find(id);
-      const bool seen = caller.sees_all || caller.operates ||
-                        (group != node_.groups.end() && caller.may_see(*group->second.account));
-      if (!seen) return;
+      if (!caller.sees_all && !caller.operates && !may_see(caller, id)) return;
     }
   v1::StageSwitch& message = *info.mutable_last();
   const auto put = [&](const std::vector<GroupId>& ids, auto* names) {
     for (const GroupId id : ids)
-      if (const auto group = node_.groups.find(id); group != node_.groups.end())
-        names->Add(name_for(node_, caller, group->second));
+      if (may_see(caller, id)) names->Add(name_of(caller, id));
   };
   put(last->what.out, message.mutable_out_groups());
   put(last->what.in, message.mutable_in_groups());

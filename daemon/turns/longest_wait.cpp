@@ -38,7 +38,8 @@ Duration worst_of_a_set(const std::vector<StageDevice>& devices, const Terms& te
     std::vector<std::pair<double, double>> each;  // bytes, cost
     for (const TurnTerms& group : terms) {
       const auto it = group.needs.find(device.device);
-      each.emplace_back(it == group.needs.end() ? 0.0 : static_cast<double>(it->second),
+      const std::uint64_t bytes = it == group.needs.end() ? 0 : it->second;
+      each.emplace_back(static_cast<double>(std::min(bytes, device.usable())),
                         static_cast<double>((group.*cost).count()));
     }
     std::sort(each.begin(), each.end(),

@@ -98,6 +98,13 @@ Status Turns::set_needs(const std::string& group, const TurnNeeds& needs, Time a
   return promised();
 }
 
+Status Turns::started(const std::string& group, const TurnNeeds& needs, Time at) {
+  Member* const m = find(group);
+  if (m == nullptr) return {};
+  m->terms.starts = false;
+  return set_needs(group, needs, at);
+}
+
 Status Turns::set_costs(const std::string& group, Duration out, Duration in, Time at) {
   advance(at);
   Member* const m = find(group);
@@ -209,7 +216,7 @@ bool Turns::waits(const std::string& group) const {
 bool Turns::present(const Member& m) const { return m.place != Place::kOut && !m.of_operator; }
 
 Time Turns::idle_from(const Member& m) const {
-  if (m.wants) return kNever;
+  if (m.wants || m.terms.starts) return kNever;
   // Who yields says so.
   return rules_.policy == TurnPolicy::kLease ? m.worked : later(m.worked, rules_.idle);
 }
@@ -222,7 +229,7 @@ Time Turns::leaves_from(const Member& m) const {
   if (const auto limit = turn_limit(rules_, m.terms))
     from = std::min(from, m.turn ? later(*m.turn, *limit) : Time{});
   // A lease that has been yielded is not held up.
-  const bool yielded = rules_.policy == TurnPolicy::kLease && !m.wants;
+  const bool yielded = rules_.policy == TurnPolicy::kLease && !m.wants && !m.terms.starts;
   if (m.came_in && !yielded) from = std::max(from, later(*m.came_in, m.terms.residency()));
   return std::max(from, m.not_before);
 }
@@ -230,7 +237,9 @@ Time Turns::leaves_from(const Member& m) const {
 bool Turns::may_leave(const Member& m, Time now) const { return leaves_from(m) <= now; }
 
 Time Turns::asked(const Member& m) const {
-  return rules_.policy == TurnPolicy::kDemand ? later(m.wanted, rules_.grace) : m.wanted;
+  // Whoever begins is no call that may be over soon.
+  const bool has_grace = rules_.policy == TurnPolicy::kDemand && !m.terms.starts;
+  return has_grace ? later(m.wanted, rules_.grace) : m.wanted;
 }
 
 bool Turns::asks(const Member& m, Time now) const {
@@ -361,7 +370,7 @@ bool Turns::may_pass(const Member& m, const std::vector<const Member*>& before,
     for (const Member* each : coming) load.add(each->terms.needs);
     for (const auto& [name, each] : members_)
       if (present(each) && each.came_in && *each.came_in >= asked(*q)) load.add(each.terms.needs);
-    if (!load.within_limits()) return false;
+    if (!load.fits()) return false;
   }
   return true;
 }
@@ -406,6 +415,7 @@ std::string Turns::reason(const std::vector<const Member*>& out,
   for (const Member* m : in) waited = std::max(waited, now - m->wanted);
   std::string text = names(in) + (in.size() == 1 ? " has" : " have") + " waited for " +
                      (in.size() == 1 ? "" : "up to ") + rounded(waited);
+  if (in.front()->terms.starts) text += " to start";
   for (const Member* m : out) {
     text += ", group '" + m->terms.group + "' has ";
     if (!idle(*m, now))

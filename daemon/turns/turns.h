@@ -57,6 +57,9 @@ class Turns {
   /// It needs other bytes. kInvalidArgument, kOutOfRange: check_needs(); then nothing changes.
   /// kFailedPrecondition: it takes effect, but a longest wait is not promised any more.
   Status set_needs(const std::string& group, const TurnNeeds& needs, Time at);
+  /// Its first turn has ended (TurnTerms::starts). Errors as for set_needs(), and what it needs has
+  /// changed only without one.
+  Status started(const std::string& group, const TurnNeeds& needs, Time at);
   /// Its switches have been measured. Errors as for set_needs().
   Status set_costs(const std::string& group, Duration out, Duration in, Time at);
 

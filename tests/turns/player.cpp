@@ -25,7 +25,9 @@ struct Program {
   Time came_in{};
   Duration ran{};
   std::uint64_t served = 0;
-  bool gone = false;  // has ended
+  bool starts = false;               // its first turn has not ended
+  std::optional<Time> start_ends{};  // if it does not end before
+  bool gone = false;                 // has ended
   bool of_operator = false;
 };
 
@@ -41,9 +43,8 @@ class Player {
         programs_(trace.groups.size()) {}
 
   Played play() {
-    for (const TurnTerms& each : terms_)
-      if (oracle_ == nullptr)
-        if (Status status = turns_.add(each, false, now_); !status.ok()) broke(status.text());
+    for (std::size_t i = 0; i < terms_.size(); ++i)
+      if (oracle_ == nullptr) join(i, false);
     if (trace_.storms) storm_ = now_ + dice_.between(seconds(1), seconds(30));
     const Time last = begin_ + trace_.end;
     // What is waited for after the last piece of work has come ends sometime.
@@ -101,8 +102,31 @@ class Player {
   bool finished() const {
     if (under_way_ || (trace_.storms && now_ < begin_ + trace_.end)) return false;
     for (std::size_t i = 0; i < programs_.size(); ++i)
-      if (has_piece(i)) return false;
+      if (has_piece(i) || (programs_[i].starts && !programs_[i].gone)) return false;
     return true;
+  }
+
+  void join(std::size_t i, bool running) {
+    Program& p = programs_[i];
+    TurnTerms terms = terms_[i];
+    p.starts = terms.starts = trace_.starts;
+    p.start_ends.reset();
+    if (p.starts) terms.needs = whole(trace_.devices);
+    if (Status status = turns_.add(terms, running, now_); !status.ok()) broke(status.text());
+    if (!p.starts) return;
+    turns_.wants(name(i), now_);
+    p.waits_since = now_;
+  }
+  bool in_first_turn(std::size_t i) const {
+    const Program& p = programs_[i];
+    return p.starts && p.where == Where::kIn && !p.of_operator && !p.gone;
+  }
+  void end_first_turn(std::size_t i) {
+    say(name(i) + " has started");
+    programs_[i].starts = false;
+    if (Status status = turns_.started(name(i), terms_[i].needs, now_); !status.ok())
+      broke(status.text());
+    if (!has_work(i)) turns_.wants_nothing(name(i), now_);
   }
 
   std::string who_waits() const {
@@ -114,6 +138,9 @@ class Player {
 
   Time next_time() const {
     Time next = under_way_ ? ends_ : kNever;
+    for (std::size_t i = 0; i < programs_.size(); ++i)
+      if (in_first_turn(i) && *programs_[i].start_ends > now_)
+        next = std::min(next, *programs_[i].start_ends);
     for (std::size_t i = 0; i < programs_.size(); ++i) {
       const Program& p = programs_[i];
       if (works(i)) {
@@ -132,7 +159,10 @@ class Player {
   void step() {
     if (under_way_ && ends_ <= now_) end_switch();
     if (trace_.storms && storm_ <= now_) storm();
-    for (std::size_t i = 0; i < programs_.size(); ++i) go_on(i);
+    for (std::size_t i = 0; i < programs_.size(); ++i) {
+      if (in_first_turn(i) && *programs_[i].start_ends <= now_) end_first_turn(i);
+      go_on(i);
+    }
     if (under_way_) return;
     auto next = oracle_ != nullptr ? oracle_->decide(groups(), now_) : turns_.decide(now_);
     if (next) begin_switch(*next);
@@ -147,8 +177,8 @@ class Player {
       p.told = now_;
       ++p.piece;
       if (oracle_ == nullptr)
-        lease() && !has_work(i) ? turns_.wants_nothing(name(i), now_)
-                                : turns_.worked(name(i), now_);
+        lease() && !has_work(i) && !p.starts ? turns_.wants_nothing(name(i), now_)
+                                             : turns_.worked(name(i), now_);
     }
     if (!has_work(i) || p.of_operator) return;
     if (p.where == Where::kIn && !p.started) {
@@ -185,6 +215,7 @@ class Player {
     for (const std::string& each : next.out) {
       const std::size_t i = index(each);
       if (programs_[i].where != Where::kIn) broke(each + " leaves and does not run");
+      if (programs_[i].starts) broke(each + " leaves in its first turn");
       takes += terms_[i].cost_out;
       stop_working(i);
       programs_[i].where = Where::kSwitching;
@@ -239,6 +270,11 @@ class Player {
     p.where = Where::kIn;
     p.came_in = now_;
     if (its_turn) ++p.served;
+    if (p.starts && !p.start_ends) {
+      p.start_ends = now_ + dice_.between(seconds(1), seconds(60));
+      if (const auto limit = turn_limit(trace_.rules, terms_[i]))
+        p.start_ends = std::min(*p.start_ends, now_ + *limit);
+    }
     if (p.waits_since) {
       const Duration waited = now_ - *p.waits_since;
       ++played_.waits;
@@ -260,10 +296,15 @@ class Player {
   void check_fit(const std::vector<std::string>& coming) {
     TurnLoad load(trace_.devices);
     for (std::size_t i = 0; i < programs_.size(); ++i)
-      if (programs_[i].where == Where::kIn && !programs_[i].gone) load.add(terms_[i].needs);
-    for (const std::string& each : coming) load.add(terms_[index(each)].needs);
+      if (programs_[i].where == Where::kIn && !programs_[i].gone) load.add(needs(i));
+    for (const std::string& each : coming) load.add(needs(index(each)));
+    if (load.within_limits() && !load.fits()) broke("a group starts alone");
     if (!load.within_limits() && !grown_) broke("all that run fit beside each other");
     if (load.within_limits()) grown_ = false;
+  }
+
+  TurnNeeds needs(std::size_t i) const {
+    return programs_[i].starts ? whole(trace_.devices) : terms_[i].needs;
   }
 
   void check_places() {
@@ -298,6 +339,7 @@ class Player {
         return end(i);
       case 2:
         say("operator pauses " + name(i));
+        if (in_first_turn(i)) end_first_turn(i);
         stop_working(i);
         p.where = Where::kOut;
         p.of_operator = true;
@@ -311,6 +353,7 @@ class Player {
     say("needs of " + name(i) + " change");
     for (auto& [device, bytes] : terms_[i].needs)
       bytes = static_cast<std::uint64_t>(dice_.between(1, 78)) << 30;
+    if (p.starts) return;  // they count when it has started
     grown_ = true;
     if (Status status = turns_.set_needs(name(i), terms_[i].needs, now_); !status.ok())
       broke(status.text());
@@ -334,7 +377,9 @@ class Player {
       if (p.where == Where::kSwitching) return;
       say("operator lets go of " + name(i));
       p.of_operator = false;
-      return turns_.released(name(i), false, now_);
+      turns_.released(name(i), false, now_);
+      if (p.starts) turns_.wants(name(i), now_);
+      return;
     }
     if (!p.gone) return;
     if (under_way_ && (has(under_way_->in, i) || has(under_way_->out, i))) return;
@@ -343,8 +388,9 @@ class Player {
     TurnLoad load(trace_.devices);
     for (std::size_t k = 0; k < programs_.size(); ++k)
       if (programs_[k].where != Where::kOut) load.add(terms_[k].needs);
-    const bool running = !under_way_ && load.has_space_for(terms_[i].needs) && dice_.one_in(2);
-    if (Status status = turns_.add(terms_[i], running, now_); !status.ok()) broke(status.text());
+    const bool running = !trace_.starts && !under_way_ && load.has_space_for(terms_[i].needs) &&
+                         dice_.one_in(2);
+    join(i, running);
     if (!running) return;
     p.where = Where::kIn;
     p.came_in = now_;

@@ -150,7 +150,7 @@ std::string describe(const Trace& trace) {
          " longest waits, " + std::to_string(pieces) + " pieces of work, grace " +
          format_duration(rules.grace) + ", idle " + format_duration(rules.idle) + ", max_hold " +
          format_duration(rules.max_hold) + ", slice " + format_duration(rules.slice) + ", ageing " +
-         format_duration(rules.ageing) + (trace.storms ? ", storms" : "");
+         format_duration(rules.ageing) + (trace.storms ? ", storms" : "") + (trace.starts ? ", starts" : "");
 }
 
 Trace make_trace(std::uint64_t seed) {
@@ -175,6 +175,7 @@ Trace make_trace(std::uint64_t seed) {
     return trace;
   }
   trace.storms = dice.one_in(3);
+  trace.starts = trace.storms && seed % 2 == 0;
   trace.comparable = !trace.storms && trace.rules.policy == TurnPolicy::kDemand && dice.one_in(2);
   if (trace.kind == Kind::kBursts)
     make_bursts(trace, dice);

@@ -551,7 +551,7 @@ std::string operation_text(const v1::PastOperation& operation) {
 namespace {
 
 Tone turn_tone(const std::string& turn) {
-  if (turn == "runs") return Tone::kGood;
+  if (turn == "runs" || turn == "starts") return Tone::kGood;
   if (turn == "waits") return Tone::kBusy;
   return turn == "apart" ? Tone::kBad : Tone::kIdle;
 }
