@@ -159,7 +159,8 @@ def test_the_service_levels_are_queries(tmp_path):
     assert len(rows) >= 3
     inputs = {'up{job="amem", instance="n:1"}': "1x120", 'amem_operations_total{result="ok", operation="swap"}': "0+10x120",
               'amem_operations_total{result="aborted", operation="swap"}': "0x120", 'amem_operation_seconds_bucket{operation="swap", le="1"}': "0+10x120",
-              'amem_operation_seconds_bucket{operation="swap", le="+Inf"}': "0+10x120"}
+              'amem_operation_seconds_bucket{operation="swap", le="+Inf"}': "0+10x120",
+              'amem_pool_bytes{state="free"}': "8x120", "amem_pool_configured_bytes": "8x120"}
     file = tmp_path / "levels.json"
     file.write_text(json.dumps({"evaluation_interval": "1m", "tests": [{
         "interval": "1m", "input_series": [{"series": series, "values": values} for series, values in inputs.items()],
