@@ -167,7 +167,7 @@ void report_group(const Node& node, const Caller& caller, const GroupEntry& grou
     info.set_last_pause_us(to_us(pause->total));
   if (const auto& resume = machine.last(Operation::kResume))
     info.set_last_resume_us(to_us(resume->total));
-  info.set_note(machine.note());
+  info.set_note(group.waits_for.empty() ? machine.note() : "waits: " + group.waits_for);
   std::map<std::string, v1::TagPolicy> policies;
   std::map<std::string, v1::TagUsage> tags;
   std::map<DeviceUuid, Usage> devices;

@@ -389,7 +389,9 @@ Back Operations::back_to(GroupId id) {
     const auto running = running_.find(id);
     if (running == running_.end() || running->second.serial != serial) return;
     what();
-    drive_(node_.groups.at(id));
+    GroupEntry& group = node_.groups.at(id);
+    tell_wait(group);
+    drive_(group);
   };
 }
 
@@ -411,17 +413,26 @@ void Operations::look_again(Phase phase, bool (PauseOperation::*look)()) {
 
 /// Where it waits for space in the pool, it says so: nobody has been told to save anything yet.
 void Operations::run(GroupEntry& group, const action::Save& save) {
-  const auto it = running_.find(group.id);
   PauseOperation* const pause = pause_of(group.id);
   if (pause == nullptr) return;
   pause->run(save);
-  const RequestPtr& request = it->second.request;
-  if (pause->waits_for().empty()) return;
-  spdlog::info("group '{}': the pause waits: {}", group.machine.name(), pause->waits_for());
+  tell_wait(group);
+}
+
+void Operations::tell_wait(const GroupEntry& group) {
+  const auto it = running_.find(group.id);
+  if (it == running_.end() || it->second.waits_for == group.waits_for) return;
+  Running& running = it->second;
+  running.waits_for = group.waits_for;
+  if (!group.waits_for.empty())
+    spdlog::info("group '{}': the {} waits: {}", group.machine.name(),
+                 std::holds_alternative<PauseOperation>(running.operation) ? "pause" : "resume",
+                 group.waits_for);
+  const RequestPtr& request = running.request;
   if (request == nullptr || request->observer == nullptr) return;
-  v1::Progress message = progress_of(it->second);
-  message.set_phase(std::string(phase_name(Phase::kSave)));
-  message.set_waits_for(pause->waits_for());
+  v1::Progress message = progress_of(running);
+  message.set_phase(std::string(phase_name(group.machine.phase())));
+  message.set_waits_for(group.waits_for);
   message.set_elapsed_us(to_us(Clock::now() - group.machine.since()));
   request->observer->progress(message);
 }
@@ -471,6 +482,7 @@ void Operations::run(GroupEntry& group, const action::Progress& progress) {
 }
 
 void Operations::run(GroupEntry& group, const action::Finished& finished) {
+  group.waits_for.clear();
   const auto ended = running_.extract(group.id);
   if (ended.empty()) return;
   const Running& running = ended.mapped();

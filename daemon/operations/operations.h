@@ -160,11 +160,14 @@ class Operations {
     RequestPtr request;  // null: asked for from inside
     std::size_t member = 0;
     std::uint64_t serial = 0;  // of the operation; never used twice
+    std::string waits_for;     // as it was last told
     std::variant<std::monostate, PauseOperation, ResumeOperation> operation;  // from Begun on
   };
 
   /// Where processes of these groups may have contexts.
   std::set<DeviceUuid> devices_of(const Groups& groups) const;
+  /// What the operation under way waits for, if that is new.
+  void tell_wait(const GroupEntry& group);
   /// Whether all of these can begin: each is named once, and in the right state.
   Status check(const Groups& groups, const Task& task);
   /// Begins all of it.

@@ -101,7 +101,7 @@ void PauseOperation::run(const action::Save& save) {
   }
   // Others' space in the pool is made anew for it. The deadline of the phase runs meanwhile.
   const bool waits = sent.status.code() == Code::kUnavailable;
-  waits_for_ = waits ? sent.status.text() : "";
+  group_.waits_for = waits ? sent.status.text() : "";
   if (waits) return;
   if (waves_) choose_wave();
   if (sent.status.ok() && save.epoch.wave == 0) sent.status = put_on_record();

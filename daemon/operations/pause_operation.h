@@ -52,12 +52,12 @@ class PauseOperation final : public GroupOperation {
     return group_.machine.phase() != Phase::kGuests;
   }
   /// What the save waits for before ranks are told of it; empty: for nothing.
-  const std::string& waits_for() const { return waits_for_; }
+  const std::string& waits_for() const { return group_.waits_for; }
   /// The pool may have more space: a save that waits for some looks again. True: it goes on.
   bool look_at_pool() {
-    if (waits_for_.empty()) return false;
+    if (waits_for().empty()) return false;
     run(action::Save{group_.machine.epoch()});
-    return waits_for_.empty();
+    return waits_for().empty();
   }
   /// It is settled what becomes of the allocation's bytes, so nobody new may open it.
   bool takes(const Allocation& a) const { return settled_ && what_.takes(a.tag); }
@@ -101,7 +101,6 @@ class PauseOperation final : public GroupOperation {
   std::set<AllocationId> wave_;          // what of it leaves now
   std::set<RankId> failed_savers_;
   std::optional<Workers::Uses> uses_;  // of the devices of what comes in
-  std::string waits_for_;
   // When the phase checkpoint began. A proof counts towards its deadline.
   std::optional<Time> checkpoint_began_;
   bool settled_ = false;

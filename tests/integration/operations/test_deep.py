@@ -314,8 +314,16 @@ def test_a_restore_waits_for_space(deep_node):
     operation = deep_node.ctl.start("resume", "train")
     eventually(lambda: "the resume waits" in logged(deep_node), what="it waits")
     assert is_deep(deep_node) or deep_node.ctl.state("train") == "resuming"
+    why = "free, but to restore the processes of group 'train' takes"
+    note = deep_node.ctl.group("train")["note"]
+    assert note.startswith("waits: ") and why in note, note
     crowd.ask(f"free {block}")
-    assert operation.finish().code == 0
+    answer = operation.finish()
+    assert answer.code == 0
+    waits = [line["waits_for"] for line in answer.lines if line["phase"] == "restore"]
+    assert len(waits) == 3 and why in waits[1], waits
+    assert waits[0] == waits[2] == ""
+    assert deep_node.ctl.group("train").get("note", "") == ""
     runs_on(deep_node, ranks)
 
 
