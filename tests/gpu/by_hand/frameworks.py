@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""An example of an RL framework, some times without and with amem: are its numbers the same, and what do the switches take?
+
+    frameworks.py trl|verl|openrlhf --prefix PREFIX [--plain 2] [--amem 1] [--gpus 1] [--pool SIZE] [--out FOLDER] [-- OPTION...]
+
+PREFIX: a bundle or a build tree. Runs examples/FRAMEWORK/run.sh of this tree, with the OPTIONs of the framework. This Python has the
+framework. Prints the table of examples/FRAMEWORK/README.md. --from-logs FOLDER reads the logs of an earlier run instead. Exit status: 0 all
+runs have ended well, 1 otherwise, 77 this Python lacks the framework.
+"""
+
+import argparse
+import ast
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+EXAMPLES = HERE.parents[2] / "examples"
+sys.path[:0] = [str(HERE.parent / "frameworks"), str(HERE.parent / "programs")]
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+ASLEEP = re.compile(r"It took ([\d.]+) seconds to fall asleep")
+AWAKE = re.compile(r"It took ([\d.]+) seconds to wake up tags")
+CACHE = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
+OPENRLHF_STEP = re.compile(r"Global step \d+: (\{.*\})")
+COMPARED = re.compile(r"reward|loss|grad_norm")
+
+
+class Framework:
+    """How to read what it reports.
+
+    update, step: the keys of the seconds of a weight update and of a step. needs: modules.
+    """
+
+    def __init__(self, needs, step, update=None):
+        self.needs, self.step, self.update = needs, step, update
+
+
+FRAMEWORKS = {
+    "trl": Framework(("torch", "trl", "vllm", "datasets"), "step_time"),
+    "verl": Framework(("torch", "verl", "vllm", "ray"), "timing_s/step", "timing_s/update_weights"),
+    "openrlhf": Framework(("torch", "openrlhf", "vllm", "ray", "deepspeed"), "timing/step_total", "timing/broadcast"),
+}
+
+
+def numbers(values):
+    return {key: value for key, value in values.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
+
+
+def steps_of(name, folder, log):
+    """One dictionary of numbers for each step. `folder`: what the run wrote. `log`: its output."""
+    if name == "verl":
+        lines = [json.loads(line) for line in (folder / "verl.jsonl").read_text().splitlines()]
+        return [numbers(line["data"]) for line in lines if "timing_s/step" in line["data"]]
+    if name == "trl":
+        states = sorted((folder / "trl").glob("checkpoint-*/trainer_state.json"), key=lambda path: int(path.parent.name.rpartition("-")[2]))
+        return [numbers(each) for each in json.loads(states[-1].read_text())["log_history"] if "loss" in each] if states else []
+    found = OPENRLHF_STEP.findall(log)
+    return [numbers(ast.literal_eval(re.sub(r"\b(nan|inf)\b", "0.0", each))) for each in found]
+
+
+def seconds(pattern, log):
+    return [float(each) for each in pattern.findall(log)]
+
+
+def summary(name, folder, log):
+    """Of one run. Times are in seconds."""
+    framework = FRAMEWORKS[name]
+    log = COLOURS.sub("", log)
+    steps = steps_of(name, folder, log)
+    asleep, awake = seconds(ASLEEP, log), seconds(AWAKE, log)
+    caches = [int(each.replace(",", "")) for each in CACHE.findall(log)]
+    later = steps[1:] or steps  # the first step also compiles, and makes the optimizer's state
+    return {"steps": len(steps),
+            "compared": [{key: float(value).hex() for key, value in step.items() if COMPARED.search(key)} for step in steps],
+            "step": statistics.median([step[framework.step] for step in later]) if later else None,
+            "update": statistics.median([step[framework.update] for step in later]) if later and framework.update else None,
+            "sleep": statistics.median(asleep[1:] or asleep) if asleep else None, "sleeps": len(asleep),
+            "wake": statistics.median(awake[1:] or awake) if awake else None, "wakes": len(awake),
+            "switched": (sum(asleep) + sum(awake)) / len(steps) if steps else None, "cache_tokens": min(caches) if caches else None}
+
+
+def differences(first, other):
+    """The keys of all steps whose numbers are not equal bit for bit."""
+    if len(first["compared"]) != len(other["compared"]):
+        return [f"{len(first['compared'])} and {len(other['compared'])} steps"]
+    return sorted({key for one, two in zip(first["compared"], other["compared"]) for key in {*one, *two} if one.get(key) != two.get(key)})
+
+
+def cell(value, digits=3):
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
+
+
+def percent(part, whole):
+    return "–" if part is None or not whole else f"{100 * part / whole:.1f} %"
+
+
+def table(runs):
+    """Markdown. `runs`: summaries by name."""
+    rows = [("steps", lambda run: cell(run["steps"])),
+            ("a step, median, s", lambda run: cell(run["step"])),
+            ("a sleep of vLLM, median, s", lambda run: cell(run["sleep"], 4)),
+            ("a wake of vLLM, median, s", lambda run: cell(run["wake"], 4)),
+            ("vLLM's sleeps and wakes, s for each step", lambda run: cell(run["switched"], 4)),
+            ("their share of a step", lambda run: percent(run["switched"], run["step"])),
+            ("projected to a step of 10 s", lambda run: percent(run["switched"], 10)),
+            ("projected to a step of 60 s", lambda run: percent(run["switched"], 60)),
+            ("weight update for each step, median, s", lambda run: cell(run["update"])),
+            ("KV cache, tokens", lambda run: cell(run["cache_tokens"]))]
+    lines = [f"| | {' | '.join(runs)} |", "| --- |" + " --- |" * len(runs)]
+    lines += [f"| {title} | {' | '.join(value(run) for run in runs.values())} |" for title, value in rows]
+    return "\n".join(lines)
+
+
+def verdict(runs):
+    """Sentences about rewards, losses and gradient norms."""
+    plain = [name for name in runs if not name.startswith("amem")]
+    said = []
+    for name in list(runs)[1:]:
+        unequal = differences(runs[plain[0]], runs[name])
+        said.append(f"{plain[0]} and {name}: " + (f"{', '.join(unequal)} differ" if unequal else
+                                                  "rewards, losses and gradient norms are equal bit for bit"))
+    if any(differences(runs[plain[0]], runs[name]) for name in plain[1:]):
+        keys = sorted({key for run in runs.values() for step in run["compared"] for key in step})
+        for key in keys:
+            ends = [[float.fromhex(runs[name]["compared"][-1][key]) for name in names if runs[name]["compared"] and key in runs[name]["compared"][-1]]
+                    for names in (plain, [name for name in runs if name not in plain])]
+            if all(ends):
+                said.append(f"{key} in the last step: without amem {min(ends[0]):.6g} to {max(ends[0]):.6g}, with amem "
+                            f"{', '.join(f'{each:.6g}' for each in ends[1])}")
+    return said
+
+
+def run_once(name, options, made, out, kit, with_amem):
+    """Gives (the summary, whether it ended well). Its log and its numbers are in `out`."""
+    folder = out / "made"
+    folder.mkdir(parents=True)
+    for each in made.iterdir():
+        (folder / each.name).symlink_to(each)
+    environment = dict(kit.broker.environment if with_amem else kit.clean)
+    environment.update(GPUS=str(options.gpus), PATH=f"{options.prefix / 'bin'}:{os.environ['PATH']}", PYTHONUNBUFFERED="1")
+    command = [EXAMPLES / name / "run.sh", *(["--amem"] if with_amem else []), folder, *options.more]
+    log, began = out / "log", time.monotonic()
+    with log.open("wb") as stream:
+        try:
+            code = subprocess.run(list(map(str, command)), env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
+                                  timeout=options.limit, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = f"a timeout of {options.limit} s"
+    print(f"{out.name}: ended with {code} after {time.monotonic() - began:.0f} s", flush=True)
+    text = log.read_text(errors="replace")
+    if code != 0:
+        print("\n".join(text.splitlines()[-40:]), flush=True)
+        return None
+    return summary(name, folder, text)
+
+
+def run_all(name, options):
+    from run_frameworks import Run
+
+    keep = options.out or pathlib.Path(tempfile.mkdtemp(prefix="amem-frameworks-"))
+    keep.mkdir(parents=True, exist_ok=True)
+    made = (options.made_up or keep / "made-up").resolve()
+    if not (made / "model").is_dir():
+        subprocess.run([sys.executable, EXAMPLES / "made_up" / "make.py", made], check=True)
+    kit = Run(options, keep)
+    kit.install()
+    runs = {}
+    try:
+        for at in range(options.plain + options.amem):
+            with_amem = at >= options.plain
+            title = f"amem {at - options.plain + 1}" if with_amem else f"plain {at + 1}"
+            found = run_once(name, options, made, keep / title.replace(" ", "-"), kit, with_amem)
+            if found is None:
+                return runs, False
+            runs[title] = found
+            (keep / "summaries.json").write_text(json.dumps(runs, indent=1))
+    finally:
+        kit.broker.stop()
+    return runs, True
+
+
+def read_all(name, folder):
+    found = sorted(folder.glob("plain-*/log")) + sorted(folder.glob("amem-*/log"))
+    return {path.parent.name.replace("-", " "): summary(name, path.parent / "made", path.read_text(errors="replace")) for path in found}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("framework", choices=FRAMEWORKS)
+    parser.add_argument("--prefix", type=pathlib.Path, help="a bundle or a build tree")
+    parser.add_argument("--plain", type=int, default=2, help="runs without amem")
+    parser.add_argument("--amem", type=int, default=1, help="runs with amem")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--pool", default="40GiB")
+    parser.add_argument("--limit", type=float, default=500, help="seconds for each run")
+    parser.add_argument("--made-up", type=pathlib.Path, help="from examples/made_up/make.py. Default: it is made")
+    parser.add_argument("--out", type=pathlib.Path, help="keeps the logs there")
+    parser.add_argument("--from-logs", type=pathlib.Path)
+    parser.add_argument("more", nargs="*", metavar="OPTION", help="of the framework, after --")
+    options = parser.parse_args()
+    well = True
+    if options.from_logs:
+        runs = read_all(options.framework, options.from_logs)
+    else:
+        missing = [each for each in FRAMEWORKS[options.framework].needs if importlib.util.find_spec(each) is None]
+        if missing or options.prefix is None:
+            print(f"SKIP: Python has no {', '.join(missing)}" if missing else "frameworks.py: --prefix is missing")
+            return 77 if missing else 2
+        options.prefix = options.prefix.resolve()
+        runs, well = run_all(options.framework, options)
+    if runs:
+        print(table(runs))
+        print("\n".join(verdict(runs)))
+    return 0 if well and runs else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
