@@ -150,8 +150,8 @@ struct ControlClient::Impl {
                      const Request& request, milliseconds at_least = {});
   /// One whose answer comes when something has happened, within the request's timeout_ms.
   template <class Answer, class Request>
-  Result<Answer> wait(grpc::Status (v1::Broker::Stub::*method)(grpc::ClientContext*,
-                                                               const Request&, Answer*),
+  Result<Answer> wait(grpc::Status (v1::Broker::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                               Answer*),
                       const Request& request);
 
   const std::string where;

@@ -44,7 +44,8 @@ class Patience {
     const auto began = Steady::now();
     for (milliseconds next = kSaysAfter; !changed_.wait_for(lock, next, [&] { return over_; });
          next = kSaysAgain) {
-      const auto minutes = std::chrono::duration_cast<std::chrono::minutes>(passed_since(began)).count();
+      const auto minutes =
+          std::chrono::duration_cast<std::chrono::minutes>(passed_since(began)).count();
       const std::string so_far =
           minutes > 0 ? ", for " + std::to_string(minutes) + " min so far" : "";
       std::fprintf(stderr,

@@ -115,7 +115,8 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context) 
   if (!options.stage.empty()) plan.environment.emplace_back("AMEM_STAGE", options.stage);
   // A program that amem does not broker waits for nobody.
   if (plan.warnings.empty())
-    plan.stage = options.stage.empty() ? value_in(context.environment, "AMEM_STAGE") : options.stage;
+    plan.stage =
+        options.stage.empty() ? value_in(context.environment, "AMEM_STAGE") : options.stage;
   if (!options.scope.empty()) plan.environment.emplace_back("AMEM_SCOPE", options.scope);
   if (options.required) plan.environment.emplace_back("AMEM_REQUIRED", "1");
   if (!options.trace.empty()) {
@@ -144,10 +145,9 @@ namespace {
 /// 0: the command starts now, for whatever reason.
 int wait_for_turn(const CommandLine& options, const RunPlan& plan) {
   if (plan.stage.empty()) return kExitOk;
-  const auto socket = client::control_socket(value_in({plan.environment.begin(),
-                                                       plan.environment.end()},
-                                                      "AMEM_RUNTIME_DIR"),
-                                             options.socket);
+  const auto socket = client::control_socket(
+      value_in({plan.environment.begin(), plan.environment.end()}, "AMEM_RUNTIME_DIR"),
+      options.socket);
   if (!socket.ok()) return kExitOk;  // nor is its session's
   Status status;
   {

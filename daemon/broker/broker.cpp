@@ -302,10 +302,10 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
     observer->finished(groups.status());
     return 0;
   }
-  if (abroad == nullptr && waits_for_switch(groups.value(), timeout, observer,
-                                            [=, this](Duration left) {
-                                              start_operation(caller, task, names, left, observer);
-                                            }))
+  if (abroad == nullptr &&
+      waits_for_switch(groups.value(), timeout, observer, [=, this](Duration left) {
+        start_operation(caller, task, names, left, observer);
+      }))
     return 0;
   for (const std::string& name : names)
     asked(caller, "{1} requests the {0}{2}", describe(task, name), caller.who,
@@ -430,8 +430,7 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
   }
   std::vector<NamedGroup> all = leaving.value();
   all.insert(all.end(), coming.value().begin(), coming.value().end());
-  if (abroad == nullptr &&
-      waits_for_switch(all, timeout, observer, [=, this](Duration left) {
+  if (abroad == nullptr && waits_for_switch(all, timeout, observer, [=, this](Duration left) {
         swap(caller, out, in, pause, left, observer);
       }))
     return 0;

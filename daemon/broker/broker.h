@@ -122,8 +122,7 @@ class Broker {
   /// A stage switches one of the groups: has `start` called after that, with what is left of the
   /// timeout. False: it does not.
   bool waits_for_switch(const std::vector<NamedGroup>& groups, Duration timeout,
-                        const Operations::Observer& observer,
-                        std::function<void(Duration)> start);
+                        const Operations::Observer& observer, std::function<void(Duration)> start);
   /// Tells the observer, and the stages that groups which stay paused may come in again.
   Operations::Observer watched(const Operations::Observer& observer, const Operations::Groups& in);
   void refused(const Caller& caller, const std::string& what, const Status& status);

@@ -43,8 +43,7 @@ Result<GroupEntry*> Groups::join(const std::string& name, const PeerCredentials&
     node_.groups.erase(it);
     return status;
   }
-  group.log().info("group '{}' has begun. Its owner is {}", name,
-                   to_string(peer.account->owner()));
+  group.log().info("group '{}' has begun. Its owner is {}", name, to_string(peer.account->owner()));
   if (begins.paused)
     group.log().info("group '{}' waits for its first turn in stage '{}'", name, stage);
   const GroupState state = group.machine.state();

@@ -309,8 +309,7 @@ class ControlService final : public v1::Broker::CallbackService {
                                   v1::StartResponse* response) override {
     const auto begin = [this, request](const Caller& caller, TurnCall::Done done) {
       return broker_.start_group(caller, request->group(), request->stage(),
-                                 std::chrono::milliseconds(request->timeout_ms()),
-                                 std::move(done));
+                                 std::chrono::milliseconds(request->timeout_ms()), std::move(done));
     };
     return turn(context, response, begin,
                 [broker = &broker_](std::uint64_t start) { broker->forget_start(start); });

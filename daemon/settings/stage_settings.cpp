@@ -46,8 +46,7 @@ std::string get_policy(const StageSettings& stage) {
 
 Status set_start(StageSettings& stage, std::string_view value) {
   if (value != "alone" && value != "beside")
-    return {Code::kInvalidArgument,
-            "\"" + std::string(value) + "\" is not one of alone beside"};
+    return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is not one of alone beside"};
   stage.rules.starts_alone = value == "alone";
   return {};
 }

@@ -201,8 +201,8 @@ void GpuStage::needs(GroupId id, const TurnNeeds& needs, Time now) {
     return step(now);
   }
   const bool promised = turns_.promised().ok();
-  const Status status = m->starts ? check_needs(devices_, m->name, needs)
-                                  : turns_.set_needs(m->name, needs, now);
+  const Status status =
+      m->starts ? check_needs(devices_, m->name, needs) : turns_.set_needs(m->name, needs, now);
   if (status.code() == Code::kFailedPrecondition) {
     if (promised) host_.say(*this, id, status.text(), true);
   } else if (!status.ok()) {
@@ -286,9 +286,8 @@ void GpuStage::still_working(Time now) {
 
 bool GpuStage::at_work(const Member& m) const {
   return !m.there || m.leased || !m.waiters.empty() ||
-         std::any_of(m.ranks.begin(), m.ranks.end(), [](const auto& each) {
-           return each.second.worked || each.second.waiting;
-         });
+         std::any_of(m.ranks.begin(), m.ranks.end(),
+                     [](const auto& each) { return each.second.worked || each.second.waiting; });
 }
 
 /// If nothing happens; kNever. REQUIRES: it has begun.

@@ -7,9 +7,9 @@
 #include <set>
 #include <utility>
 
-#include "daemon/base/units.h"
 #include "common/packet.h"
 #include "common/protocol.h"
+#include "daemon/base/units.h"
 #include "daemon/node/names.h"
 #include "daemon/phases/task.h"
 
@@ -451,7 +451,8 @@ void Stages::changed(GroupId id) {
   if (std::exchange(it->second.starts, stage->starts(id)) && !stage->starts(id)) {
     it->second.log().info("group '{}': its first turn in stage '{}' has ended",
                           it->second.machine.name(), stage->name());
-    events_.publish(&it->second, "turn", "its first turn in stage '" + stage->name() + "' has ended");
+    events_.publish(&it->second, "turn",
+                    "its first turn in stage '" + stage->name() + "' has ended");
     if (!stage->wants_reports(id)) tell_reports(id, false);
   }
   (void)node_.records.write(it->second);
@@ -484,8 +485,8 @@ Starts::Number Stages::start(const Caller& caller, GroupId id, const std::string
     return fail({Code::kFailedPrecondition, "only a process of this node can start a group here"});
   GpuStage* const stage = find(stage_name);
   if (stage == nullptr)
-    return fail({Code::kNotFound, "there is no stage '" + printable(stage_name.c_str()) + "'. " +
-                                      names()});
+    return fail(
+        {Code::kNotFound, "there is no stage '" + printable(stage_name.c_str()) + "'. " + names()});
   Starts::Start* start = starts_.find(*caller.account, name);
   const GroupEntry* const group = own_group(node_, *caller.account, name);
   if (group != nullptr && (start == nullptr || group->machine.state() == GroupState::kRunning))

@@ -67,10 +67,10 @@ Starts::Number Starts::wait(Start& start, const SharedFd& process, Duration time
       if (late == waiters_.end()) return;
       late->second.timer.reset();
       const Start& its = starts_.at(late->second.group);
-      end(number, {Code::kDeadlineExceeded,
-                   "group '" + its.name + "' has not got its first turn in stage '" +
-                       its.stage->name() + "' within " + format_duration(timeout) +
-                       ". `amemctl turns` shows who runs"});
+      end(number,
+          {Code::kDeadlineExceeded,
+           "group '" + its.name + "' has not got its first turn in stage '" + its.stage->name() +
+               "' within " + format_duration(timeout) + ". `amemctl turns` shows who runs"});
     });
   return number;
 }

@@ -388,8 +388,8 @@ class Player {
     TurnLoad load(trace_.devices);
     for (std::size_t k = 0; k < programs_.size(); ++k)
       if (programs_[k].where != Where::kOut) load.add(terms_[k].needs);
-    const bool running = !trace_.starts && !under_way_ && load.has_space_for(terms_[i].needs) &&
-                         dice_.one_in(2);
+    const bool running =
+        !trace_.starts && !under_way_ && load.has_space_for(terms_[i].needs) && dice_.one_in(2);
     join(i, running);
     if (!running) return;
     p.where = Where::kIn;

@@ -150,7 +150,8 @@ std::string describe(const Trace& trace) {
          " longest waits, " + std::to_string(pieces) + " pieces of work, grace " +
          format_duration(rules.grace) + ", idle " + format_duration(rules.idle) + ", max_hold " +
          format_duration(rules.max_hold) + ", slice " + format_duration(rules.slice) + ", ageing " +
-         format_duration(rules.ageing) + (trace.storms ? ", storms" : "") + (trace.starts ? ", starts" : "");
+         format_duration(rules.ageing) + (trace.storms ? ", storms" : "") +
+         (trace.starts ? ", starts" : "");
 }
 
 Trace make_trace(std::uint64_t seed) {
