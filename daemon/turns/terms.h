@@ -50,6 +50,8 @@ struct StageDevice {
 
 /// Bytes on each device. One that is missing needs none.
 using TurnNeeds = std::map<DeviceUuid, std::uint64_t>;
+/// `needs` less `part`, without devices of which nothing is left.
+TurnNeeds without(TurnNeeds needs, const TurnNeeds& part);
 
 struct TurnTerms {
   std::string group;
@@ -60,6 +62,8 @@ struct TurnTerms {
   Duration longest_wait{};                     // from asking to running again; 0: none
   Duration cost_out{};                         // the longest that has been measured
   Duration cost_in{};                          // the same
+  // Of needs, what may leave without the rest, in this order; together no more than needs.
+  std::vector<TurnNeeds> parts = {};
 
   /// Without a setting, four times what it costs to leave and to return: two groups that take
   /// turns all the time spend a fifth of it on switches.

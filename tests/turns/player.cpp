@@ -27,6 +27,7 @@ struct Program {
   std::uint64_t served = 0;
   bool gone = false;  // has ended
   bool of_operator = false;
+  TurnNeeds stays = {};  // on the devices while it is out
 };
 
 class Player {
@@ -184,8 +185,10 @@ class Player {
     Duration takes{};
     for (const std::string& each : next.out) {
       const std::size_t i = index(each);
-      if (programs_[i].where != Where::kIn) broke(each + " leaves and does not run");
-      takes += terms_[i].cost_out;
+      const bool rest = programs_[i].where == Where::kOut && !programs_[i].stays.empty();
+      if (programs_[i].where != Where::kIn && !rest) broke(each + " leaves and has nothing there");
+      takes += cost_out(next, i);
+      if (rest) continue;
       stop_working(i);
       programs_[i].where = Where::kSwitching;
     }
@@ -204,6 +207,29 @@ class Player {
     for (const std::string& each : next.out) go_on(index(each));
   }
 
+  /// What of it is there afterwards.
+  TurnNeeds left_by(const TurnSwitch& what, std::size_t i) const {
+    const auto parts = what.parts.find(name(i));
+    if (parts == what.parts.end()) return {};
+    TurnNeeds left = terms_[i].needs;
+    for (std::size_t k = 0; k < parts->second; ++k) left = without(left, terms_[i].parts[k]);
+    return left;
+  }
+  /// Each part costs its share.
+  Duration cost_out(const TurnSwitch& what, std::size_t i) const {
+    const Program& p = programs_[i];
+    const TurnNeeds leaves =
+        p.where == Where::kIn ? without(terms_[i].needs, left_by(what, i)) : p.stays;
+    double share = 1;
+    for (const auto& [device, bytes] : terms_[i].needs) {
+      const auto its = leaves.find(device);
+      share = std::min(share, its == leaves.end()
+                                  ? 0.0
+                                  : static_cast<double>(its->second) / static_cast<double>(bytes));
+    }
+    return std::chrono::duration_cast<Duration>(terms_[i].cost_out * share);
+  }
+
   void end_switch() {
     const TurnSwitch done = *under_way_;
     under_way_.reset();
@@ -213,7 +239,14 @@ class Player {
     for (const std::string& each : done.out) {
       Program& p = programs_[index(each)];
       if (p.gone) continue;
+      const bool rest = p.where == Where::kOut;
+      if (!back || !rest) p.stays = left_by(done, index(each));
+      if (rest) {
+        if (fails_ && oracle_ == nullptr) turns_.set_stays(each, p.stays, now_);
+        continue;
+      }
       p.where = Where::kOut;
+      if (fails_ && oracle_ == nullptr) turns_.set_stays(each, p.stays, now_);
       if (back && !p.of_operator) {
         running.push_back(each);
         come_in(index(each), false);
@@ -237,6 +270,7 @@ class Player {
   void come_in(std::size_t i, bool its_turn) {
     Program& p = programs_[i];
     p.where = Where::kIn;
+    p.stays.clear();
     p.came_in = now_;
     if (its_turn) ++p.served;
     if (p.waits_since) {
@@ -261,6 +295,16 @@ class Player {
     TurnLoad load(trace_.devices);
     for (std::size_t i = 0; i < programs_.size(); ++i)
       if (programs_[i].where == Where::kIn && !programs_[i].gone) load.add(terms_[i].needs);
+    // What is left of those that are out, but for what leaves or is counted with the group.
+    for (std::size_t i = 0; i < programs_.size(); ++i) {
+      const Program& p = programs_[i];
+      if (p.where != Where::kOut || p.gone || p.of_operator) continue;
+      const bool leaves = under_way_ && has(under_way_->out, i);
+      if (!leaves) load.add(p.stays);
+    }
+    if (under_way_)
+      for (const auto& [each, count] : under_way_->parts)
+        load.add(left_by(*under_way_, index(each)));
     for (const std::string& each : coming) load.add(terms_[index(each)].needs);
     if (!load.within_limits() && !grown_) broke("all that run fit beside each other");
     if (load.within_limits()) grown_ = false;
@@ -300,6 +344,8 @@ class Player {
         say("operator pauses " + name(i));
         stop_working(i);
         p.where = Where::kOut;
+        p.stays.clear();
+        turns_.set_stays(name(i), {}, now_);
         p.of_operator = true;
         p.waits_since.reset();
         return turns_.paused_by_operator(name(i), now_);
@@ -312,6 +358,10 @@ class Player {
     for (auto& [device, bytes] : terms_[i].needs)
       bytes = static_cast<std::uint64_t>(dice_.between(1, 78)) << 30;
     grown_ = true;
+    terms_[i].parts.clear();
+    p.stays.clear();
+    (void)turns_.set_parts(name(i), {}, now_);
+    turns_.set_stays(name(i), {}, now_);
     if (Status status = turns_.set_needs(name(i), terms_[i].needs, now_); !status.ok())
       broke(status.text());
   }
@@ -321,6 +371,7 @@ class Player {
     stop_working(i);
     programs_[i].where = Where::kOut;
     programs_[i].gone = true;
+    programs_[i].stays.clear();
     programs_[i].started = false;
     programs_[i].waits_since.reset();
     turns_.remove(name(i), now_);
@@ -342,7 +393,7 @@ class Player {
     p.gone = false;
     TurnLoad load(trace_.devices);
     for (std::size_t k = 0; k < programs_.size(); ++k)
-      if (programs_[k].where != Where::kOut) load.add(terms_[k].needs);
+      load.add(programs_[k].where != Where::kOut ? terms_[k].needs : programs_[k].stays);
     const bool running = !under_way_ && load.has_space_for(terms_[i].needs) && dice_.one_in(2);
     if (Status status = turns_.add(terms_[i], running, now_); !status.ok()) broke(status.text());
     if (!running) return;

@@ -51,6 +51,7 @@ struct Trace {
   bool exclusive = false;               // no two groups fit beside each other
   bool storms = false;                  // switches fail, groups end, join, grow, operators pause
   bool comparable = false;              // with other ways to choose who leaves
+  bool parts = false;                   // of groups may leave first
 };
 
 /// "seed 7: demand, bursts, 12 groups on 2 GPUs, ...".
