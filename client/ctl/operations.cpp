@@ -134,7 +134,7 @@ int operate_once(const Invocation& s) {
 
 /// Whether a pause or resume would find something to do.
 bool has_work(Command command, const v1::GroupInfo& group) {
-  if (command == Command::kPause) return group.state() != v1::GROUP_STATE_PAUSED;
+  if (command == Command::kPause) return group.state() != v1::GROUP_STATE_PAUSED || group.partial();
   // Of a group that runs, memory of some tags may be paused.
   return group.state() != v1::GROUP_STATE_RUNNING ||
          group.resident_bytes() < group.allocated_bytes();

@@ -100,10 +100,11 @@ Status Groups::set_policy(GroupEntry& group, const std::string& tag, bool discar
 }
 
 MemoryView Groups::memory_of(GroupId group) const {
-  return {[this, group](const Selection& what) {
-            return node_.allocations.any(
-                group, [&](const Allocation& a) { return what.takes(a.tag) && a.may_leave(); });
-          },
+  const auto can_leave = [this, group](const Selection& what) {
+    return node_.allocations.any(
+        group, [&](const Allocation& a) { return what.takes(a.tag) && a.may_leave(); });
+  };
+  return {can_leave,
           [this, group](const Selection& what) {
             return node_.allocations.any(
                 group, [&](const Allocation& a) { return what.takes(a.tag) && a.left(); });
@@ -112,7 +113,8 @@ MemoryView Groups::memory_of(GroupId group) const {
             return node_.allocations.any(group, [&](const Allocation& a) {
               return what.takes(a.tag) && a.may_leave() && a.opened();
             });
-          }};
+          },
+          can_leave};
 }
 
 void Groups::drive(GroupEntry& group) {
@@ -194,9 +196,11 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
                            static_cast<double>(to_us(t.time)) / 1000);
     const Task& task = outcome.task;
     spdlog::info("group '{}': {}{}{} took {:.1f} ms ({})", group.machine.name(),
-                 task.deep ? "deep pause" : to_string(task.op), task.selection.all() ? "" : " of ",
-                 to_string(task.selection), static_cast<double>(to_us(outcome.total)) / 1000,
-                 times);
+                 task.deep      ? "deep pause"
+                 : task.partial ? "partial pause"
+                                : to_string(task.op),
+                 task.selection.all() ? "" : " of ", to_string(task.selection),
+                 static_cast<double>(to_us(outcome.total)) / 1000, times);
     if (task.op == Operation::kPause) {
       const Usage kept = node_.allocations.usage([&](const Allocation& a) {
         return a.group == group.id && task.selection.takes(a.tag) && !a.saved.empty();

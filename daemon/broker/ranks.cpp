@@ -310,10 +310,13 @@ void Ranks::release_leftovers(const Rank& rank,
   const Epoch epoch = machine.epoch();  // nobody waits for the answers
   const Standing is = standing_of(machine);
   const bool ends_there = !is.under_way || is.under_way->restart == OnRestart::kRollBack;
-  if (is.rest == GroupState::kPaused && ends_there)
+  const bool rests = is.rest == GroupState::kPaused && ends_there;
+  const bool partly =
+      node_.allocations.any(rank.group, [](const Allocation& a) { return a.may_leave(); });
+  if (rests && !partly)
     sessions_.send(rank.session, release_message(epoch, {}, false));
   else  // by their ids: it may get others with their tags before it has read this
-    outbox_.send_release(rank.id, epoch, paused, true);
+    outbox_.send_release(rank.id, epoch, paused, !rests);
 }
 
 void Ranks::lose(RankId id, const std::string& why) {

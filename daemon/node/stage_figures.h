@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/status.h"
 #include "daemon/base/clock.h"
@@ -20,7 +21,9 @@ namespace amem {
 struct TurnWishes {
   std::uint32_t weight = 1;
   std::int32_t priority = 0;
-  Duration longest_wait{};  // 0: none
+  Duration longest_wait{};                     // 0: none
+  std::vector<std::string> leave_first = {};   // tags, as far as they suffice
+  std::vector<std::string> return_order = {};  // likewise: their memory comes back before the rest
   friend bool operator==(const TurnWishes&, const TurnWishes&) = default;
 };
 

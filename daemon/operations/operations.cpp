@@ -40,9 +40,18 @@ Status Operations::allows(const Task& task) const {
   return {};
 }
 
-Status Operations::check(const Groups& groups, const Task& task) {
-  if (Status status = allows(task); !status.ok()) return status;
+Task Operations::part_of(Task task, GroupId group, const Parts& parts) {
+  const auto part = parts.find(group);
+  if (part == parts.end()) return task;
+  task.selection = part->second;
+  task.partial = true;
+  return task;
+}
+
+Status Operations::check(const Groups& groups, const Task& of_all, const Parts& parts) {
+  if (Status status = allows(of_all); !status.ok()) return status;
   for (const auto& [id, name] : groups) {
+    const Task task = part_of(of_all, id, parts);
     const auto is_this = [id = id](const NamedGroup& group) { return group.id == id; };
     if (std::count_if(groups.begin(), groups.end(), is_this) > 1)
       return {Code::kInvalidArgument, "group '" + name + "' is named twice"};
@@ -66,9 +75,9 @@ std::set<DeviceUuid> Operations::devices_of(const Groups& groups) const {
 
 std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration timeout,
                                 const Observer& observer, const Asker& who,
-                                std::shared_ptr<Abroad> abroad) {
+                                std::shared_ptr<Abroad> abroad, const Parts& parts) {
   const bool out = task.op == Operation::kPause;
-  Status status = check(groups, task);
+  Status status = check(groups, task, parts);
   if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
   if (task.deep && status.ok()) {
     const std::set<DeviceUuid> devices = devices_of(groups);
@@ -100,12 +109,13 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
   request->asker = who;
   request->groups = ids_of(groups);
   (out ? request->exchange.leaving : request->exchange.arriving) = request->groups;
+  request->exchange.parts = parts;
   return start(request);
 }
 
 std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& pause,
                                Duration timeout, const Observer& observer, const Asker& who,
-                               std::shared_ptr<Abroad> abroad) {
+                               std::shared_ptr<Abroad> abroad, const Parts& parts) {
   const Task resume(Operation::kResume);
   const std::vector<GroupId> coming = ids_of(in);
   Status status;
@@ -117,7 +127,7 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& 
                 "group '" + name +
                     "' is named both to pause and to resume. A swap requires different groups"};
   // Refused before the pause, not after it.
-  if (status.ok()) status = check(out, pause);
+  if (status.ok()) status = check(out, pause, parts);
   if (status.ok()) status = check(in, resume);
   if (!status.ok()) {
     observer->finished(status);
@@ -128,7 +138,7 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& 
       timeout, observer);
   request->abroad = std::move(abroad);
   request->asker = who;
-  request->exchange = {ids_of(out), coming};
+  request->exchange = {ids_of(out), coming, parts};
   request->groups = request->exchange.leaving;
   request->groups.insert(request->groups.end(), coming.begin(), coming.end());
   return start(request);
@@ -287,12 +297,13 @@ void Operations::carry_out(const RequestPtr& request, Transaction::Step step) {
 Status Operations::begin(const RequestPtr& request, std::size_t member) {
   if (!closed_.ok()) return closed_;
   const bool out = request->transaction.goes_out(member);
-  const Task& task = out ? request->pause : request->resume;
   const auto found = node_.groups.find(request->groups[member]);
   if (found == node_.groups.end())
     return {Code::kAborted,
             "group '" + request->transaction.name(member) + "' has ended in the meantime"};
   GroupEntry& group = found->second;
+  const Task task =
+      out ? part_of(request->pause, group.id, request->exchange.parts) : request->resume;
   Status status = check_tags(node_.allocations, group.id, task);
   if (status.ok())
     status = group.machine.start(task, request->timeout, Clock::now(),
@@ -349,7 +360,9 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
   }
   // A pause of tags leaves the group running, so whose it was says nothing.
   // Whose one is that an earlier amemd has begun is on record.
-  if (begun.task.op == Operation::kPause && begun.task.selection.all() && !begun.continues)
+  // Nor does amemd take a group from its stage that it makes deep.
+  const bool by_broker = request != nullptr && request->by_broker;
+  if (begun.task.stops() && !begun.continues && !by_broker)
     group.paused_by_stage = request != nullptr && !request->asker.stage.empty();
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {

@@ -136,7 +136,7 @@ void ResumeOperation::look_at_devices() {
   BytesByDevice leaves = exchange_.closing;
   for (const GroupId leaving : exchange_.leaving)
     for (const Allocation* a : std::as_const(means_.node.allocations).of_group(leaving))
-      if (a->can_leave()) leaves[a->device] += a->size;
+      if (exchange_.leaves(leaving, a->tag) && a->can_leave()) leaves[a->device] += a->size;
   const auto answer = [this, leaves, back = back_](const Workers::Uses& uses) {
     back([&] { admit(uses, leaves); });
   };
@@ -192,7 +192,7 @@ Status ResumeOperation::check_opened() const {
 void ResumeOperation::run(const action::Create& create) {
   epoch_ = create.epoch;
   const std::vector<Creation::Item> items =
-      to_bring_back(means_.node.allocations, group_.id, what_);
+      to_bring_back(means_.node.allocations, group_.id, what_, group_.wishes.return_order);
   loaders_.reserve(items.size());
   created_.reserve(items.size());
   creation_ = Creation(items);

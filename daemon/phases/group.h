@@ -35,6 +35,8 @@ struct MemoryView {
   Question paused = [](const Selection&) { return false; };
   /// Ranks of other groups have open some of what is to leave.
   Question opened = [](const Selection&) { return false; };
+  /// Of a group that is paused: some of it is on a device and free to leave.
+  Question has_rest = [](const Selection&) { return false; };
 };
 
 /// What the next broker must know of a group.
@@ -117,13 +119,12 @@ class Group {
                          rest_ == GroupState::kRunning;
     return runs_on || state_ == GroupState::kRunning;
   }
-  GroupState rest_of(const Task& task) const {
-    const bool leaves = task.op == Operation::kPause && task.selection.all();
-    return leaves ? GroupState::kPaused : rest_;
-  }
+  GroupState rest_of(const Task& task) const { return task.stops() ? GroupState::kPaused : rest_; }
   void go_on_if_all_are_back(Time now);
   /// The group is as the task would leave it.
   bool satisfied(const Task& task) const;
+  /// It is paused, but for memory that the task would take.
+  bool has_rest(const Task& task) const;
   void begin(const Task& task, Duration timeout, bool inside, Held held, Time now);
   void settle_if_ended(Time now);
   void look_at_requests(Time now);

@@ -14,7 +14,7 @@ void keep(std::deque<Duration>& costs, Duration cost) {
   if (costs.size() > kCostsKept) costs.pop_front();
 }
 
-Duration worst(const std::deque<Duration>& costs) {
+Duration worst_of(const std::deque<Duration>& costs) {
   const auto it = std::max_element(costs.begin(), costs.end());
   return it == costs.end() ? Duration{} : std::min<Duration>(*it, kLongestTurnTime);
 }
@@ -24,6 +24,8 @@ bool contains(const std::vector<GroupId>& groups, GroupId id) {
 }
 
 }  // namespace
+
+Duration GpuStage::Member::Costs::worst() const { return worst_of(whole.empty() ? parts : whole); }
 
 GpuStage::GpuStage(Host& host, std::string name, const TurnRules& rules,
                    std::vector<StageDevice> devices, std::optional<Duration> min_residency,
@@ -100,9 +102,10 @@ TurnTerms GpuStage::terms_of(const Member& m) const {
   terms.priority = m.wishes.priority;
   terms.longest_wait = m.wishes.longest_wait;
   terms.min_residency = min_residency_;
-  terms.cost_out = worst(m.outs);
-  terms.cost_in = worst(m.ins);
+  terms.cost_out = m.outs.worst();
+  terms.cost_in = m.ins.worst();
   terms.starts = m.starts;
+  for (const Part& part : m.parts) terms.parts.push_back(part.needs);
   return terms;
 }
 
@@ -112,6 +115,7 @@ void GpuStage::admit(GroupId id, Member& m, Time now) {
     return refuse(id, m, status, now);
   m.admitted = true;
   m.of_operator = false;
+  if (!running) turns_.set_stays(m.name, m.stays, now);
   if (!std::exchange(m.refusal, {}).empty())
     host_.say(*this, id, "takes turns in stage '" + name_ + "' again", false);
   sync(m, now);
@@ -211,17 +215,36 @@ void GpuStage::needs(GroupId id, const TurnNeeds& needs, Time now) {
   step(now);
 }
 
+void GpuStage::parts(GroupId id, std::vector<Part> parts, Time now) {
+  Member* const m = find(id);
+  if (m == nullptr || m->parts == parts) return;
+  m->parts = std::move(parts);
+  std::vector<TurnNeeds> needs;
+  for (const Part& part : m->parts) needs.push_back(part.needs);
+  const bool promised = turns_.promised().ok();
+  const Status status = turns_.set_parts(m->name, std::move(needs), now);
+  if (!status.ok() && promised) host_.say(*this, id, status.text(), true);
+}
+
+void GpuStage::stays(GroupId id, const TurnNeeds& stays, Time now) {
+  Member* const m = find(id);
+  if (m == nullptr) return;
+  m->stays = stays;
+  turns_.set_stays(m->name, stays, now);
+}
+
 void GpuStage::taken(const DeviceUuid& device, std::uint64_t bytes, Time now) {
   turns_.set_taken(device, bytes, now);
 }
 
-void GpuStage::measured(GroupId id, Operation op, Duration time, Time now) {
+void GpuStage::measured(GroupId id, Operation op, Duration time, bool whole, Time now) {
   Member* const m = find(id);
   if (m == nullptr) return;
-  keep(op == Operation::kPause ? m->outs : m->ins, time);
+  Member::Costs& costs = op == Operation::kPause ? m->outs : m->ins;
+  keep(whole && m->stays.empty() ? costs.whole : costs.parts, time);
   if (!m->admitted) return;
   const bool promised = turns_.promised().ok();
-  const Status status = turns_.set_costs(m->name, worst(m->outs), worst(m->ins), now);
+  const Status status = turns_.set_costs(m->name, m->outs.worst(), m->ins.worst(), now);
   if (!status.ok() && promised) host_.say(*this, id, status.text(), true);
 }
 
@@ -406,6 +429,15 @@ void GpuStage::step(Time now) {
       what.why = next->why;
       for (const std::string& name : next->out) what.out.push_back(id_of(name));
       for (const std::string& name : next->in) what.in.push_back(id_of(name));
+      for (const auto& [name, count] : next->parts) {
+        const GroupId id = id_of(name);
+        std::string tags;
+        for (std::size_t i = 0; i < count; ++i) {
+          what.parts[id].push_back(members_.at(id).parts[i].tag);
+          tags += (i == 0 ? "" : ", ") + what.parts[id].back();
+        }
+        what.why += "; of group '" + name + "' only " + tags + " leaves";
+      }
       for (const GroupId id : what.in)
         for (const auto& [rank, report] : members_.at(id).ranks)
           if (report.waiting && !report.call.empty()) {
@@ -490,6 +522,8 @@ std::vector<GpuStage::GroupView> GpuStage::groups(Time now) const {
     view.wishes = m.wishes;
     view.refusal = m.refusal;
     for (const auto& [device, bytes] : m.needs) view.needs = std::max(view.needs, bytes);
+    if (m.where == Whereabouts::kPausedByStage)
+      for (const auto& [device, bytes] : m.stays) view.stays = std::max(view.stays, bytes);
     for (const auto& [rank, report] : m.ranks)
       if (report.waiting && view.call.empty()) view.call = report.call;
     if (m.starts && !m.began && view.call.empty()) view.call = "its start";

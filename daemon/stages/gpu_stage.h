@@ -46,7 +46,8 @@ struct StageSwitch {
   std::uint64_t number = 0;
   std::vector<GroupId> out;
   std::vector<GroupId> in;
-  std::string why;  // for people
+  std::string why;                                         // for people
+  std::map<GroupId, std::vector<std::string>> parts = {};  // only these tags of it leave
 };
 
 class GpuStage {
@@ -102,10 +103,19 @@ class GpuStage {
   void place(GroupId id, Whereabouts where, Time now);
   /// What it needs on the devices while it runs.
   void needs(GroupId id, const TurnNeeds& needs, Time now);
+  /// Of this, what leaves first: its tags, and their bytes that can leave.
+  struct Part {
+    std::string tag;
+    TurnNeeds needs;
+    friend bool operator==(const Part&, const Part&) = default;
+  };
+  void parts(GroupId id, std::vector<Part> parts, Time now);
+  /// Its stage has paused it, and this of it is on the devices still.
+  void stays(GroupId id, const TurnNeeds& stays, Time now);
   /// Others have so much of a device.
   void taken(const DeviceUuid& device, std::uint64_t bytes, Time now);
-  /// An operation on all of it has succeeded.
-  void measured(GroupId id, Operation op, Duration time, Time now);
+  /// An operation on all of it has succeeded. `whole`: it is not one on a part, or on the rest.
+  void measured(GroupId id, Operation op, Duration time, bool whole, Time now);
   /// As Turns::set_terms().
   Status set_wishes(GroupId id, const TurnWishes& wishes, Time now);
 
@@ -149,6 +159,7 @@ class GpuStage {
     bool leased = false;
     TurnWishes wishes;
     std::uint64_t needs = 0;  // of the device on which it needs most
+    std::uint64_t stays = 0;  // likewise, of what it has there while it is paused
     std::string refusal;      // why it takes no turns
   };
   struct LastSwitch {
@@ -168,6 +179,8 @@ class GpuStage {
     std::string name;
     TurnWishes wishes;
     TurnNeeds needs = {};
+    std::vector<Part> parts = {};
+    TurnNeeds stays = {};
     Whereabouts where = Whereabouts::kRuns;
     bool of_operator = false;  // Turns has been told so
     bool admitted = false;     // Turns has it
@@ -175,8 +188,15 @@ class GpuStage {
     std::map<RankId, Report> ranks = {};
     bool leased = false;  // it has asked for a turn, and has had it
     std::map<std::uint64_t, OnLease> waiters = {};
-    std::deque<Duration> outs = {};  // the last costs
-    std::deque<Duration> ins = {};
+    // The last costs. Those of parts count only while nothing else is known: a longest wait is
+    // promised with what the whole group costs.
+    struct Costs {
+      std::deque<Duration> whole = {};
+      std::deque<Duration> parts = {};
+      Duration worst() const;
+    };
+    Costs outs = {};
+    Costs ins = {};
     std::optional<Time> waits = {};  // since when
     std::optional<Time> runs = {};
     bool starts = false;             // its first turn has not ended

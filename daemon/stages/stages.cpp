@@ -62,6 +62,23 @@ class SwitchObserver final : public OperationObserver {
   const std::function<void(const Status&)> done_;
 };
 
+/// Tags of which there need not be memory yet.
+Status check_order(const std::vector<std::string>& tags) {
+  constexpr std::size_t kLongest = sizeof(amem_v1_Create::tag) - 1;
+  if (tags.size() > kMaxTags)
+    return {Code::kInvalidArgument, "a group can name at most " + std::to_string(kMaxTags) +
+                                        " tags that leave first, and as many that return first"};
+  std::set<std::string_view> seen;
+  for (const std::string& tag : tags) {
+    if (tag.empty() || tag.size() > kLongest)
+      return {Code::kInvalidArgument,
+              "a tag must have 1 to " + std::to_string(kLongest) + " characters"};
+    if (!seen.insert(tag).second)
+      return {Code::kInvalidArgument, "tag '" + tag + "' is named twice"};
+  }
+  return {};
+}
+
 std::uint64_t ms(Duration duration) { return to_us(std::max(duration, Duration{})) / 1000; }
 
 }  // namespace
@@ -244,15 +261,16 @@ void Stages::state_changed(GroupId id) {
     const auto group = node_.groups.find(id);
     GpuStage* const stage = stage_of(id);
     if (group == node_.groups.end() || stage == nullptr) return;
-    stage->place(id, whereabouts(group->second), Clock::now());
+    place(*stage, group->second);
     answer_starts({id});
   });
 }
 
 void Stages::finished(const GroupEntry& group, const Outcome& outcome) {
   GpuStage* const stage = stage_of(group.id);
-  if (stage == nullptr || !outcome.status.ok() || !outcome.task.selection.all()) return;
-  stage->measured(group.id, outcome.task.op, outcome.total, Clock::now());
+  const bool whole = outcome.task.selection.all();
+  if (stage == nullptr || !outcome.status.ok() || !(whole || outcome.task.stops())) return;
+  stage->measured(group.id, outcome.task.op, outcome.total, whole, Clock::now());
 }
 
 void Stages::ended(GroupId id) {
@@ -299,6 +317,31 @@ void Stages::look_at_needs() {
   });
 }
 
+TurnNeeds Stages::rest_of(const GroupEntry& group) const {
+  TurnNeeds rest;
+  if (whereabouts(group) == Whereabouts::kPausedByStage)
+    for (const Allocation* a : std::as_const(node_.allocations).of_group(group.id))
+      if (a->may_leave()) rest[a->device] += a->size;
+  return rest;
+}
+
+std::vector<GpuStage::Part> Stages::parts_of(const GroupEntry& group) const {
+  std::vector<GpuStage::Part> parts;
+  for (const std::string& tag : group.wishes.leave_first) {
+    TurnNeeds needs;
+    for (const Allocation* a : std::as_const(node_.allocations).of_group(group.id))
+      if (a->tag == tag && a->can_leave()) needs[a->device] += a->size;
+    if (!needs.empty()) parts.push_back({tag, std::move(needs)});
+  }
+  return parts;
+}
+
+void Stages::place(GpuStage& stage, const GroupEntry& group) {
+  const Whereabouts where = whereabouts(group);
+  if (where != Whereabouts::kMoves) stage.stays(group.id, rest_of(group), Clock::now());
+  stage.place(group.id, where, Clock::now());
+}
+
 void Stages::measure(GpuStage& stage) {
   if (stage.switching()) return;  // memory is on its way
   const Time now = Clock::now();
@@ -307,6 +350,10 @@ void Stages::measure(GpuStage& stage) {
   for (const auto& [id, group] : node_.groups) {
     if (!stage.has(id)) continue;
     const bool runs = group.machine.state() == GroupState::kRunning;
+    const TurnNeeds rest = rest_of(group);
+    for (const auto& [device, bytes] : rest) resident[device] += bytes;
+    if (!runs && whereabouts(group) != Whereabouts::kMoves) stage.stays(id, rest, now);
+    if (runs) stage.parts(id, parts_of(group), now);
     TurnNeeds& its = needs[id];
     for (const Allocation* a : std::as_const(node_.allocations).of_group(id)) {
       its[a->device] += a->size;
@@ -357,10 +404,15 @@ void Stages::carry_out(GpuStage& stage, const StageSwitch& what) {
     std::erase_if(left.out, gone);
     std::erase_if(left.in, gone);
     for (const auto* ids : {&left.out, &left.in})
-      for (const GroupId id : *ids)
-        events_.publish(&node_.groups.at(id), "turn",
-                        (ids == &left.out ? "its turn in stage '" : "it gets its turn in stage '") +
-                            stage.name() + (ids == &left.out ? "' ends" : "'"));
+      for (const GroupId id : *ids) {
+        const GroupEntry& group = node_.groups.at(id);
+        std::string text = "it gets its turn in stage '" + stage.name() + "'";
+        if (ids == &left.out && group.machine.state() == GroupState::kPaused)
+          text = "the rest of its memory leaves in stage '" + stage.name() + "'";
+        else if (ids == &left.out)
+          text = "its turn in stage '" + stage.name() + "' ends";
+        events_.publish(&group, "turn", text);
+      }
     const Asker asker("stage '" + stage.name() + "'", stage.name(), what.why);
     // A group without ranks has nothing to be moved.
     const auto announced = [this](GroupId id) { return starts_.find(id) != nullptr; };
@@ -369,13 +421,28 @@ void Stages::carry_out(GpuStage& stage, const StageSwitch& what) {
     if (left.out.empty() && left.in.empty())
       observer->finished(starts ? Status() : Status(Code::kAborted, "its groups have ended"));
     else if (left.in.empty())
-      operations_.start(Task(Operation::kPause), named(left.out), {}, observer, asker);
+      operations_.start(Task(Operation::kPause), named(left.out), {}, observer, asker, nullptr,
+                        tags_of(left));
     else if (left.out.empty())
       operations_.start(Task(Operation::kResume), named(left.in), {}, observer, asker);
     else
       operations_.swap(named(left.out), named(left.in), Task(Operation::kPause), {}, observer,
-                       asker);
+                       asker, nullptr, tags_of(left));
   });
+}
+
+Operations::Parts Stages::tags_of(const StageSwitch& what) const {
+  Operations::Parts parts;
+  for (const GroupId id : what.out) {
+    const auto part = what.parts.find(id);
+    if (part == what.parts.end()) continue;
+    Selection selection;
+    for (const std::string& tag : part->second)
+      if (node_.allocations.any(id, [&](const Allocation& a) { return a.tag == tag; }))
+        selection.tags.insert(tag);
+    if (!selection.all()) parts[id] = selection;
+  }
+  return parts;
 }
 
 void Stages::ended(GpuStage& stage, const StageSwitch& what, const Status& status) {
@@ -384,7 +451,7 @@ void Stages::ended(GpuStage& stage, const StageSwitch& what, const Status& statu
     for (const GroupId id : *ids) {
       Starts::Start* const start = starts_.find(id);
       if (const auto group = node_.groups.find(id); group != node_.groups.end()) {
-        stage.place(id, whereabouts(group->second), now);
+        place(stage, group->second);
       } else if (start != nullptr) {
         if (status.ok()) start->runs = ids == &what.in;
         stage.place(id, start->runs ? Whereabouts::kRuns : Whereabouts::kPausedByStage, now);
@@ -544,14 +611,15 @@ Operations::Groups Stages::take_paused(const Operations::Groups& groups) {
   for (const NamedGroup& each : groups) {
     GroupEntry& group = node_.groups.at(each.id);
     GpuStage* const stage = stage_of(each.id);
+    // Who pauses a group wants its memory to leave: of one that has some on the devices the rest.
     if (stage == nullptr || group.machine.state() != GroupState::kPaused ||
-        !group.paused_by_stage) {
+        !group.paused_by_stage || !rest_of(group).empty()) {
       left.push_back(each);
       continue;
     }
     group.paused_by_stage = false;
     (void)node_.records.write(group);
-    stage->place(each.id, whereabouts(group), Clock::now());
+    place(*stage, group);
   }
   return left;
 }
@@ -565,7 +633,7 @@ void Stages::let_go(const Operations::Groups& groups) {
       continue;
     it->second.paused_by_stage = true;
     (void)node_.records.write(it->second);
-    stage->place(each.id, whereabouts(it->second), Clock::now());
+    place(*stage, it->second);
   }
 }
 
@@ -578,6 +646,10 @@ Status Stages::set(GroupEntry& group, const Change& change) {
   wishes.weight = change.weight.value_or(wishes.weight);
   wishes.priority = change.priority.value_or(wishes.priority);
   wishes.longest_wait = change.longest_wait.value_or(wishes.longest_wait);
+  wishes.leave_first = change.leave_first.value_or(wishes.leave_first);
+  wishes.return_order = change.return_order.value_or(wishes.return_order);
+  for (const auto* tags : {&wishes.leave_first, &wishes.return_order})
+    if (const Status status = check_order(*tags); !status.ok()) return status;
   TurnTerms terms;
   terms.group = group.machine.name();
   terms.weight = wishes.weight;
@@ -595,6 +667,8 @@ Status Stages::set(GroupEntry& group, const Change& change) {
   }
   group.wishes = wishes;
   group.stage = name;
+  if (to != nullptr && from == to && group.machine.state() == GroupState::kRunning)
+    to->parts(group.id, parts_of(group), Clock::now());
   if (from != to) {
     group.leased = group.starts = false;
     if (from != nullptr) from->leave(group.id, Clock::now());
@@ -710,6 +784,9 @@ void Stages::report(const Caller& caller, GpuStage& stage, v1::StageInfo& info) 
     each.set_longest_wait_ms(ms(view.wishes.longest_wait));
     each.set_needs_bytes(view.needs);
     each.set_note(view.refusal);
+    for (const std::string& tag : found->second.wishes.leave_first) each.add_leave_first(tag);
+    for (const std::string& tag : found->second.wishes.return_order) each.add_return_order(tag);
+    each.set_stays_bytes(view.stays);
     if (const auto its = figures.groups.find(view.id); its != figures.groups.end()) {
       each.set_there_ms(ms(its->second.there));
       each.set_ran_ms(ms(its->second.ran));

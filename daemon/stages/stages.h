@@ -95,6 +95,8 @@ class Stages final : public GpuStage::Host {
     std::optional<std::uint32_t> weight;
     std::optional<std::int32_t> priority;
     std::optional<Duration> longest_wait;
+    std::optional<std::vector<std::string>> leave_first;   // tags; empty: none
+    std::optional<std::vector<std::string>> return_order;  // likewise
   };
   /// kNotFound: no such stage. Else as Turns::set_terms(); then nothing changes.
   Status set(GroupEntry& group, const Change& change);
@@ -146,6 +148,12 @@ class Stages final : public GpuStage::Host {
   void look();
   void look_at_needs();
   void measure(GpuStage& stage);
+  /// Where the group is, and what of it is on the devices there.
+  void place(GpuStage& stage, const GroupEntry& group);
+  TurnNeeds rest_of(const GroupEntry& group) const;
+  std::vector<GpuStage::Part> parts_of(const GroupEntry& group) const;
+  /// What of these parts there is still.
+  Operations::Parts tags_of(const StageSwitch& what) const;
   void end_lease(LeaseId id, const Status& status);
   void report(const Caller& caller, GpuStage& stage, v1::StageInfo& info);
 

@@ -86,7 +86,10 @@ std::string advice(const TurnRules& rules, const TurnTerms& terms, const WorstWa
 WorstWait worst_wait(const TurnRules& rules, const std::vector<StageDevice>& devices,
                      const Terms& terms, std::size_t index) {
   WorstWait worst;
-  const bool several = any_two_fit(devices, terms);
+  // What is left of a group that is out may have to leave beside one that runs.
+  const bool parts = std::any_of(terms.begin(), terms.end(),
+                                 [](const TurnTerms& each) { return !each.parts.empty(); });
+  const bool several = parts || any_two_fit(devices, terms);
   const Duration a_switch = several ? worst_of_a_set(devices, terms, &TurnTerms::cost_out) +
                                           worst_of_a_set(devices, terms, &TurnTerms::cost_in)
                                     : worst_of_one(terms, &TurnTerms::cost_out) +

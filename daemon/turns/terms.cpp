@@ -43,6 +43,14 @@ std::string_view to_string(TurnPolicy policy) {
   return "slice";
 }
 
+TurnNeeds without(TurnNeeds needs, const TurnNeeds& part) {
+  for (const auto& [device, bytes] : part)
+    if (const auto it = needs.find(device); it != needs.end())
+      it->second -= std::min(it->second, bytes);
+  std::erase_if(needs, [](const auto& each) { return each.second == 0; });
+  return needs;
+}
+
 Status check_stage(const TurnRules& rules, const std::vector<StageDevice>& devices) {
   constexpr Duration kShortest = std::chrono::milliseconds(1);
   for (const auto& [name, value, at_least] :

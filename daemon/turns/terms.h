@@ -54,6 +54,8 @@ struct StageDevice {
 using TurnNeeds = std::map<DeviceUuid, std::uint64_t>;
 /// In place of bytes: no other group may run.
 inline constexpr std::uint64_t kWholeDevice = ~std::uint64_t{0};
+/// `needs` less `part`, without devices of which nothing is left.
+TurnNeeds without(TurnNeeds needs, const TurnNeeds& part);
 
 struct TurnTerms {
   std::string group;
@@ -65,6 +67,8 @@ struct TurnTerms {
   Duration cost_out{};                         // the longest that has been measured
   Duration cost_in{};                          // the same
   bool starts = false;  // its first turn has not ended. It may not leave before its turn's limit
+  // Of needs, what may leave without the rest, in this order; together no more than needs.
+  std::vector<TurnNeeds> parts = {};
 
   /// Without a setting, four times what it costs to leave and to return: two groups that take
   /// turns all the time spend a fifth of it on switches.

@@ -27,7 +27,8 @@ NodeWorld::NodeWorld(const Scenario& scenario, int faults, Bug bug)
         [any](const Selection& what) { return any(what, [](const Piece& p) { return p.left(); }); },
         [any, may_leave](const Selection& what) {
           return any(what, [&](const Piece& p) { return may_leave(p) && p.opened; });
-        }};
+        },
+        [any, may_leave](const Selection& what) { return any(what, may_leave); }};
     m_.groups[at(group)] = std::make_unique<Group>(std::string(1, static_cast<char>('a' + group)),
                                                    Deadlines(), m_.state.now[0], memory);
     for (int rank = 0; rank < scenario.ranks; ++rank) broker_.join(group * kRanksEach + rank);

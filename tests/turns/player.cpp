@@ -29,6 +29,7 @@ struct Program {
   std::optional<Time> start_ends{};  // if it does not end before
   bool gone = false;                 // has ended
   bool of_operator = false;
+  TurnNeeds stays = {};  // on the devices while it is out
 };
 
 class Player {
@@ -214,9 +215,11 @@ class Player {
     Duration takes{};
     for (const std::string& each : next.out) {
       const std::size_t i = index(each);
-      if (programs_[i].where != Where::kIn) broke(each + " leaves and does not run");
+      const bool rest = programs_[i].where == Where::kOut && !programs_[i].stays.empty();
+      if (programs_[i].where != Where::kIn && !rest) broke(each + " leaves and has nothing there");
       if (programs_[i].starts) broke(each + " leaves in its first turn");
-      takes += terms_[i].cost_out;
+      takes += cost_out(next, i);
+      if (rest) continue;
       stop_working(i);
       programs_[i].where = Where::kSwitching;
     }
@@ -235,6 +238,29 @@ class Player {
     for (const std::string& each : next.out) go_on(index(each));
   }
 
+  /// What of it is there afterwards.
+  TurnNeeds left_by(const TurnSwitch& what, std::size_t i) const {
+    const auto parts = what.parts.find(name(i));
+    if (parts == what.parts.end()) return {};
+    TurnNeeds left = terms_[i].needs;
+    for (std::size_t k = 0; k < parts->second; ++k) left = without(left, terms_[i].parts[k]);
+    return left;
+  }
+  /// Each part costs its share.
+  Duration cost_out(const TurnSwitch& what, std::size_t i) const {
+    const Program& p = programs_[i];
+    const TurnNeeds leaves =
+        p.where == Where::kIn ? without(terms_[i].needs, left_by(what, i)) : p.stays;
+    double share = 1;
+    for (const auto& [device, bytes] : terms_[i].needs) {
+      const auto its = leaves.find(device);
+      share = std::min(share, its == leaves.end()
+                                  ? 0.0
+                                  : static_cast<double>(its->second) / static_cast<double>(bytes));
+    }
+    return std::chrono::duration_cast<Duration>(terms_[i].cost_out * share);
+  }
+
   void end_switch() {
     const TurnSwitch done = *under_way_;
     under_way_.reset();
@@ -244,7 +270,14 @@ class Player {
     for (const std::string& each : done.out) {
       Program& p = programs_[index(each)];
       if (p.gone) continue;
+      const bool rest = p.where == Where::kOut;
+      if (!back || !rest) p.stays = left_by(done, index(each));
+      if (rest) {
+        if (fails_ && oracle_ == nullptr) turns_.set_stays(each, p.stays, now_);
+        continue;
+      }
       p.where = Where::kOut;
+      if (fails_ && oracle_ == nullptr) turns_.set_stays(each, p.stays, now_);
       if (back && !p.of_operator) {
         running.push_back(each);
         come_in(index(each), false);
@@ -268,6 +301,7 @@ class Player {
   void come_in(std::size_t i, bool its_turn) {
     Program& p = programs_[i];
     p.where = Where::kIn;
+    p.stays.clear();
     p.came_in = now_;
     if (its_turn) ++p.served;
     if (p.starts && !p.start_ends) {
@@ -297,6 +331,16 @@ class Player {
     TurnLoad load(trace_.devices);
     for (std::size_t i = 0; i < programs_.size(); ++i)
       if (programs_[i].where == Where::kIn && !programs_[i].gone) load.add(needs(i));
+    // What is left of those that are out, but for what leaves or is counted with the group.
+    for (std::size_t i = 0; i < programs_.size(); ++i) {
+      const Program& p = programs_[i];
+      if (p.where != Where::kOut || p.gone || p.of_operator) continue;
+      const bool leaves = under_way_ && has(under_way_->out, i);
+      if (!leaves && !p.stays.empty()) load.add(p.stays);
+    }
+    if (under_way_)
+      for (const auto& [each, count] : under_way_->parts)
+        if (const TurnNeeds left = left_by(*under_way_, index(each)); !left.empty()) load.add(left);
     for (const std::string& each : coming) load.add(needs(index(each)));
     if (load.within_limits() && !load.fits()) broke("a group starts alone");
     if (!load.within_limits() && !grown_) broke("all that run fit beside each other");
@@ -342,6 +386,8 @@ class Player {
         if (in_first_turn(i)) end_first_turn(i);
         stop_working(i);
         p.where = Where::kOut;
+        p.stays.clear();
+        turns_.set_stays(name(i), {}, now_);
         p.of_operator = true;
         p.waits_since.reset();
         return turns_.paused_by_operator(name(i), now_);
@@ -355,6 +401,10 @@ class Player {
       bytes = static_cast<std::uint64_t>(dice_.between(1, 78)) << 30;
     if (p.starts) return;  // they count when it has started
     grown_ = true;
+    terms_[i].parts.clear();
+    p.stays.clear();
+    (void)turns_.set_parts(name(i), {}, now_);
+    turns_.set_stays(name(i), {}, now_);
     if (Status status = turns_.set_needs(name(i), terms_[i].needs, now_); !status.ok())
       broke(status.text());
   }
@@ -364,6 +414,7 @@ class Player {
     stop_working(i);
     programs_[i].where = Where::kOut;
     programs_[i].gone = true;
+    programs_[i].stays.clear();
     programs_[i].started = false;
     programs_[i].waits_since.reset();
     turns_.remove(name(i), now_);
@@ -387,7 +438,8 @@ class Player {
     p.gone = false;
     TurnLoad load(trace_.devices);
     for (std::size_t k = 0; k < programs_.size(); ++k)
-      if (programs_[k].where != Where::kOut) load.add(terms_[k].needs);
+      if (programs_[k].where != Where::kOut || !programs_[k].stays.empty())
+        load.add(programs_[k].where != Where::kOut ? terms_[k].needs : programs_[k].stays);
     const bool running =
         !trace_.starts && !under_way_ && load.has_space_for(terms_[i].needs) && dice_.one_in(2);
     join(i, running);

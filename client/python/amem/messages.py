@@ -214,6 +214,7 @@ class GroupInfo:
         deep: paused, and its processes are checkpointed: nothing of them is on the GPUs
         stage: in which it takes turns; empty: none
         paused_by_stage: it is paused until its next turn; false while paused: until somebody resumes it
+        partial: paused, and some of its memory did not have to leave
     """
 
     name: str
@@ -243,6 +244,7 @@ class GroupInfo:
     deep: bool
     stage: str
     paused_by_stage: bool
+    partial: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -597,6 +599,7 @@ class PastOperation:
         by_broker: the broker's setting deep.after began it
         stage: the stage that switched its groups; empty: none did
         why: why it did; empty if other owners' groups were part of it, except for operators
+        partial: of a pause of tags by a stage: the group does not run on
     """
 
     transaction: int
@@ -616,6 +619,7 @@ class PastOperation:
     by_broker: bool
     stage: str
     why: str
+    partial: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -740,6 +744,9 @@ class TurnInfo:
         there_ms: it is in the stage, since the broker started
         ran_ms: of there_ms
         waited_ms: of there_ms
+        leave_first: tags whose memory leaves first, in this order
+        return_order: tags whose memory returns before all other memory, in this order
+        stays_bytes: of a group that its stage has paused: on the GPU where it still has most
     """
 
     group: str
@@ -755,6 +762,9 @@ class TurnInfo:
     there_ms: int
     ran_ms: int
     waited_ms: int
+    leave_first: tuple[str, ...]
+    return_order: tuple[str, ...]
+    stays_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)

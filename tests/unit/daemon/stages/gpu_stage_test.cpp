@@ -561,6 +561,42 @@ TEST_F(GpuStageTest, ARuleSaysThatGroupsStartBesideOthers) {
   start(kA, "a", 0);
   EXPECT_FALSE(stage_->starts(kA));
   expect_nothing(100);
+TEST_F(GpuStageTest, OnlyTheTagsThatAreNeededLeave) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns, 60);
+  join(kB, "b", Whereabouts::kPausedByStage, 40);
+  const TurnNeeds some = {{some_device(1), 12 * kGiB}};
+  stage_->parts(kA, {{"kv", some}, {"workspace", some}, {"weights", some}}, at(0));
+  std::optional<Status> b;
+  stage_->lease(kB, into(b), at(1));
+  ASSERT_TRUE(wanted_);
+  EXPECT_THAT(wanted_->parts,
+              ElementsAre(std::pair(kA, std::vector<std::string>{"kv", "workspace"})));
+  EXPECT_THAT(wanted_->why, HasSubstr("of group 'a' only kv, workspace leaves"));
+  stage_->place(kA, Whereabouts::kMoves, at(1));
+  stage_->stays(kA, {{some_device(1), 36 * kGiB}}, at(2));
+  expect_switch(2, {kA}, {kB});
+  ASSERT_TRUE(b && b->ok());
+  for (const GpuStage::GroupView& view : stage_->groups(at(2)))
+    EXPECT_EQ(view.stays, view.id == kA ? 36 * kGiB : 0U);
+}
+
+TEST_F(GpuStageTest, WhatIsLeftLeavesForAThirdGroup) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kPausedByStage, 60);
+  stage_->stays(kA, {{some_device(1), 36 * kGiB}}, at(0));
+  join(kB, "b", Whereabouts::kRuns, 40);
+  join(kC, "c", Whereabouts::kPausedByStage, 30);
+  std::optional<Status> b, c;
+  stage_->lease(kB, into(b), at(1));
+  stage_->lease(kC, into(c), at(2));
+  ASSERT_TRUE(wanted_);
+  EXPECT_THAT(wanted_->parts, IsEmpty());
+  stage_->stays(kA, {}, at(3));
+  expect_switch(3, {kA}, {kC});
+  ASSERT_TRUE(c && c->ok());
+  EXPECT_EQ(turn(kA, 3), "idle");
+  EXPECT_EQ(turn(kB, 3), "runs");
 }
 
 }  // namespace
