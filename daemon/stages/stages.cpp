@@ -784,8 +784,8 @@ void Stages::report(const Caller& caller, GpuStage& stage, v1::StageInfo& info) 
     each.set_longest_wait_ms(ms(view.wishes.longest_wait));
     each.set_needs_bytes(view.needs);
     each.set_note(view.refusal);
-    for (const std::string& tag : found->second.wishes.leave_first) each.add_leave_first(tag);
-    for (const std::string& tag : found->second.wishes.return_order) each.add_return_order(tag);
+    for (const std::string& tag : view.wishes.leave_first) each.add_leave_first(tag);
+    for (const std::string& tag : view.wishes.return_order) each.add_return_order(tag);
     each.set_stays_bytes(view.stays);
     if (const auto its = figures.groups.find(view.id); its != figures.groups.end()) {
       each.set_there_ms(ms(its->second.there));

@@ -561,6 +561,10 @@ TEST_F(GpuStageTest, ARuleSaysThatGroupsStartBesideOthers) {
   start(kA, "a", 0);
   EXPECT_FALSE(stage_->starts(kA));
   expect_nothing(100);
+}
+
+// ---- partial turns
+
 TEST_F(GpuStageTest, OnlyTheTagsThatAreNeededLeave) {
   make(TurnPolicy::kLease);
   join(kA, "a", Whereabouts::kRuns, 60);
