@@ -111,8 +111,9 @@ TurnTerms GpuStage::terms_of(const Member& m) const {
 
 void GpuStage::admit(GroupId id, Member& m, Time now) {
   const bool running = m.where == Whereabouts::kRuns || m.where == Whereabouts::kMoves;
-  if (const Status status = turns_.add(terms_of(m), running, now); !status.ok())
-    return refuse(id, m, status, now);
+  Status status = check_needs(devices_, m.name, m.needs);  // of a first turn, too
+  if (status.ok()) status = turns_.add(terms_of(m), running, now);
+  if (!status.ok()) return refuse(id, m, status, now);
   m.admitted = true;
   m.of_operator = false;
   if (!running) turns_.set_stays(m.name, m.stays, now);
@@ -271,7 +272,10 @@ void GpuStage::report(GroupId id, RankId rank, const Report& report, Time now) {
   if (m == nullptr) return;
   still_working(now);
   m->ranks[rank] = report;
-  if (!m->admitted || !wants_reports()) return;
+  if (!m->admitted || !wants_reports()) {
+    if (m->starts) step(now);
+    return;
+  }
   const auto any = [&](bool Report::*what) {
     return std::any_of(m->ranks.begin(), m->ranks.end(),
                        [&](const auto& each) { return each.second.*what; });
@@ -327,7 +331,11 @@ void GpuStage::end_first_turn(GroupId id, Member& m, Time now) {
   if (!m.admitted) return;
   const bool promised = turns_.promised().ok();
   const Status status = turns_.started(m.name, m.needs, now);
-  if (!status.ok() && promised) host_.say(*this, id, status.text(), true);
+  if (status.code() == Code::kFailedPrecondition) {
+    if (promised) host_.say(*this, id, status.text(), true);
+  } else if (!status.ok()) {
+    return refuse(id, m, status, now);
+  }
   const bool asks = rules_.policy == TurnPolicy::kLease
                         ? m.leased || !m.waiters.empty()
                         : std::any_of(m.ranks.begin(), m.ranks.end(),

@@ -556,6 +556,18 @@ TEST_F(GpuStageTest, AHeldStageDecidesNothing) {
   expect_switch(2, {}, {kA});
 }
 
+TEST_F(GpuStageTest, AGroupThatTurnsOutTooLargeIsLeftAlone) {
+  make(TurnPolicy::kDemand);
+  start(kA, "a", 0);
+  expect_switch(0, {}, {kA});
+  for (const double time : {1.0, 2.0}) {
+    stage_->needs(kA, {{some_device(1), 79 * kGiB}}, at(time));
+    EXPECT_EQ(turn(kA, time), "apart");
+  }
+  stage_->needs(kA, {{some_device(1), 20 * kGiB}}, at(3));
+  EXPECT_EQ(turn(kA, 3), "starts");
+}
+
 TEST_F(GpuStageTest, ARuleSaysThatGroupsStartBesideOthers) {
   make(TurnPolicy::kDemand, {}, false);
   start(kA, "a", 0);
