@@ -1,7 +1,7 @@
 """amem-demo --turns: three groups take turns on one simulated GPU, of which no two fit. amemd decides when.
 
-Each group plays a server: it has work only when a request arrives. The policy is demand, so a request that finds its group paused
-brings the group its turn. What happens is printed as it happens.
+Each group plays a server: it has work only when a request arrives. All start at once, and each has the GPU to itself until it has
+started. The policy is demand, so a request that finds its group paused brings the group its turn. What happens is printed as it happens.
 """
 
 import json
@@ -16,19 +16,21 @@ RANKS = 1
 MEMORY_MIB = 256
 ALLOCATIONS = 80  # of 2 MiB: one group fits, two do not
 POOL_MIB = 600
-GRACE_MS, IDLE_MS = 200, 700
+GRACE_MS, IDLE_MS, START_IDLE_MS = 200, 500, 500
 CONFIGURATION = f"""[stage.{STAGE}]
 devices = [0]
 policy = "demand"
 margin = "16MiB"
 grace = "{GRACE_MS}ms"
 idle = "{IDLE_MS}ms"
+start_idle = "{START_IDLE_MS}ms"
 min_residency = "1s"
 """
 # (seconds after the start, group): one group after the other, two at once, and one that stays busy while another one asks.
-REQUESTS = ((0.5, "search"), (1.5, "chat"), (3.5, "code"), (5.5, "chat"), (5.5, "search"),
-            (9.5, "search"), (9.9, "search"), (10.0, "code"), (10.3, "search"), (10.7, "search"))
+REQUESTS = ((0.5, "search"), (1.0, "chat"), (2.5, "code"), (4.0, "chat"), (4.0, "search"),
+            (7.0, "search"), (7.4, "search"), (7.5, "code"), (7.8, "search"), (8.2, "search"))
 ANSWER_S = 60
+START_S = 120
 LOOK_S = 0.05
 
 
@@ -46,7 +48,16 @@ class Server:
         command = [node.programs / "amem-workload", "--ranks", RANKS, "--rendezvous", meeting, "--allocations", ALLOCATIONS, "--bytes",
                    2 * MIB, "--rank", 0]
         self.rank = node.start(Workload, name, node.as_rank(name, *command, stage=STAGE), RANK="0")
-        self.rank.answer("start", 120)
+        self.starts = True
+
+    def has_started(self):
+        """Whether it has just got all its memory."""
+        self.rank.require_running()
+        if not self.starts or self.rank.answers.empty():
+            return False
+        self.rank.answer("start", 1)
+        self.starts = False
+        return True
 
     def ask(self, now):
         self.asked.append(now)
@@ -96,28 +107,37 @@ class Story:
 
     def stage(self):
         [stage] = json.loads(self.node.amemctl("turns", "--json"))["stages"]
-        running = [group for group in stage["groups"] if group["turn"] == "runs"]
+        running = [group["group"] for group in stage["groups"] if group["turn"] in ("starts", "runs", "leaves")]
         if len(running) > 1:
-            raise Failure(f"{len(running)} groups run at the same time, and only one fits")
+            raise Failure(f"{' and '.join(running)} run at the same time, and only one group fits")
         return stage
 
     def start(self):
         self.say(f"\n1. start amemd with the stage {STAGE}, and three groups that take turns in it\n")
         self.say("\n".join(f"   {line}" for line in CONFIGURATION.splitlines()))
-        for name in NAMES:
-            self.servers[name] = Server(self.node, name)
-            if name != NAMES[-1]:
-                self.node.amemctl("pause", name)  # the next one needs the space
+        self.say("")
+        self.began = time.monotonic()
+        starting = ""
+        for _ in deadline(START_S, LOOK_S):
+            stage = self.stage()
+            self.see(stage)
+            turns = {group["group"]: group["turn"] for group in stage["groups"]}
+            if len(self.servers) < len(NAMES) and self.servers.keys() <= turns.keys():  # so that they come in this order
+                name = NAMES[len(self.servers)]
+                self.servers[name] = Server(self.node, name)
+            first = next((name for name, turn in turns.items() if turn == "starts"), starting)
+            if first != starting:
+                self.tell(f"{first} starts, with the GPU to itself")
+                starting = first
+            for server in self.servers.values():
+                if server.has_started():
+                    self.tell(f"{server.name} has its memory")
+            if sorted(turns.values()) == ["idle", "idle", "runs"] and not any(server.starts for server in self.servers.values()):
+                break
+        else:
+            raise Failure(f"all groups must start within {START_S} s, and then one runs and two are paused, but they are {turns}")
         needs = max(group["allocated_bytes"] for group in self.node.status()["groups"])
         self.say(f"\n   each group needs {mib(needs)} MiB, and the GPU has {MEMORY_MIB} MiB, so only one runs at a time")
-        for name in NAMES[:-1]:
-            if self.node.amemctl_any("resume", name).returncode == 0:
-                raise Failure(f"{name} fits beside another group, and must not")
-        for _ in deadline(30):
-            groups = {group["group"]: group["turn"] for group in self.stage()["groups"]}
-            if sorted(groups.values()) == ["idle", "idle", "runs"]:
-                return
-        raise Failure(f"the groups must take turns, one of them running and two paused, but they are {groups}")
 
     def see(self, stage):
         """Who has begun to wait, and what the last switch was."""
@@ -133,7 +153,7 @@ class Story:
         waiting = {group["group"]: group for group in stage["groups"] if group["turn"] == "waits"}
         for name in sorted(waiting.keys() - self.waiting):
             call = waiting[name]["call"]
-            self.tell(f"{name} waits{f' in {call}' if call else ''}")
+            self.tell(f"{name} waits{f' for {call}' if call == 'its start' else f' in {call}' if call else ''}")
         self.waiting = set(waiting)
 
     def play(self):
@@ -159,8 +179,8 @@ class Story:
             server.end()
 
     def summary(self):
-        if self.switches < len(NAMES) - 1:  # all but the one that runs at first
-            raise Failure(f"there have been {self.switches} switches, and {len(NAMES)} groups had requests")
+        if self.switches < 2 * len(NAMES) - 1:  # each started and had requests; the one that started last may have stayed for them
+            raise Failure(f"there have been {self.switches} switches, and {len(NAMES)} groups started and had requests")
         wrong = [f"{name} {server.answers}" for name, server in self.servers.items()
                  if server.answers != sum(each == name for _, each in REQUESTS)]
         if wrong:

@@ -15,10 +15,19 @@ def test_its_story(build, tmp_path):
                           capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert re.fullmatch(r"OK: 10 requests answered, [\d,]+ bytes verified, none wrong; \d switches that nobody asked for, "
+    assert re.fullmatch(r"OK: 10 requests answered, [\d,]+ bytes verified, none wrong; \d+ switches that nobody asked for, "
                         r"slowest \d+\.\d\d s, on 1 simulated GPU", lines[-1]), lines[-1]
     said = [line.partition(" s  ")[2] for line in lines]
+    # Each starts alone, one after the other.
+    begin, requests = (next(i for i, line in enumerate(lines) if line.startswith(f"{part}. ")) for part in (1, 2))
+    start = [line for line in said[begin:requests] if line]
+    alone = [line.removesuffix(" starts, with the GPU to itself") for line in start if line.endswith(" starts, with the GPU to itself")]
+    assert alone == ["chat", "code", "search"]
+    assert [line for line in start if line.endswith(" has its memory")] == [f"{name} has its memory" for name in alone], done.stdout
+    for name in alone[1:]:
+        assert f"{name} waits for its start" in start
     # The first request to a paused group, from its arrival to its answer.
+    said = said[requests:]
     story = [r"chat gets a request", r"chat waits in cuLaunch\w+", r"chat in, search out, in \S+ s: group 'chat' has waited for .*", r"chat answers after .*"]
     at = [next(i for i, line in enumerate(said) if re.fullmatch(pattern, line)) for pattern in story]
     assert at == sorted(at), done.stdout
