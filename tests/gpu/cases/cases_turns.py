@@ -17,6 +17,7 @@ import cases_vllm as vllm
 STAGE = "night"
 LARGEST_MIB = 4096  # of a group; on a small GPU a quarter of its memory
 START_S = 90
+START_IDLE_S = 0.5
 STEP_S = 90  # one step of one group, with the turns of the others before it
 SLACK_S = 0.25
 MAX_HOLD_S = 2.0
@@ -24,12 +25,14 @@ LAUNCH_RUNS = 5
 GATE_NS = 1.0
 FIRST_TOKEN_MS = 50  # of a paused engine, beyond the switch and its own time to the first token
 REQUESTS_S, QUICK_REQUESTS_S = 180, 30
+ENGINES_START_S = 300  # of all, one after the other
 KILL_SPREAD_S = 1.2
 
 
 @contextlib.contextmanager
 def stage_broker(bench, pool_mib, margin_mib, **settings):
-    """A broker with a stage of the first GPU that CUDA shows here. No other case gets it."""
+    """A broker with a stage of the first GPU that CUDA shows here. No other case gets it. Groups start alone, one after the other."""
+    settings = {"start_idle": f"{START_IDLE_S}s", **settings}
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     path = bench.folder / "amemd.toml"
     lines = [f"[stage.{STAGE}]", f"devices = [{gpu if gpu.isdigit() else json.dumps(gpu)}]", f'margin = "{margin_mib}MiB"',
@@ -41,7 +44,7 @@ def stage_broker(bench, pool_mib, margin_mib, **settings):
 
 def stage_of(broker):
     [stage] = json.loads(broker.amemctl("turns", "--json"))["stages"]
-    running = [each["group"] for each in stage["groups"] if each["turn"] in ("runs", "leaves")]
+    running = [each["group"] for each in stage["groups"] if each["turn"] in ("starts", "runs", "leaves")]
     if len(running) > 1:
         raise Failure(f"{' and '.join(running)} run at the same time, and no two of the groups fit")
     return stage
@@ -80,11 +83,11 @@ class Rank:
         self.check()
         return int(self.progress.read_text()) if self.progress.exists() else 0
 
-    def wait_started(self):
+    def wait_started(self, limit):
         def there():
             self.check()
             return self.started.exists()
-        wait_until(there, f"{self.group} has its memory", START_S)
+        wait_until(there, f"{self.group} has its memory", limit)
 
     def ask(self):
         """One more step, of a program that serves."""
@@ -106,17 +109,24 @@ def group_mib(bench):
 
 
 @contextlib.contextmanager
-def taking_turns(bench, broker, starts, mib):
-    """Starts the programs of the groups one after the other, and what takes the rest of the GPU. Of the groups the last one runs."""
-    ranks = []
-    for number, start in enumerate(starts):
-        ranks.append(start())
-        ranks[-1].wait_started()
-        if number + 1 < len(starts):
-            broker.amemctl("pause", ranks[-1].group)
-    with fills(bench, mib // 2):
-        hand_over(broker, [rank.group for rank in ranks[:-1]])
+def taking_turns(bench, starts, mib):
+    """Starts the programs of the groups at once, and when each has had its first turn, what takes the rest of the GPU. One of them runs."""
+    ranks = [start() for start in starts]
+    for rank in ranks:
+        rank.wait_started(len(ranks) * START_S)
+    with all_have_started(bench, len(ranks), mib // 2):
         yield ranks
+
+
+@contextlib.contextmanager
+def all_have_started(bench, count, leave_mib):
+    """The first turns of so many groups are over, one of them runs, and no second one fits, because something takes the rest of the GPU."""
+    def over():
+        stage = stage_of(bench.running_broker)
+        return not stage["switching"] and sorted(each["turn"] for each in stage["groups"]) == ["idle"] * (count - 1) + ["runs"]
+    wait_until(over, "all first turns are over, and one group runs", START_S)
+    with fills(bench, leave_mib):
+        yield
 
 
 @contextlib.contextmanager
@@ -127,19 +137,6 @@ def fills(bench, leave_mib):
     yield
     filler.stop_file.touch()
     filler.program.wait(STEP_S)
-
-
-def hand_over(broker, groups):
-    """Paused groups are the stage's from now on: it is not for an operator to resume them."""
-    for group in groups:
-        try:
-            broker.amemctl("resume", group)
-        except Failure:
-            pass
-        else:
-            raise Failure(f"{group} fits beside the group that runs, and must not")
-        if not broker.group(group)["paused_by_stage"]:
-            raise Failure(f"{group} must be paused by its stage: {broker.group(group)}")
 
 
 # ---- an RL loop without a controller ----------------------------------------------------------------------------
@@ -177,7 +174,7 @@ def turns_rl_loop(bench):
     reports, seconds = {}, {}
     for way in ("lease", "told"):
         halves = rl_halves(bench, mib, iterations, way, bench.folder / way)
-        with stage_broker(bench, 3 * mib, mib // 8, policy="lease") as broker, taking_turns(bench, broker, halves, mib) as ranks:
+        with stage_broker(bench, 3 * mib, mib // 8, policy="lease") as broker, taking_turns(bench, halves, mib) as ranks:
             (bench.folder / way / "go").touch()
             if way == "told":
                 control(broker, bench.folder / way, iterations)
@@ -196,8 +193,8 @@ def turns_rl_loop(bench):
 
 
 def control(broker, folder, iterations):
-    """The controller that lease does without: it says whose turn it is. Rollout runs at first."""
-    running = "rollout"
+    """The controller that lease does without: it says whose turn it is."""
+    running = next(role for role in ("train", "rollout") if turn_of(broker, role) == "runs")
     for number in range(1, iterations + 1):
         for role, result in (("rollout", "tokens"), ("train", "weights")):
             if running != role:
@@ -217,8 +214,8 @@ def turns_max_hold(bench):
     starts = [lambda group=group: Rank(bench, "busy", group, mib) for group in ("asks", "stays")]
     took = []
     with (stage_broker(bench, 3 * mib, mib // 8, policy="lease", max_hold=f"{MAX_HOLD_S}s", min_residency="0s") as broker,
-          taking_turns(bench, broker, starts, mib) as (asks, stays)):
-        broker.amemctl("lease", "stays")
+          taking_turns(bench, starts, mib) as (asks, stays)):
+        broker.amemctl("lease", "stays", "--timeout", "60s")
         for number in range(1, bench.few + 1):
             before = stays.steps()
             wait_until(lambda: stays.steps() > before, "stays works")
@@ -287,7 +284,7 @@ def real_launches(bench):
     """Of amem_launch_bench, as shares of a launch past the shim. Empty: this driver loads no kernel."""
     mib = group_mib(bench)
     taken = {"base": [], "again": [], "stage": []}
-    with stage_broker(bench, mib, mib // 8, policy="demand"):
+    with stage_broker(bench, mib, mib // 8, policy="demand", start="beside"):
         for _ in range(LAUNCH_RUNS):
             for who, each in taken.items():
                 done = bench.launch_bench(env={"AMEM_STAGE": STAGE} if who == "stage" else {}).wait_any(40)
@@ -311,7 +308,7 @@ def turns_killed(bench):
     starts = [lambda group=group: Rank(bench, "serve", group, mib) for group in ("a", "b", "c")]
     switches, back = 0, []
     with (stage_broker(bench, 4 * mib, mib // 8, policy="demand", grace="50ms", idle="200ms", min_residency="0s") as broker,
-          taking_turns(bench, broker, starts, mib) as ranks):
+          taking_turns(bench, starts, mib) as ranks):
         for number in range(1, bench.operator_pauses + 1):
             for rank in random.sample(ranks, random.randint(1, len(ranks))):
                 rank.ask()
@@ -338,7 +335,8 @@ class Engine:
 
     def __init__(self, bench, number):
         self.group = f"vllm-{number}"
-        self.server = vllm.Server(bench, None, graphs=True, group=self.group, tp=1, env={"AMEM_STAGE": STAGE})
+        self.server = vllm.Server(bench, None, graphs=True, group=self.group, tp=1, env={"AMEM_STAGE": STAGE}, start_s=ENGINES_START_S)
+        # Its first turn: nobody else has the GPU.
         self.server.call("rescale")
         self.tokens = self.server.tokens()
         if self.server.tokens() != self.tokens:
@@ -377,21 +375,17 @@ def resumed_for(switches, group, sent_ms, answered_ms):
     return next(((began, took) for began, took, groups in switches if group in groups and sent_ms <= began <= answered_ms), None)
 
 
-@case(460)
+@case(520)
 def turns_vllm(bench):
-    """Three vLLM servers as they are, of which no two fit, take turns by demand for three minutes of random requests; the same tokens."""
+    """Three vLLM servers as they are, of which no two fit, start and take turns by demand for three minutes of random requests; the same tokens."""
     vllm.needs_vllm()
     seconds = QUICK_REQUESTS_S if bench.quick else REQUESTS_S
-    pool_mib = 256 if bench.one_pool else 2 * vllm.pool_of(1) << 10
-    with stage_broker(bench, pool_mib, min(512, min(bench.gpus.total_mib()) // 128), policy="demand", grace="100ms", idle="1s", max_hold="15s") as broker:
-        engines, need = [], 0
-        for number in (1, 2, 3):
-            engines.append(Engine(bench, number))
-            need = max(need, broker.group(engines[-1].group)["allocated_bytes"] >> 20)
-            if number < 3:
-                broker.amemctl("pause", engines[-1].group)
-        with fills(bench, need // 2):
-            hand_over(broker, [engine.group for engine in engines[:-1]])
+    pool_mib, start_idle = (256, "1s") if bench.one_pool else (2 * vllm.pool_of(1) << 10, "10s")
+    with stage_broker(bench, pool_mib, min(512, min(bench.gpus.total_mib()) // 128), policy="demand", grace="100ms", idle="1s",
+                      start_idle=start_idle, max_hold="120s") as broker:
+        engines = all_at_once(broker, [lambda number=number: Engine(bench, number) for number in (1, 2, 3)])
+        need = max(broker.group(engine.group)["allocated_bytes"] >> 20 for engine in engines)
+        with all_have_started(bench, len(engines), need // 2):
             before = stage_of(broker)["switches"]
             answers = random_requests(broker, engines, time.monotonic() + seconds)
             switches, count = list(switches_of(broker)), stage_of(broker)["switches"] - before
@@ -400,14 +394,19 @@ def turns_vllm(bench):
     return judge_requests(bench, engines, answers, switches, count, seconds)
 
 
-def random_requests(broker, engines, end):
-    """To all engines at the same time, until then. The answers of each."""
-    with concurrent.futures.ThreadPoolExecutor(len(engines)) as clients:
-        running = [clients.submit(engine.requests, end, seed) for seed, engine in enumerate(engines)]
+def all_at_once(broker, tasks):
+    """What each gives."""
+    with concurrent.futures.ThreadPoolExecutor(len(tasks)) as threads:
+        running = [threads.submit(task) for task in tasks]
         while not all(each.done() for each in running):
             stage_of(broker)  # which checks that no two run
             time.sleep(0.1)
         return [each.result() for each in running]
+
+
+def random_requests(broker, engines, end):
+    """To all engines at the same time, until then. The answers of each."""
+    return all_at_once(broker, [lambda seed=seed, engine=engine: engine.requests(end, seed) for seed, engine in enumerate(engines)])
 
 
 def judge_requests(bench, engines, answers, switches, count, seconds):

@@ -165,9 +165,10 @@ def vllm_swap(bench):
 
 class Server:
     """`vllm serve`, with amem found by its entry point as where it is installed. `sleep`: the backend of its sleep mode; None: it has
-    none. `graphs`: it captures CUDA graphs. `brokered` False: without amem in it. `tp`: how many GPUs it uses, else as many as it can."""
+    none. `graphs`: it captures CUDA graphs. `brokered` False: without amem in it. `tp`: how many GPUs it uses, else as many as it can.
+    It serves within `start_s`."""
 
-    def __init__(self, bench, sleep="amem", graphs=False, brokered=True, arguments=(), group="vllm", tp=None, env=None):
+    def __init__(self, bench, sleep="amem", graphs=False, brokered=True, arguments=(), group="vllm", tp=None, env=None, start_s=250):
         name = f"server-{group}-{sleep or 'plain'}-{'graphs' if graphs else 'eager'}"
         site, self.model = bench.folder / f"site-{name}", bench.folder / f"model-{name}"
         info = site / "amem-0.dist-info"
@@ -192,7 +193,7 @@ class Server:
              "--kv-cache-memory-bytes", CACHE_GIB << 30, *(modes if graphs else ["--enforce-eager"]),
              *(["--enable-sleep-mode", "--sleep-mode-backend", sleep] if sleep else []), *arguments],
             env=environment, group=group, **({"scope": "heap"} if brokered else {"shim": False}))
-        end = time.monotonic() + 250
+        end = time.monotonic() + start_s
         while self.ask("GET", "/health") != 200:
             if not self.program.running():
                 said = tail(self.program.err, 3)
