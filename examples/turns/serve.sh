@@ -19,23 +19,31 @@ servers=()
 trap 'kill "${servers[@]}" 2>/dev/null || true; wait' EXIT
 trap 'exit 0' TERM INT
 
+require_running() {
+  local i
+  for i in "${!servers[@]}"; do
+    kill -0 "${servers[i]}" 2>/dev/null || { echo "serve.sh: vllm-$((i + 1)) has ended, see vllm-$((i + 1)).log" >&2; exit 1; }
+  done
+}
+
+# amemd lets each load its model alone on the GPU, in the order in which they ask.
 for i in "${!models[@]}"; do
-  group=vllm-$((i + 1)) port=$((first + i))
-  # While a server loads, it has the GPU alone.
-  if ((i > 0)); then amemctl pause "vllm-$i"; fi
+  group=vllm-$((i + 1))
   amemctl run --group "$group" --scope heap --required --stage night -- \
-    vllm serve "${models[i]}" --port "$port" --gpu-memory-utilization 0.6 "$@" >"$group.log" 2>&1 </dev/null &
+    vllm serve "${models[i]}" --port $((first + i)) --gpu-memory-utilization 0.6 "$@" >"$group.log" 2>&1 </dev/null &
   servers+=($!)
+  sleep 1
+done
+for i in "${!models[@]}"; do
+  port=$((first + i))
   until curl -sf "localhost:$port/health" >/dev/null; do
-    kill -0 "${servers[-1]}" 2>/dev/null || { echo "serve.sh: $group has ended, see $group.log" >&2; exit 1; }
+    require_running
     sleep 0.5
   done
-  echo "$group serves ${models[i]} on port $port"
+  echo "vllm-$((i + 1)) serves ${models[i]} on port $port"
 done
-# From here on amemd decides. Those that do not fit now stay paused until a request comes.
-for ((i = 1; i < ${#models[@]}; i++)); do
-  amemctl resume "vllm-$i" >/dev/null 2>&1 || true
-done
+# The last one has the GPU to itself for start_idle after it has loaded.
+while amemctl turns night | grep -q ' starts '; do sleep 0.5; done
 echo "all take turns on the GPU"
 status=0
 wait -n || status=$?

@@ -21,10 +21,11 @@ START_IDLE_S = 0.5
 STEP_S = 90  # one step of one group, with the turns of the others before it
 SLACK_S = 0.25
 MAX_HOLD_S = 2.0
-LAUNCH_RUNS = 5
+LAUNCH_RUNS, QUICK_LAUNCH_RUNS = 5, 3
 GATE_NS = 1.0
 FIRST_TOKEN_MS = 50  # of a paused engine, beyond the switch and its own time to the first token
-REQUESTS_S, QUICK_REQUESTS_S = 180, 30
+REQUESTS_S, QUICK_REQUESTS_S, SIMULATED_REQUESTS_S = 180, 30, 10
+REQUEST_EVERY_S, SIMULATED_REQUEST_EVERY_S = 6, 2
 ENGINES_START_S = 300  # of all, one after the other
 KILL_SPREAD_S = 1.2
 
@@ -256,13 +257,14 @@ def no_slower(what, unit, base, again, new, allowed):
 
 @case(240)
 def turns_launch(bench):
-    """A launch in a group of a stage and in one of none, in turns, medians of five: a real one, and through the gate alone."""
+    """A launch in a group of a stage and in one of none, in turns, medians: a real one, and through the gate alone."""
     said = []
+    runs = QUICK_LAUNCH_RUNS if bench.quick else LAUNCH_RUNS
     gate = bench.prefix / "bin" / "amem_gate_bench"
     if gate.exists():
         # What the shim does for a group of a stage beyond the gate: it looks for work.
         found = {"launch/gate": [], "launch/gate_with_reports": []}
-        for _ in range(LAUNCH_RUNS):
+        for _ in range(runs):
             for name in ("launch/gate", "launch/gate_with_reports", "launch/gate"):
                 program = bench.start([gate, "--benchmark_format=json", "--benchmark_min_time=0.2",
                                        f"--benchmark_filter=^{name}(/real_time)?(/threads:1)?$"], shim=False)
@@ -272,7 +274,7 @@ def turns_launch(bench):
         base, again, new = (statistics.median(each) for each in (plain[::2], plain[1::2], found["launch/gate_with_reports"]))
         said.append(no_slower("the gate alone:", "ns", base, again, new, GATE_NS) if bench.given_time_limits else
                     f"the gate alone: {base:.2f} and {again:.2f} ns, {new:.2f} in a stage")
-    real = real_launches(bench)
+    real = real_launches(bench, runs)
     if real:
         said.append(real)
     if not said:
@@ -280,12 +282,12 @@ def turns_launch(bench):
     return "; ".join(said)
 
 
-def real_launches(bench):
+def real_launches(bench, runs):
     """Of amem_launch_bench, as shares of a launch past the shim. Empty: this driver loads no kernel."""
     mib = group_mib(bench)
     taken = {"base": [], "again": [], "stage": []}
     with stage_broker(bench, mib, mib // 8, policy="demand", start="beside"):
-        for _ in range(LAUNCH_RUNS):
+        for _ in range(runs):
             for who, each in taken.items():
                 done = bench.launch_bench(env={"AMEM_STAGE": STAGE} if who == "stage" else {}).wait_any(40)
                 if done.code != 0 and "NOT_SUPPORTED" in tail(done.err) + tail(done.out):
@@ -306,10 +308,11 @@ def turns_killed(bench):
     """amemd is killed at random while three groups take turns by demand: no turn is lost, and never two groups run that do not fit."""
     mib = group_mib(bench)
     starts = [lambda group=group: Rank(bench, "serve", group, mib) for group in ("a", "b", "c")]
+    kills = min(3, bench.operator_pauses) if bench.one_pool else bench.operator_pauses
     switches, back = 0, []
     with (stage_broker(bench, 4 * mib, mib // 8, policy="demand", grace="50ms", idle="200ms", min_residency="0s") as broker,
           taking_turns(bench, starts, mib) as ranks):
-        for number in range(1, bench.operator_pauses + 1):
+        for number in range(1, kills + 1):
             for rank in random.sample(ranks, random.randint(1, len(ranks))):
                 rank.ask()
             end = time.monotonic() + random.uniform(0, KILL_SPREAD_S)
@@ -318,7 +321,7 @@ def turns_killed(bench):
                 time.sleep(0.02)
             switches += stage_of(broker)["switches"]
             back.append(broker.kill_and_start_again())
-            if number % 5 == 0 or number == bench.operator_pauses:  # until then what was asked before several kills waits together
+            if number % 5 == 0 or number == kills:  # until then what was asked before several kills waits together
                 wait_until(lambda: stage_of(broker) and all(rank.steps() >= rank.asked for rank in ranks), f"all steps are done after kill {number}")
         steps = sum(rank.finish()["iterations"] for rank in ranks)
         switches += stage_of(broker)["switches"]
@@ -353,11 +356,11 @@ class Engine:
             raise Failure(f"{self.group}: other tokens for prompt {prompt}: {tokens}, and not {self.tokens[prompt]}")
         return sent, ms
 
-    def requests(self, end, seed):
+    def requests(self, end, seed, every_s):
         """One at a time, at random, until then: the first token alone, then all of them. [(sent, ms, tokens)]"""
         chance, done = random.Random(seed), []
         while True:
-            time.sleep(chance.expovariate(1 / 6))
+            time.sleep(chance.expovariate(1 / every_s))
             if time.monotonic() > end:
                 return done
             prompt = chance.randrange(len(self.tokens))
@@ -379,15 +382,18 @@ def resumed_for(switches, group, sent_ms, answered_ms):
 def turns_vllm(bench):
     """Three vLLM servers as they are, of which no two fit, start and take turns by demand for three minutes of random requests; the same tokens."""
     vllm.needs_vllm()
-    seconds = QUICK_REQUESTS_S if bench.quick else REQUESTS_S
-    pool_mib, start_idle = (256, "1s") if bench.one_pool else (2 * vllm.pool_of(1) << 10, "10s")
+    if bench.one_pool:  # nothing loads for long
+        seconds, every_s, pool_mib, start_idle = SIMULATED_REQUESTS_S, SIMULATED_REQUEST_EVERY_S, 256, "1s"
+    else:
+        seconds, every_s = QUICK_REQUESTS_S if bench.quick else REQUESTS_S, REQUEST_EVERY_S
+        pool_mib, start_idle = 2 * vllm.pool_of(1) << 10, "5s"
     with stage_broker(bench, pool_mib, min(512, min(bench.gpus.total_mib()) // 128), policy="demand", grace="100ms", idle="1s",
                       start_idle=start_idle, max_hold="120s") as broker:
         engines = all_at_once(broker, [lambda number=number: Engine(bench, number) for number in (1, 2, 3)])
         need = max(broker.group(engine.group)["allocated_bytes"] >> 20 for engine in engines)
         with all_have_started(bench, len(engines), need // 2):
             before = stage_of(broker)["switches"]
-            answers = random_requests(broker, engines, time.monotonic() + seconds)
+            answers = random_requests(broker, engines, time.monotonic() + seconds, every_s)
             switches, count = list(switches_of(broker)), stage_of(broker)["switches"] - before
         for engine in engines:
             os.killpg(engine.server.program.process.pid, signal.SIGKILL)
@@ -404,9 +410,9 @@ def all_at_once(broker, tasks):
         return [each.result() for each in running]
 
 
-def random_requests(broker, engines, end):
+def random_requests(broker, engines, end, every_s):
     """To all engines at the same time, until then. The answers of each."""
-    return all_at_once(broker, [lambda seed=seed, engine=engine: engine.requests(end, seed) for seed, engine in enumerate(engines)])
+    return all_at_once(broker, [lambda seed=seed, engine=engine: engine.requests(end, seed, every_s) for seed, engine in enumerate(engines)])
 
 
 def judge_requests(bench, engines, answers, switches, count, seconds):
