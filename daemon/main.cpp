@@ -17,6 +17,7 @@
 #include "common/protocol.h"
 #include "common/version.h"
 #include "daemon/base/runtime_dir.h"
+#include "daemon/base/service_manager.h"
 #include "daemon/base/successor.h"
 #include "daemon/base/units.h"
 #include "daemon/base/unix_listener.h"
@@ -26,6 +27,7 @@
 #include "daemon/checkpoint/proof_programs.h"
 #include "daemon/control/control_service.h"
 #include "daemon/control/ending.h"
+#include "daemon/control/supervised.h"
 #include "daemon/control/upgrades.h"
 #include "daemon/holder/wire.h"
 #include "daemon/metrics/endpoint.h"
@@ -39,6 +41,12 @@ namespace {
 
 /// As many as a full node is likely to need; with more the table grows by itself.
 constexpr rlim_t kDescriptors = 65536;
+
+/// Each step of a start, and an upgrade as a whole, takes less on the largest node: the driver's
+/// initialisation, and taking up what a holder has.
+constexpr Duration kLongestStep = std::chrono::minutes(5);
+/// The end of the threads, after the operations under way have ended.
+constexpr Duration kLongestEnd = std::chrono::seconds(30);
 
 /// Blocked in every thread that comes later, read from the loop.
 Fd take_signals() {
@@ -110,6 +118,9 @@ int serve(Config config, const Successor& successor, bool& replaced) {
 
   // The broker must see every device, whatever its environment was meant for.
   ::unsetenv("CUDA_VISIBLE_DEVICES");
+  const ServiceManager manager;
+  manager.takes(kLongestStep);
+  manager.status("initialises the driver");
   Devices devices;
   if (Status status = devices.open(); !status.ok()) return fail(status);
   for (const Device& device : devices.all())
@@ -131,6 +142,8 @@ int serve(Config config, const Successor& successor, bool& replaced) {
   const Result<ControlSettings> settings = control_settings(config);
   if (!settings.ok()) return fail(settings.status());
   if (Status status = can_isolate(config.isolation); !status.ok()) return fail(status);
+  manager.takes(kLongestStep);
+  manager.status("takes up what its holder keeps");
   HolderSupervisor supervisor(loop, config);
   if (Status status = supervisor.attach(); !status.ok()) return fail(status);
   ProofPrograms proof_programs(loop);
@@ -145,7 +158,11 @@ int serve(Config config, const Successor& successor, bool& replaced) {
   });
   std::thread ending;  // waits for calls that need the loop to end
   ControlServer* serving = nullptr;
+  Supervised supervised(loop, manager, [&] {
+    return Supervised::State{broker.summary(), supervisor.record().outlives().ok()};
+  });
   const auto end = [&] {
+    supervised.end();
     broker.shut();
     metrics.shut();
     serving->close();
@@ -157,6 +174,7 @@ int serve(Config config, const Successor& successor, bool& replaced) {
   Upgrades upgrades(loop, broker, successor, [&] {
     if (ending.joinable()) return;
     replaced = true;
+    manager.reloading(kLongestStep);
     end();
   });
   ControlServer control(broker, loop, &upgrades);
@@ -188,12 +206,14 @@ int serve(Config config, const Successor& successor, bool& replaced) {
     if (ending.joinable()) return;
     spdlog::info("amemd is ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
     broker.take_no_more();
+    manager.stopping(config.end + kLongestEnd);
     when_idle.begin();
   });
   if (watch == 0) return fail(errno_status(Code::kInternal, "epoll_ctl for signals", errno));
 
   spdlog::info("amemd {} serves {} with {} devices", kVersion, config.runtime_dir,
                devices.all().size());
+  supervised.begin();
   loop.run();
   ending.join();
   spdlog::info("ended");

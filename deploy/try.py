@@ -3,6 +3,8 @@
 It starts amemd in a temporary directory, a group `train` and a group `rollout` of two ranks each, and swaps them. On the
 simulated driver, the ranks run amem-workload, and the two groups together are larger than a GPU. On real GPUs, they run
 amem_nccl_cycle, which runs NCCL's collectives in a loop and compares the results.
+
+With --turns, three groups get requests, and amemd decides which of them runs. One fits on the simulated GPU.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 
+import try_turns
 from try_node import MIB, Child, Failure, Node, Workload, deadline, last_line, mib
 
 SWAPS = 3
@@ -303,8 +306,10 @@ def real_gpus():
     return count.value, f"{DEVICES} GPUs are required, and there are {count.value}"
 
 
-def choose(force_sim):
+def choose(force_sim, turns=False):
     """(use real GPUs, path of NCCL, the line that says so)."""
+    if turns:
+        return False, None, "1 simulated GPU"
     if force_sim:
         return False, None, "2 simulated GPUs"
     count, why = real_gpus()
@@ -321,7 +326,7 @@ def targets(real):
     return ["amem_nccl_cycle"] if real else ["amem-workload", "nccl_workload", "sim_cuda", "sim_nvml"]
 
 
-def simulated(driver, folder):
+def simulated(driver, folder, devices=DEVICES, memory_mib=SIM_MEMORY_MIB):
     node = folder / "node"
     node.mkdir()
     own = {name: value for name, value in os.environ.items() if not name.startswith("AMEM_")}
@@ -329,8 +334,8 @@ def simulated(driver, folder):
     libraries = str(driver)
     if own.get("LD_LIBRARY_PATH"):
         libraries += ":" + own["LD_LIBRARY_PATH"]
-    return {**own, "LD_LIBRARY_PATH": libraries, "AMEM_SIM_DIR": str(node), "AMEM_SIM_DEVICES": str(DEVICES),
-            "AMEM_SIM_MEMORY": f"{SIM_MEMORY_MIB}MiB"}
+    return {**own, "LD_LIBRARY_PATH": libraries, "AMEM_SIM_DIR": str(node), "AMEM_SIM_DEVICES": str(devices),
+            "AMEM_SIM_MEMORY": f"{memory_mib}MiB"}
 
 
 def scratch():
@@ -345,7 +350,7 @@ def scratch():
 def main():
     # The help is that of amem-demo, the command that is installed; try.sh has its own.
     parser = argparse.ArgumentParser(
-        prog="amem-demo", usage="%(prog)s [-h] [--keep]", description=__doc__.partition("\n\n")[2].strip(),
+        prog="amem-demo", usage="%(prog)s [-h] [--turns] [--keep]", description=__doc__.partition("\n\n")[2].strip(),
         epilog="The last line begins with OK (exit status 0) or FAILED (exit status 1).",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
@@ -353,6 +358,7 @@ def main():
     where.add_argument("--installed", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--targets", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--sim", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--turns", action="store_true", help="three groups that get requests take turns on one GPU; amemd decides when")
     parser.add_argument("--keep", action="store_true", help="keep the logs")
     options = parser.parse_args()
     if options.build:
@@ -363,7 +369,7 @@ def main():
         programs = driver = build / "lib" / "amem" / "sim"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: terminated"))
 
-    real, nccl, where = choose(options.sim or options.installed)
+    real, nccl, where = choose(options.sim or options.installed, options.turns)
     if options.targets:
         say(" ".join(targets(real)))
         return 0
@@ -372,13 +378,18 @@ def main():
     node = None
     good = False
     try:
-        environment = {n: v for n, v in os.environ.items() if not n.startswith("AMEM_")} if real \
-            else simulated(driver, folder)
-        node = Node(build / "bin", programs, folder, environment, 8192 if real else SIM_POOL_MIB)
-        node.start_broker()
-        demo = Demo(node, 64 if real else 16)
-        make = (lambda name: NcclGroup(node, name, nccl)) if real else (lambda name: SimulatedGroup(node, name))
-        summary = run(demo, make, not real)
+        if options.turns:
+            node = Node(build / "bin", programs, folder, simulated(driver, folder, 1, try_turns.MEMORY_MIB), try_turns.POOL_MIB)
+            node.start_broker(*try_turns.configuration(folder))
+            summary = try_turns.run(node, say)
+        else:
+            environment = {n: v for n, v in os.environ.items() if not n.startswith("AMEM_")} if real \
+                else simulated(driver, folder)
+            node = Node(build / "bin", programs, folder, environment, 8192 if real else SIM_POOL_MIB)
+            node.start_broker()
+            demo = Demo(node, 64 if real else 16)
+            make = (lambda name: NcclGroup(node, name, nccl)) if real else (lambda name: SimulatedGroup(node, name))
+            summary = run(demo, make, not real)
         good = True
         if options.keep:
             say(f"\nlogs: {folder}")

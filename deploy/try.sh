@@ -8,11 +8,12 @@ source "$root/deploy/watched.sh"
 
 usage() {
   cat <<'END'
-Usage: deploy/try.sh [--sim] [--keep] [--no-deps] [--no-build]
+Usage: deploy/try.sh [--sim | --turns] [--keep] [--no-deps] [--no-build]
 Installs what is needed (deploy/deps.sh), builds into build/release, starts amemd and two groups of two ranks each, train
 and rollout, on two GPUs, and swaps them three times. Each time every byte is verified. Uses real GPUs when there are two with
 a driver and NCCL, else simulated ones. The last line says OK or FAILED, and so does the exit status.
   --sim        the simulated driver, even where there are GPUs
+  --turns      instead three groups that get requests, on one simulated GPU on which one fits; amemd decides which of them runs
   --keep       keep the logs of a run that went well too
   --no-deps    do not look for packages: everything is installed
   --no-build   take build/release as it is
@@ -24,7 +25,7 @@ build=1
 demo=()
 for argument in "$@"; do
   case $argument in
-    --sim | --keep) demo+=("$argument") ;;
+    --sim | --turns | --keep) demo+=("$argument") ;;
     --no-deps) deps=0 ;;
     --no-build) build=0 ;;
     -h | --help)

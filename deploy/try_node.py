@@ -118,8 +118,8 @@ class Node:
         self.children.append(child)
         return child
 
-    def start_broker(self):
-        broker = self.start(Child, "amemd", [self.bin / "amemd", "--pool-size", f"{self.pool_mib}MiB"])
+    def start_broker(self, *arguments):
+        broker = self.start(Child, "amemd", [self.bin / "amemd", "--pool-size", f"{self.pool_mib}MiB", *arguments])
         why = "it does not answer"
         for _ in deadline(120):
             broker.require_running()
@@ -150,8 +150,8 @@ class Node:
     def status(self):
         return json.loads(self.amemctl("status", "--json"))
 
-    def as_rank(self, group, *command):
-        return [self.bin / "amemctl", "run", "--group", group, "--required", "--", *command]
+    def as_rank(self, group, *command, stage=None):
+        return [self.bin / "amemctl", "run", "--group", group, "--required", *(["--stage", stage] if stage else []), "--", *command]
 
     def end(self):
         for child in reversed(self.children):

@@ -148,6 +148,11 @@ struct ControlClient::Impl {
   Result<Answer> ask(grpc::Status (v1::Broker::Stub::*method)(grpc::ClientContext*, const Request&,
                                                               Answer*),
                      const Request& request, milliseconds at_least = {});
+  /// One whose answer comes when something has happened, within the request's timeout_ms.
+  template <class Answer, class Request>
+  Result<Answer> wait(grpc::Status (v1::Broker::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                               Answer*),
+                      const Request& request);
 
   const std::string where;
   const std::string tls_dir;  // empty: `where` is a socket
@@ -307,6 +312,23 @@ Result<Answer> ControlClient::Impl::ask(
   return answer;
 }
 
+template <class Answer, class Request>
+Result<Answer> ControlClient::Impl::wait(
+    grpc::Status (v1::Broker::Stub::*method)(grpc::ClientContext*, const Request&, Answer*),
+    const Request& request) {
+  // The broker says when the time is up; this ends the wait for one that hangs.
+  constexpr milliseconds kMargin{5000};
+  std::optional<milliseconds> limit;
+  if (request.timeout_ms() > 0) limit = milliseconds(request.timeout_ms()) + kMargin;
+  Call call(*this, Call::Kind::kWatch, limit);
+  if (Status why = call.prepare(); !why.ok()) return why;
+  Answer answer;
+  if (Status status = call.end((stub.get()->*method)(call.context(), request, &answer));
+      !status.ok())
+    return status;
+  return answer;
+}
+
 /// amemd looks at the program first, for 10 s at most.
 constexpr milliseconds kUpgradeTimeout{15'000};
 
@@ -420,16 +442,12 @@ Status ControlClient::set_turn(const v1::SetTurnRequest& request) {
 Result<v1::LeaseResponse> ControlClient::lease(const v1::LeaseRequest& request) {
   if (Status status = check_group(request.group()); !status.ok()) return status;
   if (request.yield()) return impl_->ask<v1::LeaseResponse>(&v1::Broker::Stub::Lease, request);
-  // The broker says when the time is up; this ends the wait for one that hangs.
-  constexpr milliseconds kMargin{5000};
-  std::optional<milliseconds> limit;
-  if (request.timeout_ms() > 0) limit = milliseconds(request.timeout_ms()) + kMargin;
-  Impl::Call call(*impl_, Impl::Call::Kind::kWatch, limit);
-  if (Status why = call.prepare(); !why.ok()) return why;
-  v1::LeaseResponse answer;
-  const Status status = call.end(impl_->stub->Lease(call.context(), request, &answer));
-  if (!status.ok()) return status;
-  return answer;
+  return impl_->wait<v1::LeaseResponse>(&v1::Broker::Stub::Lease, request);
+}
+
+Result<v1::StartResponse> ControlClient::start(const v1::StartRequest& request) {
+  if (Status status = check_group(request.group()); !status.ok()) return status;
+  return impl_->wait<v1::StartResponse>(&v1::Broker::Stub::Start, request);
 }
 
 /// What pause, resume and swap share. `start` makes the call; `groups` of them must report `done`.

@@ -98,6 +98,8 @@ class ControlClient {
   Status set_turn(const v1::SetTurnRequest& request);
   /// Waits for the group's turn, `timeout_ms` at most (0: for ever), or ends it.
   Result<v1::LeaseResponse> lease(const v1::LeaseRequest& request);
+  /// This process is to start a group: waits for the group's first turn.
+  Result<v1::StartResponse> start(const v1::StartRequest& request);
 
   // Of all groups, or none. OK once the broker has reported the end. What is stopped or times out
   // here goes on there.

@@ -53,7 +53,9 @@ constexpr std::string_view kGlobalHelp = R"(Where the broker is:
 Times:
   TIME is 500ms, 30s, 2m, or a number of seconds. For pause, resume and swap, --timeout is how long
   the ranks may take (default: the broker's setting). For wait, it is how long to wait (default: 5m;
-  wait idle: 30s), and for lease, too (default: no limit). For other commands, it is how long the broker may take to answer (default: 5s).
+  wait idle: 30s), and for lease, too (default: no limit). For run, it is how long
+  to wait for the group's first turn in its stage (default: no limit). For other commands, it is
+  how long the broker may take to answer (default: 5s).
 
 )";
 

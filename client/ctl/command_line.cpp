@@ -126,6 +126,14 @@ CLI::Option* add_tags(CLI::App& sub, const std::string& name, std::vector<std::s
           [](std::string& text) { return std::string(text.empty() ? "a tag is empty" : ""); }, ""));
 }
 
+/// "kv_cache,weights", or "none".
+void set_order(const std::string& text, google::protobuf::RepeatedPtrField<std::string>& tags) {
+  tags.Clear();
+  if (text == "none") return;
+  std::istringstream words(text);
+  for (std::string tag; std::getline(words, tag, ',');) *tags.Add() = tag;
+}
+
 /// `then`: what the group does afterwards.
 void add_selection(CLI::App& sub, CommandLine& o, const std::string& then) {
   CLI::Option* tags =
@@ -283,6 +291,25 @@ void add_turns(CLI::App& app, CommandLine& o) {
           },
           "It waits no longer than this for its turn; amemd refuses what it cannot promise")
       ->type_name("TIME");
+  stage
+      .add_option_function<std::string>(
+          "--leave-first",
+          [&o](const std::string& tags) {
+            o.turn.set_set_leave_first(true);
+            set_order(tags, *o.turn.mutable_leave_first());
+          },
+          "Tags with commas between them: at the end of its turn only their memory leaves, in this "
+          "order, where that is enough; none: all memory leaves")
+      ->type_name("TAGS");
+  stage
+      .add_option_function<std::string>(
+          "--return",
+          [&o](const std::string& tags) {
+            o.turn.set_set_return_order(true);
+            set_order(tags, *o.turn.mutable_return_order());
+          },
+          "Tags likewise: their memory returns before the rest, in this order; none: no order")
+      ->type_name("TAGS");
   CLI::App& lease = add(app, o, Command::kLease, "lease",
                         "Ask for a group's turn in a stage with the policy lease, and wait for it");
   add_group(lease, o.group, true);
@@ -485,7 +512,9 @@ void add_run(CLI::App& app, CommandLine& o) {
   CLI::App& run = add(app, o, Command::kRun, "run",
                       "Run a command as a rank of a group: amemctl run --group NAME -- COMMAND...");
   add_launch(run, o, "The group that its processes join", true);
-  run.add_option("--stage", o.stage, "The stage in which the group takes turns on its GPUs")
+  run.add_option("--stage", o.stage,
+                 "The stage in which the group takes turns on its GPUs. A new group waits for its "
+                 "first turn before the command starts, for --timeout at most")
       ->type_name("NAME")
       ->check(stage_name());
   run.add_flag("--required", o.required, "Fail without a broker instead of running without amem");
@@ -593,9 +622,11 @@ Parsed parse(std::vector<std::string> arguments) {
   }
   if (options.command == Command::kStage && !options.turn.set_stage() &&
       options.turn.weight() == 0 && !options.turn.set_priority() &&
-      !options.turn.set_longest_wait())
+      !options.turn.set_longest_wait() && !options.turn.set_leave_first() &&
+      !options.turn.set_return_order())
     return usage(
-        "stage: there is nothing to set. Pass STAGE, --weight, --priority or --longest-wait");
+        "stage: there is nothing to set. Pass STAGE, --weight, --priority, --longest-wait, "
+        "--leave-first or --return");
   if (options.command == Command::kPause || options.command == Command::kResume) {
     if (const std::string fault = fault_of_operation(options); !fault.empty()) return usage(fault);
   }

@@ -129,7 +129,8 @@ int history(const Invocation& s) {
   auto answer = s.broker.history(request);
   if (!answer.ok()) return s.end(answer.status());
   if (trace) {
-    if (const Status status = trace.write(answer.value()); !status.ok()) return s.end(status);
+    if (const Status status = trace.write({{"", answer.value()}}); !status.ok())
+      return s.end(status);
     // They are in the file.
     for (v1::PastOperation& operation : *answer.value().mutable_operations())
       operation.clear_spans();

@@ -13,6 +13,7 @@
 #include "client/ctl/commands.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/interrupt.h"
+#include "client/ctl/node_list.h"
 #include "client/ctl/nodes/nodes.h"
 #include "client/ctl/output.h"
 #include "client/ctl/run.h"

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "client/core/json.h"
 #include "client/ctl/conclusions/forecast.h"
 #include "client/ctl/conclusions/groups.h"
+#include "client/ctl/node_list.h"
 #include "client/ctl/trace_file.h"
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/progress_view.h"
@@ -18,15 +21,42 @@ namespace {
 
 using client::to_json;
 
-/// Of a transaction that has ended, however that was; 0: nothing has begun.
-Status write_trace(const Invocation& s, TraceFile& trace, std::uint64_t transaction) {
-  v1::ListHistoryResponse none;
-  if (transaction == 0) return trace.write(none);
-  v1::ListHistoryRequest request;
-  request.set_transaction(transaction);
-  request.set_spans(true);
-  const auto answer = s.broker.history(request);
-  return answer.ok() ? trace.write(answer.value()) : answer.status();
+/// What one node has of an operation.
+struct Part {
+  std::string node;               // empty: there is only this one
+  std::uint64_t transaction = 0;  // as that node counts
+};
+
+/// Of an operation that has ended, however that was: its parts by the places of their nodes. A node
+/// that does not answer is missing in the trace, and the status names it.
+Status write_trace(const Invocation& s, TraceFile& trace,
+                   const std::map<std::uint32_t, Part>& parts) {
+  const Result<std::vector<std::string>> addresses = nodes_of(s.options);
+  if (!addresses.ok()) return addresses.status();
+  std::vector<NodeHistory> nodes(parts.size());
+  std::vector<Status> failures(parts.size());
+  ask_all(parts.size(), [&](std::size_t i) {
+    const auto& [place, part] = *std::next(parts.begin(), static_cast<std::ptrdiff_t>(i));
+    v1::ListHistoryRequest request;
+    request.set_transaction(part.transaction);
+    request.set_spans(true);
+    const auto answer = part.node.empty()
+                            ? s.broker.history(request)
+                            : client_of(s.options, addresses.value().at(place)).history(request);
+    nodes[i].node = part.node;
+    if (answer.ok())
+      nodes[i].history = answer.value();
+    else
+      failures[i] = answer.status();
+  });
+  const Status written = trace.write(nodes);
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (failures[i].ok()) continue;
+    const std::string lacks =
+        nodes[i].node.empty() ? "" : "the trace lacks node " + nodes[i].node + ": ";
+    return {failures[i].code(), lacks + failures[i].text()};
+  }
+  return written;
 }
 
 /// After an interrupt: the operation goes on in the broker, so say how far it is.
@@ -57,10 +87,11 @@ int operate_once(const Invocation& s) {
   const CommandLine& o = s.options;
   TraceFile trace(o.trace);
   if (const Status status = trace.open(); !status.ok()) return s.end(status);
-  std::uint64_t transaction = 0;
+  std::map<std::uint32_t, Part> parts;
   ProgressView view(s.console.err_style, o.json ? 0 : s.console.err_columns);
   const client::OnProgress on_progress = [&](const v1::Progress& progress) {
-    transaction = progress.transaction();
+    if (trace && progress.transaction() != 0)
+      parts[progress.node_number()] = {progress.node(), progress.transaction()};
     if (o.json) {
       s.console.out << to_json(progress) << std::endl;
     } else {
@@ -97,13 +128,13 @@ int operate_once(const Invocation& s) {
   }
   const int code = s.end(status);
   if (!trace) return code;
-  const int written = s.end(write_trace(s, trace, transaction));
+  const int written = s.end(write_trace(s, trace, parts));
   return code != kExitOk ? code : written;
 }
 
 /// Whether a pause or resume would find something to do.
 bool has_work(Command command, const v1::GroupInfo& group) {
-  if (command == Command::kPause) return group.state() != v1::GROUP_STATE_PAUSED;
+  if (command == Command::kPause) return group.state() != v1::GROUP_STATE_PAUSED || group.partial();
   // Of a group that runs, memory of some tags may be paused.
   return group.state() != v1::GROUP_STATE_RUNNING ||
          group.resident_bytes() < group.allocated_bytes();

@@ -10,7 +10,10 @@
 #include <filesystem>
 #include <string_view>
 
+#include "client/core/endpoint.h"
 #include "client/ctl/exit_code.h"
+#include "client/ctl/first_turn.h"
+#include "client/ctl/interrupt.h"
 #include "client/ctl/output.h"
 #include "client/ctl/preload.h"
 #include "common/protocol.h"
@@ -110,6 +113,10 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context) 
   if (value_in(context.environment, "NCCL_CUMEM_ENABLE").empty())
     plan.environment.emplace_back("NCCL_CUMEM_ENABLE", "1");
   if (!options.stage.empty()) plan.environment.emplace_back("AMEM_STAGE", options.stage);
+  // A program that amem does not broker waits for nobody.
+  if (plan.warnings.empty())
+    plan.stage =
+        options.stage.empty() ? value_in(context.environment, "AMEM_STAGE") : options.stage;
   if (!options.scope.empty()) plan.environment.emplace_back("AMEM_SCOPE", options.scope);
   if (options.required) plan.environment.emplace_back("AMEM_REQUIRED", "1");
   if (!options.trace.empty()) {
@@ -133,6 +140,39 @@ RunContext current_context() {
   return context;
 }
 
+namespace {
+
+/// 0: the command starts now, for whatever reason.
+int wait_for_turn(const CommandLine& options, const RunPlan& plan) {
+  if (plan.stage.empty()) return kExitOk;
+  const auto socket = client::control_socket(
+      value_in({plan.environment.begin(), plan.environment.end()}, "AMEM_RUNTIME_DIR"),
+      options.socket);
+  if (!socket.ok()) return kExitOk;  // nor is its session's
+  Status status;
+  {
+    Interrupt interrupt;  // before gRPC starts its threads
+    status = wait_for_first_turn({socket.value(), options.group, plan.stage, options.timeout},
+                                 interrupt);
+  }
+  if (status.ok()) return kExitOk;
+  if (status.code() == Code::kCancelled) {
+    std::fprintf(stderr, "amemctl: interrupted. The command has not started\n");
+    return kExitInterrupted;
+  }
+  // Without amemd there is no telling who has the GPUs.
+  if (options.required || status.code() == Code::kDeadlineExceeded ||
+      status.code() == Code::kUnavailable) {
+    write_error(status, options.json);
+    return exit_code(status.code());
+  }
+  std::fprintf(stderr, "amemctl: %s. The command starts without waiting for a turn\n",
+               status.text().c_str());
+  return kExitOk;
+}
+
+}  // namespace
+
 int execute_run(const CommandLine& options) {
   const auto plan = plan_run(options, current_context());
   if (!plan.ok()) {
@@ -149,6 +189,7 @@ int execute_run(const CommandLine& options) {
       return kExitFailed;
     }
   }
+  if (const int code = wait_for_turn(options, plan.value()); code != kExitOk) return code;
   std::vector<char*> argv;
   for (const std::string& argument : options.program) {
     argv.push_back(const_cast<char*>(argument.c_str()));  // execvp does not write to them

@@ -2,7 +2,7 @@
 //
 // plan_run() decides and looks at files, but changes nothing; execute_run() does not come back when
 // it succeeds. Plain functions; execute_run for a process with one thread (it sets the
-// environment).
+// environment, and then waits for the group's first turn in a stage).
 #pragma once
 
 #include <string>
@@ -27,6 +27,7 @@ struct RunPlan {
   std::vector<std::pair<std::string, std::string>> environment;  // to set; all else stays as it is
   std::vector<std::string> warnings;
   std::vector<std::string> notes;  // nothing is wrong, but a newcomer may not expect it
+  std::string stage;               // for whose first turn it waits; empty: none
 };
 
 /// kNotFound: no libamem_shim.so; the text lists where it was looked for. kInvalidArgument: its

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "client/ctl/views/views.h"
 #include "common/status.h"
@@ -25,9 +26,9 @@ class TraceFile {
     return file_ ? Status() : trouble("opening");
   }
   explicit operator bool() const { return !path_.empty(); }
-  Status write(const v1::ListHistoryResponse& history) {
+  Status write(const std::vector<NodeHistory>& nodes) {
     errno = 0;
-    file_ << chrome_trace(history);
+    file_ << chrome_trace(nodes);
     file_.close();
     return file_ ? Status() : trouble("writing");
   }

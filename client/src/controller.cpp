@@ -240,9 +240,26 @@ int amem_client_swap_groups(amem_client* client, const char* const* out, size_t 
                             const char* const* in, size_t in_count, const char* const* discard,
                             size_t discard_count, uint32_t timeout_ms,
                             amem_progress_callback callback, void* user, amem_error* error) {
+  amem_selection selection{};
+  selection.size = sizeof selection;
+  selection.discard = discard;
+  selection.discard_count = discard_count;
+  return amem_client_swap_selected(client, out, out_count, in, in_count, &selection, timeout_ms,
+                                   callback, user, error);
+}
+
+int amem_client_swap_selected(amem_client* client, const char* const* out, size_t out_count,
+                              const char* const* in, size_t in_count,
+                              const amem_selection* selection, uint32_t timeout_ms,
+                              amem_progress_callback callback, void* user, amem_error* error) {
   return with(client, error, [&](ControlClient& broker) -> Status {
-    return broker.swap(names(out, out_count), names(in, in_count), names(discard, discard_count),
-                       timeout_ms, wrap(callback, user));
+    const auto read = read_sized(selection, "amem_selection");
+    if (!read.ok()) return read.status();
+    const amem::client::Choice what = choice(read.value());
+    if (!what.tags.empty() || !what.except.empty())
+      return {Code::kInvalidArgument, "a swap is of whole groups. Pass no tags and no except_tags"};
+    return broker.swap(names(out, out_count), names(in, in_count), what.discard, timeout_ms,
+                       wrap(callback, user), what.guests, what.deep);
   });
 }
 

@@ -60,10 +60,10 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       sessions_(loop, ranks_, accounts_, config.isolation),
       saved_(node_, loop),
       outbox_(node_, sessions_),
+      checkpoint_limit_(config.deadlines.checkpoint * 9 / 10),
       no_processes_(loop),
       deep_proof_(loop, processes != nullptr ? *processes : no_processes_,
-                  proof_targets != nullptr ? *proof_targets : no_proof_targets_,
-                  config.deadlines.checkpoint * 9 / 10,
+                  proof_targets != nullptr ? *proof_targets : no_proof_targets_, checkpoint_limit_,
                   [this](const auto&... asked) { make_proof_pool(asked...); }),
       restore_space_(workers_),
       means_{node_,
@@ -76,7 +76,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
              deep_proof_,
              restore_space_,
              config.deadlines.create * 9 / 10,
-             config.deadlines.checkpoint * 9 / 10},
+             checkpoint_limit_},
       operations_(means_, config.swap_duplex, [this](GroupEntry& group) { groups_.drive(group); }),
       stages_are_good_(check_stages(config.stages, devices)),
       stages_(means_, sessions_, events_, operations_),
@@ -276,6 +276,15 @@ Status Broker::may_hand_over(const Caller& caller) {
   return {};
 }
 
+std::string Broker::summary() const {
+  const std::size_t groups = node_.groups.size();
+  const std::uint64_t ready = node_.pools.total();
+  std::string text = "serves " + std::to_string(groups) + (groups == 1 ? " group" : " groups") +
+                     "; pool: " + format_size(ready);
+  if (ready < node_.pool_configured) text += " of " + format_size(node_.pool_configured);
+  return node_.pool_error.empty() ? text : text + ": " + node_.pool_error;
+}
+
 std::string Broker::under_way() const {
   for (const auto& [id, group] : node_.groups)
     if (const GroupState state = group.machine.state();
@@ -293,6 +302,11 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
     observer->finished(groups.status());
     return 0;
   }
+  if (abroad == nullptr &&
+      waits_for_switch(groups.value(), timeout, observer, [=, this](Duration left) {
+        start_operation(caller, task, names, left, observer);
+      }))
+    return 0;
   for (const std::string& name : names)
     asked(caller, "{1} requests the {0}{2}", describe(task, name), caller.who,
           names.size() > 1 ? ", one of " + std::to_string(names.size()) + " groups" : "");
@@ -317,6 +331,22 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
   return operations_.start(task, left, timeout,
                            task == Task(Operation::kResume) ? watched(observer, left) : observer,
                            caller.who, std::move(abroad));
+}
+
+bool Broker::waits_for_switch(const std::vector<NamedGroup>& groups, Duration timeout,
+                              const Operations::Observer& observer,
+                              std::function<void(Duration)> start) {
+  if (!operations_.refusal().ok() || !stages_.switches(groups)) return false;
+  const Time asked = Clock::now();
+  stages_.after_switch(groups, timeout,
+                       [timeout, observer, asked, start = std::move(start)](const Status& status) {
+                         if (!status.ok()) return observer->finished(status);
+                         // 0 is none.
+                         const Duration left = timeout - (Clock::now() - asked);
+                         constexpr Duration kLeast = std::chrono::milliseconds(1);
+                         start(timeout == Duration{} ? timeout : std::max(left, kLeast));
+                       });
+  return true;
 }
 
 namespace {
@@ -372,6 +402,14 @@ Stages::LeaseId Broker::lease(const Caller& caller, const std::string& name, Dur
   return 0;
 }
 
+Starts::Number Broker::start_group(const Caller& caller, const std::string& name,
+                                   const std::string& stage, Duration timeout, Starts::Done done) {
+  const Result<GroupId> id = groups_.new_id();
+  if (id.ok()) return stages_.start(caller, id.value(), name, stage, timeout, std::move(done));
+  done(id.status());
+  return 0;
+}
+
 Status Broker::yield(const Caller& caller, const std::string& name) {
   const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
   if (group.ok()) return stages_.yield(*group.value());
@@ -390,6 +428,12 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
     observer->finished(found->status());
     return 0;
   }
+  std::vector<NamedGroup> all = leaving.value();
+  all.insert(all.end(), coming.value().begin(), coming.value().end());
+  if (abroad == nullptr && waits_for_switch(all, timeout, observer, [=, this](Duration left) {
+        swap(caller, out, in, pause, left, observer);
+      }))
+    return 0;
   const auto quoted = [](const Names& names) {
     std::string text;
     for (const std::string& name : names) text += (text.empty() ? "'" : ", '") + name + "'";

@@ -94,6 +94,9 @@ class Broker {
   Stages::LeaseId lease(const Caller& caller, const std::string& group, Duration timeout,
                         GpuStage::OnLease done);
   void forget_lease(Stages::LeaseId lease) { stages_.forget(lease); }
+  Starts::Number start_group(const Caller& caller, const std::string& group,
+                             const std::string& stage, Duration timeout, Starts::Done done);
+  void forget_start(Starts::Number number) { stages_.forget_start(number); }
   Status yield(const Caller& caller, const std::string& group);
   void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
   /// As report_history().
@@ -107,6 +110,8 @@ class Broker {
   /// Not OK: no operation begins any more, and why.
   const Status& refusal() const { return operations_.refusal(); }
   bool serves_groups() const { return !node_.groups.empty(); }
+  /// What it serves, in one line for people: groups, and how far the pool is.
+  std::string summary() const;
   /// What an end would call off, such as "group 'train' is pausing"; empty: nothing.
   std::string under_way() const;
   Accounts& accounts() { return accounts_; }
@@ -114,6 +119,10 @@ class Broker {
 
  private:
   Status guard_devices();
+  /// A stage switches one of the groups: has `start` called after that, with what is left of the
+  /// timeout. False: it does not.
+  bool waits_for_switch(const std::vector<NamedGroup>& groups, Duration timeout,
+                        const Operations::Observer& observer, std::function<void(Duration)> start);
   /// Tells the observer, and the stages that groups which stay paused may come in again.
   Operations::Observer watched(const Operations::Observer& observer, const Operations::Groups& in);
   void refused(const Caller& caller, const std::string& what, const Status& status);
@@ -142,6 +151,7 @@ class Broker {
   SessionServer sessions_;
   SavedBytes saved_;
   Outbox outbox_;
+  const Duration checkpoint_limit_;  // for all of a phase's driver calls; shorter than the phase
   NoProcessCalls no_processes_;
   NoProofTargets no_proof_targets_;
   DeepProof deep_proof_;

@@ -13,26 +13,42 @@
 
 namespace amem {
 
-Result<GroupEntry*> Groups::join(const std::string& name, const PeerCredentials& peer) {
+Result<GroupId> Groups::new_id() {
+  const GroupId id = next_group_++;
+  if (Status status = node_.records.used_group(id); !status.ok()) return status;
+  return id;
+}
+
+Result<GroupEntry*> Groups::join(const std::string& name, const PeerCredentials& peer,
+                                 std::string_view stage) {
   if (!valid_group_name(name))
     return Status(Code::kInvalidArgument,
                   "\"" + printable(name.c_str()) +
                       "\" is not a valid group name. Use 1 to 63 of the characters A-Z a-z 0-9 . _ "
                       "-, and do not begin with . or -");
   if (GroupEntry* group = own_group(node_, *peer.account, name)) return group;
-  const GroupId id = next_group_++;
+  const Stages::Beginning begins = stages_.begins(peer.account, name, stage);
+  const Result<GroupId> id = begins.id != 0 ? Result<GroupId>(begins.id) : new_id();
+  if (!id.ok()) return id.status();
+  Standing standing;
+  if (begins.paused) standing.rest = GroupState::kPaused;
   const auto [it, added] =
-      node_.groups.try_emplace(id, id, name, peer.account, deadlines_, memory_of(id));
-  Status status = node_.records.used_group(id);
-  if (status.ok()) status = node_.records.write(it->second);
-  if (!status.ok()) {
+      node_.groups.try_emplace(id.value(), id.value(), name, peer.account, deadlines_,
+                               memory_of(id.value()), standing, Members(), Duration{});
+  GroupEntry& group = it->second;
+  group.starts = begins.starts;
+  group.paused_by_stage = begins.paused;
+  if (begins.paused) group.paused_by = "stage '" + std::string(stage) + "'";
+  if (Status status = node_.records.write(group); !status.ok()) {
     node_.groups.erase(it);
     return status;
   }
-  it->second.log().info("group '{}' has begun. Its owner is {}", name,
-                        to_string(peer.account->owner()));
-  events_.publish(&it->second, "state", "running", v1::GROUP_STATE_RUNNING);
-  return &it->second;
+  group.log().info("group '{}' has begun. Its owner is {}", name, to_string(peer.account->owner()));
+  if (begins.paused)
+    group.log().info("group '{}' waits for its first turn in stage '{}'", name, stage);
+  const GroupState state = group.machine.state();
+  events_.publish(&group, "state", std::string(to_string(state)), to_proto(state));
+  return &group;
 }
 
 GroupEntry& Groups::restore(GroupId id, const std::string& name, std::shared_ptr<Account> account,
@@ -84,10 +100,11 @@ Status Groups::set_policy(GroupEntry& group, const std::string& tag, bool discar
 }
 
 MemoryView Groups::memory_of(GroupId group) const {
-  return {[this, group](const Selection& what) {
-            return node_.allocations.any(
-                group, [&](const Allocation& a) { return what.takes(a.tag) && a.may_leave(); });
-          },
+  const auto can_leave = [this, group](const Selection& what) {
+    return node_.allocations.any(
+        group, [&](const Allocation& a) { return what.takes(a.tag) && a.may_leave(); });
+  };
+  return {can_leave,
           [this, group](const Selection& what) {
             return node_.allocations.any(
                 group, [&](const Allocation& a) { return what.takes(a.tag) && a.left(); });
@@ -96,7 +113,8 @@ MemoryView Groups::memory_of(GroupId group) const {
             return node_.allocations.any(group, [&](const Allocation& a) {
               return what.takes(a.tag) && a.may_leave() && a.opened();
             });
-          }};
+          },
+          can_leave};
 }
 
 void Groups::drive(GroupEntry& group) {
@@ -178,9 +196,11 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
                            static_cast<double>(to_us(t.time)) / 1000);
     const Task& task = outcome.task;
     spdlog::info("group '{}': {}{}{} took {:.1f} ms ({})", group.machine.name(),
-                 task.deep ? "deep pause" : to_string(task.op), task.selection.all() ? "" : " of ",
-                 to_string(task.selection), static_cast<double>(to_us(outcome.total)) / 1000,
-                 times);
+                 task.deep      ? "deep pause"
+                 : task.partial ? "partial pause"
+                                : to_string(task.op),
+                 task.selection.all() ? "" : " of ", to_string(task.selection),
+                 static_cast<double>(to_us(outcome.total)) / 1000, times);
     if (task.op == Operation::kPause) {
       const Usage kept = node_.allocations.usage([&](const Allocation& a) {
         return a.group == group.id && task.selection.takes(a.tag) && !a.saved.empty();

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "daemon/base/event_loop.h"
 #include "daemon/base/ids.h"
@@ -33,8 +34,11 @@ class Groups {
         stages_(stages) {}
 
   /// The owner's group of that name, for a rank of this peer; it begins with its first rank.
-  /// kInvalidArgument: no such name.
-  Result<GroupEntry*> join(const std::string& name, const PeerCredentials& peer);
+  /// kInvalidArgument: no such name. `stage`: that it names.
+  Result<GroupEntry*> join(const std::string& name, const PeerCredentials& peer,
+                           std::string_view stage);
+  /// An id that no group has.
+  Result<GroupId> new_id();
   /// One of another broker's, with its members, who are expected back.
   GroupEntry& restore(GroupId id, const std::string& name, std::shared_ptr<Account> account,
                       const Standing& standing, Members members);

@@ -122,7 +122,8 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   if (Token none{}; std::memcmp(message.session, none.data(), none.size()) != 0)
     return come_back(session_id, seq, message);
   forget_unwelcomed(session.peer, message);
-  Result<GroupEntry*> joined = groups_.join(message.group, session.peer);
+  const std::string stage = printable(message.stage);
+  Result<GroupEntry*> joined = groups_.join(message.group, session.peer, stage);
   if (!joined.ok()) return refuse(joined.status());
   GroupEntry& group = *joined.value();
 
@@ -156,8 +157,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   node_.pools.enter(rank.peer.account);
   node_.pool_of(rank).reach.join(rank.id, group.id);
   const RankId id = rank.id;
-  stages_.rank_joined(group, node_.ranks.emplace(id, std::move(rank)).first->second,
-                      printable(message.stage));
+  stages_.rank_joined(group, node_.ranks.emplace(id, std::move(rank)).first->second, stage);
   groups_.drive(group);
 }
 
@@ -310,23 +310,44 @@ void Ranks::release_leftovers(const Rank& rank,
   const Epoch epoch = machine.epoch();  // nobody waits for the answers
   const Standing is = standing_of(machine);
   const bool ends_there = !is.under_way || is.under_way->restart == OnRestart::kRollBack;
-  if (is.rest == GroupState::kPaused && ends_there)
+  const bool rests = is.rest == GroupState::kPaused && ends_there;
+  const bool partly =
+      node_.allocations.any(rank.group, [](const Allocation& a) { return a.may_leave(); });
+  if (rests && !partly)
     sessions_.send(rank.session, release_message(epoch, {}, false));
   else  // by their ids: it may get others with their tags before it has read this
-    outbox_.send_release(rank.id, epoch, paused, true);
+    outbox_.send_release(rank.id, epoch, paused, !rests);
 }
 
 void Ranks::lose(RankId id, const std::string& why) {
   Rank* rank = node_.find_rank(id);
   if (rank == nullptr) return;
-  if (rank->process_watch == 0 || !rank->peer.lives() || !shares(*rank)) return remove(id, why);
   GroupEntry& group = node_.group_of(*rank);
-  const std::string reason = why.empty() ? "its session ended" : "disconnected: " + why;
-  const std::string text = node_.label(*rank) + ": " + reason +
-                           ", but its process continues to run with memory that other ranks share. "
-                           "The group can pause and resume again when this process has ended";
+  const bool deep = group.machine.deep();
+  if (rank->process_watch == 0 || !rank->peer.lives() || (!deep && !shares(*rank)))
+    return remove(id, why);
+  const bool may_return = deep && rank->key != Token();
+  std::string text =
+      node_.label(*rank) + ": " + (why.empty() ? "its session ended" : "disconnected: " + why);
+  if (may_return)
+    text +=
+        ". Its process may be checkpointed, so amemd keeps its memory and restores it with the "
+        "group. It can reconnect. If it does not, end that process";
+  else if (deep)
+    text +=
+        ", but its process may be checkpointed. A resume restores it. The group runs again when "
+        "this process has ended";
+  else
+    text +=
+        ", but its process continues to run with memory that other ranks share. The group can "
+        "pause and resume again when this process has ended";
   group.log().warn("group '{}': {}", group.machine.name(), text);
   events_.publish(&group, "error", text);
+  if (may_return) {
+    rank->session = 0;
+    group.machine.expect(id);
+    return groups_.drive(group);
+  }
   group.lost.insert(id);
   saved_.may_have_written(group, *rank);
   group.machine.lose(id, Clock::now());
@@ -368,7 +389,8 @@ void Ranks::process_ended(RankId id) {
 void Ranks::remove_harmless() {
   for (const auto& [id, group] : node_.groups)
     for (const RankId rank : group.lost)
-      if (!shares(node_.ranks.at(rank))) return remove(rank, "");  // which looks for more
+      if (!group.machine.deep() && !shares(node_.ranks.at(rank)))
+        return remove(rank, "");  // which looks for more
 }
 
 /// A process has what it was given of the pool until it ends, session or not.

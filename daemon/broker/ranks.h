@@ -63,7 +63,8 @@ class Ranks final : public SessionHandler {
   /// not get to it: it is told so again. `holds`: what it says that it has.
   void release_leftovers(const Rank& rank,
                          const std::map<AllocationId, amem_v1_Holding_Item>& holds);
-  /// Its session has ended: it is removed, at once or when its process has ended too.
+  /// Its session has ended: it is removed, at once or when its process has ended too. One whose
+  /// process may be checkpointed may come back before.
   void lose(RankId id, const std::string& why);
   /// It has memory that a rank with a session has too, of its group or another.
   bool shares(const Rank& rank) const;

@@ -42,6 +42,7 @@ std::optional<Interrupted> interrupted(const v1::record::Group& row) {
   found.task.selection.tags = {what.tags().begin(), what.tags().end()};
   found.task.selection.except = what.except();
   found.task.deep = what.deep();
+  found.task.partial = what.partial();
   found.restart = static_cast<OnRestart>(what.restart());
   found.phase = what.phase();
   found.loaded = what.loaded();
@@ -51,7 +52,10 @@ std::optional<Interrupted> interrupted(const v1::record::Group& row) {
 /// The ranks may be saving, or have been, what no Release has been sent for.
 bool may_be_saving(const v1::record::Group& row) {
   if (!row.has_under_way() || row.under_way().resume()) return false;
-  return row.under_way().restart() == v1::record::CALL_OFF || row.under_way().waves();
+  // What is rolled back is a pause of a group that was paused partly.
+  const v1::record::Restart restart = row.under_way().restart();
+  return restart == v1::record::CALL_OFF || restart == v1::record::ROLL_BACK ||
+         row.under_way().waves();
 }
 
 /// What of its bytes is saved is not all of them yet, as far as is on record.
@@ -396,8 +400,11 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
   group.stage = row.stage();
   group.paused_by_stage = row.by_stage();
   group.leased = row.leased();
+  group.starts = row.starts();
   if (row.weight() > 0)
     group.wishes = {row.weight(), row.priority(), std::chrono::milliseconds(row.longest_wait_ms())};
+  group.wishes.leave_first = {row.leave_first().begin(), row.leave_first().end()};
+  group.wishes.return_order = {row.return_order().begin(), row.return_order().end()};
   Amounts one;
   one[Resource::kPolicies] = 1;
   const auto charge = [&](const auto& policies) {
@@ -417,8 +424,8 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
 std::string Recovery::find_memory(GroupId id, const Stock& stock,
                                   std::map<AllocationId, Memory>& found) {
   const v1::record::Group& group = groups_read_.at(id);
-  const bool rolls_back =
-      group.has_under_way() && group.under_way().restart() == v1::record::ROLL_BACK;
+  const bool rolls_back = group.has_under_way() && group.under_way().resume() &&
+                          group.under_way().restart() == v1::record::ROLL_BACK;
   ExtentAllocator& pool = node_.pools.of(account_of(group.owner())).extents;
   std::string missing;
   for (const AllocationId allocation : of_group_[id]) {

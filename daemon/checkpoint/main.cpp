@@ -14,19 +14,13 @@
 
 #include "common/driver.h"
 #include "daemon/checkpoint/arguments.h"
+#include "daemon/checkpoint/end.h"
 #include "daemon/checkpoint/target.h"
 
 namespace amem {
 namespace {
 
 constexpr char kRequired[] = ". Checkpoints require NVIDIA's driver 570 (CUDA 12.8) or newer";
-
-/// Like every end of this program without exit handlers: the driver's may take long, or hang.
-[[noreturn]] void end(int status, FILE* stream, const std::string& text) {
-  std::fprintf(stream, "%s\n", text.c_str());
-  std::fflush(stream);
-  ::_exit(status);
-}
 
 [[noreturn]] void no_driver(const std::string& why) {
   end(3, stderr, "amem-checkpoint: " + why + kRequired);

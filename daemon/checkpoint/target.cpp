@@ -23,6 +23,7 @@
 #include "common/protocol.h"
 #include "common/status.h"
 #include "daemon/checkpoint/answer.h"
+#include "daemon/checkpoint/end.h"
 
 namespace amem {
 namespace {
@@ -36,12 +37,6 @@ struct TargetArguments {
   std::uint64_t bytes = kPiece;  // of the pool
   bool with_parent = false;
 };
-
-[[noreturn]] void end(int status, FILE* stream, const std::string& text) {
-  std::fprintf(stream, "%s\n", text.c_str());
-  std::fflush(stream);
-  ::_exit(status);  // the driver's exit handlers may hang
-}
 
 [[noreturn]] void fail(const Status& status) {
   end(status.code() == Code::kUnavailable ? 3 : 1, stdout, failure_line_of(status));

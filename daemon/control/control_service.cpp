@@ -102,48 +102,55 @@ class StreamSink final : public EventSink {
   std::uint64_t missed_ = 0;  // since the last that was queued
 };
 
-/// A lease that is waited for. What both threads touch lives as long as either may do so.
-class LeaseCall final : public grpc::ServerUnaryReactor {
+/// A turn that is waited for. What both threads touch lives as long as either may do so.
+class TurnCall final : public grpc::ServerUnaryReactor {
  public:
-  LeaseCall(EventLoop& loop, Broker& broker)
-      : loop_(loop), broker_(broker), wait_(std::make_shared<Wait>()) {
+  /// What is waited for ends with this.
+  using Done = std::function<void(const Status&)>;
+  /// Begins to wait, and returns a number for `forget`; 0: it has ended.
+  using Begin = std::function<std::uint64_t(Done)>;
+  using Forget = std::function<void(std::uint64_t)>;
+
+  TurnCall(EventLoop& loop, Forget forget)
+      : loop_(loop), forget_(std::move(forget)), wait_(std::make_shared<Wait>()) {
     wait_->charge = CallCharge::make(loop);
   }
 
-  void begin(const Caller& caller, const v1::LeaseRequest& request, v1::LeaseResponse& response) {
-    loop_.post([this, wait = wait_, caller, request, response = &response] {
+  /// `Response`: with waited_us.
+  template <class Response>
+  void begin(const Caller& caller, Response& response, Begin begin) {
+    loop_.post([this, wait = wait_, caller, begin = std::move(begin), response = &response] {
       if (Status status = wait->charge->take(caller, of_call(0)); !status.ok())
         return Finish(to_grpc(status));
       if (wait->cancelled) return Finish({grpc::StatusCode::CANCELLED, "the caller has gone"});
       const Time asked = Clock::now();
-      const Stages::LeaseId lease =
-          broker_.lease(caller, request.group(), std::chrono::milliseconds(request.timeout_ms()),
-                        [this, wait, asked, response](const Status& status) {
-                          wait->lease = 0;
-                          response->set_waited_us(to_us(Clock::now() - asked));
-                          Finish(to_grpc(status));
-                        });
-      if (lease != 0) wait->lease = lease;
+      const std::uint64_t number = begin([this, wait, asked, response](const Status& status) {
+        wait->ended = true;
+        response->set_waited_us(to_us(Clock::now() - asked));
+        Finish(to_grpc(status));
+      });
+      if (!wait->ended) wait->number = number;
     });
   }
 
  private:
   struct Wait {  // the loop's thread
     std::shared_ptr<CallCharge> charge;
-    Stages::LeaseId lease = 0;
+    std::uint64_t number = 0;
+    bool ended = false;
     bool cancelled = false;
   };
 
   void OnCancel() override {
-    loop_.post([wait = wait_, broker = &broker_] {
+    loop_.post([wait = wait_, forget = forget_] {
       wait->cancelled = true;
-      if (wait->lease != 0) broker->forget_lease(wait->lease);
+      if (!wait->ended && wait->number != 0) forget(wait->number);
     });
   }
   void OnDone() override { delete this; }
 
   EventLoop& loop_;
-  Broker& broker_;
+  const Forget forget_;
   const std::shared_ptr<Wait> wait_;
 };
 
@@ -289,13 +296,23 @@ class ControlService final : public v1::Broker::CallbackService {
       return calls_.on_loop(caller_of(context), response, [this, request](const Caller& caller) {
         return broker_.yield(caller, request->group());
       });
-    auto* const call = new LeaseCall(loop_, broker_);
-    const std::optional<Caller> caller = caller_of(context);
-    if (!caller)
-      call->Finish(kGone);
-    else
-      call->begin(*caller, *request, *response);
-    return call;
+    const auto begin = [this, request](const Caller& caller, TurnCall::Done done) {
+      return broker_.lease(caller, request->group(),
+                           std::chrono::milliseconds(request->timeout_ms()), std::move(done));
+    };
+    return turn(context, response, begin,
+                [broker = &broker_](std::uint64_t lease) { broker->forget_lease(lease); });
+  }
+
+  grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext* context,
+                                  const v1::StartRequest* request,
+                                  v1::StartResponse* response) override {
+    const auto begin = [this, request](const Caller& caller, TurnCall::Done done) {
+      return broker_.start_group(caller, request->group(), request->stage(),
+                                 std::chrono::milliseconds(request->timeout_ms()), std::move(done));
+    };
+    return turn(context, response, begin,
+                [broker = &broker_](std::uint64_t start) { broker->forget_start(start); });
   }
 
   grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext* context,
@@ -399,6 +416,20 @@ class ControlService final : public v1::Broker::CallbackService {
   static grpc::ServerWriteReactor<T>* gone(const std::shared_ptr<Stream<T>>& stream) {
     stream->finish(kGone);
     return stream.get();
+  }
+
+  template <class Response, class Begin>
+  grpc::ServerUnaryReactor* turn(grpc::CallbackServerContext* context, Response* response,
+                                 Begin begin, TurnCall::Forget forget) {
+    auto* const call = new TurnCall(loop_, std::move(forget));
+    const std::optional<Caller> caller = caller_of(context);
+    if (!caller)
+      call->Finish(kGone);
+    else
+      call->begin(*caller, *response, [begin, caller = *caller](TurnCall::Done done) {
+        return begin(caller, std::move(done));
+      });
+    return call;
   }
 
   /// `Request`: PauseRequest, ResumeRequest or SwapRequest.

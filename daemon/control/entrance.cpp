@@ -11,7 +11,7 @@
 namespace amem {
 namespace {
 
-constexpr std::uint64_t kDescriptors = 2;  // the socket, and Callers' copy
+constexpr std::uint64_t kDescriptors = 3;  // the socket, Callers' copy, and the caller's process
 
 }  // namespace
 

@@ -11,6 +11,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "amem-";
 constexpr std::size_t kRunDigits = 16;
+/// Of a group's name with its owner, which may be the path of a cgroup. Answers quote it.
+constexpr std::size_t kLongestJob = 4096;
 
 std::string hex(std::uint64_t value) {
   std::string text(kRunDigits, '0');
@@ -83,6 +85,9 @@ const v1::GroupInfo* group_of(const v1::ListGroupsResponse& groups, const std::s
 
 Status check(const std::string& job, const llm_d::BackendConfig& backend) {
   if (job.empty()) return {Code::kInvalidArgument, "job_id is empty. Pass the name of a group"};
+  if (job.size() > kLongestJob)
+    return {Code::kInvalidArgument, "job_id is longer than " + std::to_string(kLongestJob) +
+                                        " characters. Pass the name of a group"};
   switch (backend.backend_case()) {
     case llm_d::BackendConfig::BACKEND_NOT_SET:
     case llm_d::BackendConfig::kCuda:

@@ -85,6 +85,11 @@ Stages::Change change_of(const v1::SetTurnRequest& request) {
   if (request.set_longest_wait())
     change.longest_wait = std::chrono::milliseconds(
         std::min<std::uint64_t>(request.longest_wait_ms(), std::uint64_t{1} << 32U));
+  using Tags = std::vector<std::string>;
+  if (request.set_leave_first())
+    change.leave_first = Tags(request.leave_first().begin(), request.leave_first().end());
+  if (request.set_return_order())
+    change.return_order = Tags(request.return_order().begin(), request.return_order().end());
   return change;
 }
 

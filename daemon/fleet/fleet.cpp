@@ -176,6 +176,7 @@ void Fleet::heard(const std::shared_ptr<Led>& led, std::size_t branch, v1::Fleet
     led->conductor.told(node, report, now);
     if (report.has_progress()) {
       report.mutable_progress()->set_node(led->conductor.name(node));
+      report.mutable_progress()->set_node_number(static_cast<std::uint32_t>(node));
       led->observer->progress(report.progress());
     }
   }

@@ -32,7 +32,7 @@ class Fleet {
   ~Fleet();
 
   /// Leads it. What is refused is told to the observer at once, and nothing has changed.
-  /// `begin`: what is to be done, with the nodes' addresses; the rest is filled in here.
+  /// `begin`: the task and the nodes' addresses. This object fills in the rest.
   void lead(const Caller& caller, v1::FleetBegin begin, const Operations::Observer& observer);
   /// This node's participant of an operation that another leads, or this one. `report` gets why it
   /// is refused, too.

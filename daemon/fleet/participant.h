@@ -129,7 +129,7 @@ class Participant final : public Abroad,
   bool given_up_ = false;
   bool ended_ = false;
   std::optional<std::size_t> leader_;     // which of the nodes
-  std::shared_ptr<Inquiry> inquiry_;      // null: the leader is there, or nothing is to be asked
+  std::shared_ptr<Inquiry> inquiry_;      // null: the leader is there, or there is no question
   std::unique_ptr<Questions> questions_;  // of the inquiry
 };
 

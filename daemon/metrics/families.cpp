@@ -39,8 +39,11 @@ std::string_view result_name(Code code) {
   return number < kNames.size() ? kNames[number] : kNames[2];
 }
 
+Labels labels_of(const std::string& group, const Account& account) {
+  return {{"group", group}, {"owner", key_of(account.owner())}};
+}
 Labels labels_of(const GroupEntry& group) {
-  return {{"group", group.machine.name()}, {"owner", key_of(group.account->owner())}};
+  return labels_of(group.machine.name(), *group.account);
 }
 
 /// A device that is not there any more has no number.
@@ -249,8 +252,13 @@ void add_turns(Book& book, const Measured& m, const Caller& caller) {
   for (const auto& [stage, figures] : m.node.stages)
     for (const auto& [id, time] : figures.groups) {
       const auto group = m.node.groups.find(id);
-      if (group == m.node.groups.end() || !caller.may_see(*group->second.account)) continue;
-      const Labels labels = with(labels_of(group->second), {{"stage", stage}});
+      const auto start = figures.starts.find(id);
+      const bool begun = group != m.node.groups.end();
+      if (!begun && start == figures.starts.end()) continue;
+      const Account& account = begun ? *group->second.account : *start->second.account;
+      if (!caller.may_see(account)) continue;
+      const std::string& name = begun ? group->second.machine.name() : start->second.name;
+      const Labels labels = with(labels_of(name, account), {{"stage", stage}});
       turns.add(with(labels, {{"turn", "there"}}), in_seconds(time.there));
       turns.add(with(labels, {{"turn", "ran"}}), in_seconds(time.ran));
       turns.add(with(labels, {{"turn", "waited"}}), in_seconds(time.waited));

@@ -143,6 +143,9 @@ struct GroupEntry {
   std::map<DeviceUuid, std::uint64_t> restore_needs;
   // Calls of the driver for its processes. They may go on when their operation has ended.
   std::weak_ptr<const void> process_calls;
+  // What the operation under way waits for before it goes on, for people; empty: for nothing but
+  // its ranks, or there is none.
+  std::string waits_for;
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's
@@ -151,6 +154,7 @@ struct GroupEntry {
   TurnWishes wishes;              // of its turns
   bool paused_by_stage = false;   // of a group that is paused
   bool leased = false;            // it has asked for its turn and had it
+  bool starts = false;            // its first turn has not ended
   Row row;
 };
 

@@ -68,11 +68,14 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
   row.set_stage(group.stage);
   row.set_by_stage(group.paused_by_stage);
   row.set_leased(group.leased);
+  row.set_starts(group.starts);
   if (group.wishes != TurnWishes()) {
     row.set_weight(group.wishes.weight);
     row.set_priority(group.wishes.priority);
     row.set_longest_wait_ms(to_us(group.wishes.longest_wait) / 1000);
   }
+  for (const std::string& tag : group.wishes.leave_first) row.add_leave_first(tag);
+  for (const std::string& tag : group.wishes.return_order) row.add_return_order(tag);
   for (const FleetShare& share : group.shares) {
     v1::record::Share& each = *row.add_shares();
     each.set_transaction(share.transaction);
@@ -91,6 +94,7 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
     what.set_loaded(under_way->loaded);
     what.set_waves(waves);
     what.set_deep(under_way->task.deep);
+    what.set_partial(under_way->task.partial);
   }
   return row;
 }

@@ -97,6 +97,7 @@ void report_past(const PastOperation& past, bool spans, v1::PastOperation& messa
   message.set_swap(past.swap);
   message.set_by_broker(past.by_broker);
   message.set_deep(outcome.task.deep);
+  message.set_partial(outcome.task.partial);
   message.set_operation(std::string(to_string(outcome.task.op)));
   message.set_tags(to_string(outcome.task.selection));
   message.set_began_us(to_us(past.began.time_since_epoch()));
@@ -151,6 +152,9 @@ void report_group(const Node& node, const Caller& caller, const GroupEntry& grou
   info.set_owner(to_string(group.account->owner()));
   info.set_state(to_proto(machine.state()));
   info.set_deep(machine.deep());
+  info.set_partial(
+      machine.state() == GroupState::kPaused &&
+      node.allocations.any(group.id, [](const Allocation& a) { return a.may_leave(); }));
   info.set_stage(group.stage);
   info.set_paused_by_stage(machine.state() == GroupState::kPaused && group.paused_by_stage);
   info.set_phase(std::string(phase_name(machine.phase())));
@@ -167,7 +171,7 @@ void report_group(const Node& node, const Caller& caller, const GroupEntry& grou
     info.set_last_pause_us(to_us(pause->total));
   if (const auto& resume = machine.last(Operation::kResume))
     info.set_last_resume_us(to_us(resume->total));
-  info.set_note(machine.note());
+  info.set_note(group.waits_for.empty() ? machine.note() : "waits: " + group.waits_for);
   std::map<std::string, v1::TagPolicy> policies;
   std::map<std::string, v1::TagUsage> tags;
   std::map<DeviceUuid, Usage> devices;

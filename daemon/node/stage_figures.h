@@ -5,11 +5,15 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "common/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/ids.h"
 #include "daemon/node/history.h"
+#include "daemon/owners/account.h"
 
 namespace amem {
 
@@ -17,7 +21,9 @@ namespace amem {
 struct TurnWishes {
   std::uint32_t weight = 1;
   std::int32_t priority = 0;
-  Duration longest_wait{};  // 0: none
+  Duration longest_wait{};                     // 0: none
+  std::vector<std::string> leave_first = {};   // tags, as far as they suffice
+  std::vector<std::string> return_order = {};  // likewise: their memory comes back before the rest
   friend bool operator==(const TurnWishes&, const TurnWishes&) = default;
 };
 
@@ -32,10 +38,17 @@ struct StageFigures {
     Duration waited{};
   };
 
+  /// A group that is to start, and has no ranks.
+  struct Start {
+    std::string name;
+    std::shared_ptr<Account> account;
+  };
+
   Histogram waits{kWaits};  // from asking to running
   std::map<Code, std::uint64_t> switches;
   Duration switching{};
   std::map<GroupId, Group> groups;
+  std::map<GroupId, Start> starts;
 };
 
 }  // namespace amem

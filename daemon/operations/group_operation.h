@@ -69,10 +69,10 @@ class GroupOperation {
                      std::function<void(const BytesByDevice&)> gone = nullptr);
   /// Bytes of each device that these groups have still to take, those of their processes included.
   BytesByDevice needs_of(const std::vector<GroupId>& groups, const Selection& what) const;
-  /// The processes of these ranks.
-  /// Of an operation of the group that has ended, such as a resume that was called off: `again` is
-  /// called in a while.
+  /// Calls of an operation that has ended, such as a resume that was called off, still go on. Then
+  /// `again` is called in a while.
   bool calls_go_on(const std::function<void()>& again) const;
+  /// The processes of these ranks.
   std::vector<CheckpointTarget> processes_of(const std::vector<RankId>& ranks) const;
   /// In which lanes of the holder memory of these devices is.
   std::set<std::uint32_t> lanes_of(const std::set<DeviceUuid>& devices) const;

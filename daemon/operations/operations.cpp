@@ -40,9 +40,18 @@ Status Operations::allows(const Task& task) const {
   return {};
 }
 
-Status Operations::check(const Groups& groups, const Task& task) {
-  if (Status status = allows(task); !status.ok()) return status;
+Task Operations::part_of(Task task, GroupId group, const Parts& parts) {
+  const auto part = parts.find(group);
+  if (part == parts.end()) return task;
+  task.selection = part->second;
+  task.partial = true;
+  return task;
+}
+
+Status Operations::check(const Groups& groups, const Task& of_all, const Parts& parts) {
+  if (Status status = allows(of_all); !status.ok()) return status;
   for (const auto& [id, name] : groups) {
+    const Task task = part_of(of_all, id, parts);
     const auto is_this = [id = id](const NamedGroup& group) { return group.id == id; };
     if (std::count_if(groups.begin(), groups.end(), is_this) > 1)
       return {Code::kInvalidArgument, "group '" + name + "' is named twice"};
@@ -66,9 +75,9 @@ std::set<DeviceUuid> Operations::devices_of(const Groups& groups) const {
 
 std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration timeout,
                                 const Observer& observer, const Asker& who,
-                                std::shared_ptr<Abroad> abroad) {
+                                std::shared_ptr<Abroad> abroad, const Parts& parts) {
   const bool out = task.op == Operation::kPause;
-  Status status = check(groups, task);
+  Status status = check(groups, task, parts);
   if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
   if (task.deep && status.ok()) {
     const std::set<DeviceUuid> devices = devices_of(groups);
@@ -100,12 +109,13 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
   request->asker = who;
   request->groups = ids_of(groups);
   (out ? request->exchange.leaving : request->exchange.arriving) = request->groups;
+  request->exchange.parts = parts;
   return start(request);
 }
 
 std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& pause,
                                Duration timeout, const Observer& observer, const Asker& who,
-                               std::shared_ptr<Abroad> abroad) {
+                               std::shared_ptr<Abroad> abroad, const Parts& parts) {
   const Task resume(Operation::kResume);
   const std::vector<GroupId> coming = ids_of(in);
   Status status;
@@ -117,7 +127,7 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& 
                 "group '" + name +
                     "' is named both to pause and to resume. A swap requires different groups"};
   // Refused before the pause, not after it.
-  if (status.ok()) status = check(out, pause);
+  if (status.ok()) status = check(out, pause, parts);
   if (status.ok()) status = check(in, resume);
   if (!status.ok()) {
     observer->finished(status);
@@ -128,7 +138,7 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& 
       timeout, observer);
   request->abroad = std::move(abroad);
   request->asker = who;
-  request->exchange = {ids_of(out), coming};
+  request->exchange = {ids_of(out), coming, parts};
   request->groups = request->exchange.leaving;
   request->groups.insert(request->groups.end(), coming.begin(), coming.end());
   return start(request);
@@ -287,12 +297,13 @@ void Operations::carry_out(const RequestPtr& request, Transaction::Step step) {
 Status Operations::begin(const RequestPtr& request, std::size_t member) {
   if (!closed_.ok()) return closed_;
   const bool out = request->transaction.goes_out(member);
-  const Task& task = out ? request->pause : request->resume;
   const auto found = node_.groups.find(request->groups[member]);
   if (found == node_.groups.end())
     return {Code::kAborted,
             "group '" + request->transaction.name(member) + "' has ended in the meantime"};
   GroupEntry& group = found->second;
+  const Task task =
+      out ? part_of(request->pause, group.id, request->exchange.parts) : request->resume;
   Status status = check_tags(node_.allocations, group.id, task);
   if (status.ok())
     status = group.machine.start(task, request->timeout, Clock::now(),
@@ -349,7 +360,9 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
   }
   // A pause of tags leaves the group running, so whose it was says nothing.
   // Whose one is that an earlier amemd has begun is on record.
-  if (begun.task.op == Operation::kPause && begun.task.selection.all() && !begun.continues)
+  // Nor does amemd take a group from its stage that it makes deep.
+  const bool by_broker = request != nullptr && request->by_broker;
+  if (begun.task.stops() && !begun.continues && !by_broker)
     group.paused_by_stage = request != nullptr && !request->asker.stage.empty();
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {
@@ -389,7 +402,9 @@ Back Operations::back_to(GroupId id) {
     const auto running = running_.find(id);
     if (running == running_.end() || running->second.serial != serial) return;
     what();
-    drive_(node_.groups.at(id));
+    GroupEntry& group = node_.groups.at(id);
+    tell_wait(group);
+    drive_(group);
   };
 }
 
@@ -411,17 +426,26 @@ void Operations::look_again(Phase phase, bool (PauseOperation::*look)()) {
 
 /// Where it waits for space in the pool, it says so: nobody has been told to save anything yet.
 void Operations::run(GroupEntry& group, const action::Save& save) {
-  const auto it = running_.find(group.id);
   PauseOperation* const pause = pause_of(group.id);
   if (pause == nullptr) return;
   pause->run(save);
-  const RequestPtr& request = it->second.request;
-  if (pause->waits_for().empty()) return;
-  spdlog::info("group '{}': the pause waits: {}", group.machine.name(), pause->waits_for());
+  tell_wait(group);
+}
+
+void Operations::tell_wait(const GroupEntry& group) {
+  const auto it = running_.find(group.id);
+  if (it == running_.end() || it->second.waits_for == group.waits_for) return;
+  Running& running = it->second;
+  running.waits_for = group.waits_for;
+  if (!group.waits_for.empty())
+    spdlog::info("group '{}': the {} waits: {}", group.machine.name(),
+                 std::holds_alternative<PauseOperation>(running.operation) ? "pause" : "resume",
+                 group.waits_for);
+  const RequestPtr& request = running.request;
   if (request == nullptr || request->observer == nullptr) return;
-  v1::Progress message = progress_of(it->second);
-  message.set_phase(std::string(phase_name(Phase::kSave)));
-  message.set_waits_for(pause->waits_for());
+  v1::Progress message = progress_of(running);
+  message.set_phase(std::string(phase_name(group.machine.phase())));
+  message.set_waits_for(group.waits_for);
   message.set_elapsed_us(to_us(Clock::now() - group.machine.since()));
   request->observer->progress(message);
 }
@@ -471,6 +495,7 @@ void Operations::run(GroupEntry& group, const action::Progress& progress) {
 }
 
 void Operations::run(GroupEntry& group, const action::Finished& finished) {
+  group.waits_for.clear();
   const auto ended = running_.extract(group.id);
   if (ended.empty()) return;
   const Running& running = ended.mapped();

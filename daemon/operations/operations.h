@@ -56,6 +56,8 @@ class Operations {
   using Drive = std::function<void(GroupEntry&)>;
 
   using Groups = std::vector<NamedGroup>;  // names: what the observer is told
+  /// Of groups that go out, where only this leaves; they do not run on without it.
+  using Parts = std::map<GroupId, Selection>;
 
   /// `means` outlives this object. `duplex`: in a swap one comes in while the other goes out.
   Operations(const Means& means, bool duplex, Drive drive)
@@ -68,11 +70,11 @@ class Operations {
   /// and nothing begins before that.
   std::uint64_t start(const Task& task, const Groups& groups, Duration timeout,
                       const Observer& observer, const Asker& who,
-                      std::shared_ptr<Abroad> abroad = nullptr);
-  /// `pause`: of `out`, with all tags.
+                      std::shared_ptr<Abroad> abroad = nullptr, const Parts& parts = {});
+  /// `pause`: of `out`, with all tags but for `parts`.
   std::uint64_t swap(const Groups& out, const Groups& in, const Task& pause, Duration timeout,
                      const Observer& observer, const Asker& who,
-                     std::shared_ptr<Abroad> abroad = nullptr);
+                     std::shared_ptr<Abroad> abroad = nullptr, const Parts& parts = {});
 
   // ---- what other nodes say of a transaction that they take part in; once it has ended: nothing
   // ----
@@ -160,13 +162,18 @@ class Operations {
     RequestPtr request;  // null: asked for from inside
     std::size_t member = 0;
     std::uint64_t serial = 0;  // of the operation; never used twice
+    std::string waits_for;     // as it was last told
     std::variant<std::monostate, PauseOperation, ResumeOperation> operation;  // from Begun on
   };
 
   /// Where processes of these groups may have contexts.
   std::set<DeviceUuid> devices_of(const Groups& groups) const;
+  /// What the operation under way waits for, if that is new.
+  void tell_wait(const GroupEntry& group);
   /// Whether all of these can begin: each is named once, and in the right state.
-  Status check(const Groups& groups, const Task& task);
+  Status check(const Groups& groups, const Task& task, const Parts& parts = {});
+  /// What a task of all means for this group.
+  static Task part_of(Task task, GroupId group, const Parts& parts);
   /// Begins all of it.
   std::uint64_t start(const RequestPtr& request);
   /// Because it has been paused for deep.after.

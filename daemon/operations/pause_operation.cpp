@@ -101,7 +101,7 @@ void PauseOperation::run(const action::Save& save) {
   }
   // Others' space in the pool is made anew for it. The deadline of the phase runs meanwhile.
   const bool waits = sent.status.code() == Code::kUnavailable;
-  waits_for_ = waits ? sent.status.text() : "";
+  group_.waits_for = waits ? sent.status.text() : "";
   if (waits) return;
   if (waves_) choose_wave();
   if (sent.status.ok() && save.epoch.wave == 0) sent.status = put_on_record();
@@ -125,6 +125,9 @@ Status PauseOperation::prepare() {
   // A guest may have come while the ranks became quiet, or were looking for zeros.
   guests_ = find_guests();
   if (Status status = accept(guests_); !status.ok()) return status;
+  // What an earlier pause in waves took space for and could not save.
+  for (Allocation* a : means_.node.allocations.of_group(group_.id))
+    if (what_.takes(a->tag) && a->may_leave() && !a->saved.empty()) means_.saved.give_back(*a);
   const Measurement* measured = measured_ ? &*measured_ : nullptr;
   if (Status status = means_.saved.take(group_, task_, means_.devices, measured); !status.ok())
     return status;
@@ -140,7 +143,8 @@ Status PauseOperation::prepare() {
   if (!may_need_waves() || !lacks_space(*uses_)) return {};
   std::vector<Waves::Item> items;
   for (const Allocation* a : node.allocations.of_group(group_.id))
-    if (a->resident() && !a->paused) items.push_back({a->id, a->keeper(), a->size});
+    if (what_.takes(a->tag) && a->resident() && !a->paused)
+      items.push_back({a->id, a->keeper(), a->size});
   waves_.emplace(items, node.swap_wave);
   spdlog::debug("group '{}': there is no space for both groups, so it leaves in waves of {}",
                 group_.machine.name(), format_size(node.swap_wave));
@@ -201,6 +205,12 @@ void PauseOperation::stay(Allocation& a) {
 void PauseOperation::run(const action::Release& release) {
   settled_ = true;
   Records& records = means_.node.records;
+  if (release.undo) {
+    (void)records.write(group_);
+    for (const RankId rank : release.ranks)
+      means_.outbox.send_release(rank, release.epoch, {}, false);
+    return;
+  }
   if (!waves_) {
     for (Allocation* a : means_.node.allocations.of_group(group_.id))
       if (what_.takes(a->tag) && a->resident() && !a->stayed && a->saved.empty()) {
@@ -212,7 +222,7 @@ void PauseOperation::run(const action::Release& release) {
   }
   // What could not be saved stays where it is.
   std::map<RankId, std::vector<AllocationId>> lists;
-  if (release.epoch.wave == 0)
+  if (release.epoch.wave == 0 && what_.all())
     for (const RankId rank : release.ranks)
       for (const Allocation* a : std::as_const(means_.node.allocations).opened_by(rank))
         lists[rank].push_back(a->id);
@@ -235,7 +245,8 @@ void PauseOperation::release_all(const action::Release& release) {
   for (const Allocation* a : table.of_group(group_.id))
     if (what_.takes(a->tag) && a->maker != 0 && keeps(a->maker, *a)) keepers.insert(a->maker);
   for (const RankId rank : release.ranks) {
-    if (!keepers.contains(rank)) {
+    // With tags alone a rank would take it that its group runs on.
+    if (!keepers.contains(rank) && !task_.partial) {
       means_.outbox.send(rank, release_message(release.epoch, what_, false));
       continue;
     }

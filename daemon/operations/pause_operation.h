@@ -52,12 +52,12 @@ class PauseOperation final : public GroupOperation {
     return group_.machine.phase() != Phase::kGuests;
   }
   /// What the save waits for before ranks are told of it; empty: for nothing.
-  const std::string& waits_for() const { return waits_for_; }
+  const std::string& waits_for() const { return group_.waits_for; }
   /// The pool may have more space: a save that waits for some looks again. True: it goes on.
   bool look_at_pool() {
-    if (waits_for_.empty()) return false;
+    if (waits_for().empty()) return false;
     run(action::Save{group_.machine.epoch()});
-    return waits_for_.empty();
+    return waits_for().empty();
   }
   /// It is settled what becomes of the allocation's bytes, so nobody new may open it.
   bool takes(const Allocation& a) const { return settled_ && what_.takes(a.tag); }
@@ -75,10 +75,10 @@ class PauseOperation final : public GroupOperation {
   /// not told to let go of it.
   static bool keeps(RankId rank, const Allocation& a) { return a.stayed && a.maker == rank; }
   void release_all(const action::Release& release);
-  /// With what was in use of the devices before and afterwards.
   /// In use beside the memory of ranks, which others create and free while processes are
   /// checkpointed.
   BytesByDevice unbrokered(const Workers::Uses& uses) const;
+  /// With what was in use of the devices before and afterwards.
   void checkpointed(const Status& status, bool deep, const BytesByDevice& before,
                     const BytesByDevice& after);
   /// Takes what the pool must have space for, and chooses waves where there is need of them.
@@ -101,8 +101,8 @@ class PauseOperation final : public GroupOperation {
   std::set<AllocationId> wave_;          // what of it leaves now
   std::set<RankId> failed_savers_;
   std::optional<Workers::Uses> uses_;  // of the devices of what comes in
-  std::string waits_for_;
-  std::optional<Time> checkpoint_began_;  // its phase, of which a proof may take a part
+  // When the phase checkpoint began. A proof counts towards its deadline.
+  std::optional<Time> checkpoint_began_;
   bool settled_ = false;
   RowReservation space_;  // for the rows of the release
   std::vector<GuestUse> guests_;

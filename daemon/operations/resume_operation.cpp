@@ -62,48 +62,45 @@ void ResumeOperation::try_restore_space(Time until, const Space& answer) {
     back([&] {
       const Code code = hold.status().code();
       if (code == Code::kResourceExhausted || code == Code::kUnavailable)
-        return await_restore_space(
-            no_space_for_restore("there is no space to restore the processes of group '" +
-                                 group_.machine.name() + "': " + hold.status().text()),
-            until, answer);
+        return await_restore_space("there is no space to restore the processes of group '" +
+                                       group_.machine.name() + "': " + hold.status().text(),
+                                   until, answer);
+      group_.waits_for.clear();
       answer(hold);
     });
   };
   means_.workers.look(
       devices, [this, until, answer, tried, back = back_](const Workers::Uses& uses) {
         back([&] {
-          if (const Status lack = space_for_restore(uses); !lack.ok())
+          if (const std::string lack = lack_for_restore(uses); !lack.empty())
             return await_restore_space(lack, until, answer);
           means_.restore_space.attempt(group_.restore_needs, means_.create_limit, tried);
         });
       });
 }
 
-void ResumeOperation::await_restore_space(const Status& lack, Time until, const Space& answer) {
-  if (Clock::now() + RestoreSpace::kAgain >= until) return answer(lack);
-  if (!std::exchange(awaits_restore_space_, true))
-    spdlog::info("group '{}': the resume waits: {}", group_.machine.name(), lack.text());
+void ResumeOperation::await_restore_space(const std::string& lack, Time until,
+                                          const Space& answer) {
+  if (Clock::now() + RestoreSpace::kAgain >= until)
+    return answer(Status(Code::kResourceExhausted,
+                         lack + ". Pause another group, or end a process on this device, and "
+                                "resume again"));
+  // As it was first: what is free changes all the time.
+  if (group_.waits_for.empty()) group_.waits_for = lack;
   means_.loop.at(Clock::now() + RestoreSpace::kAgain, [this, until, answer, back = back_] {
     back([&] { try_restore_space(until, answer); });
   });
 }
 
-Status ResumeOperation::space_for_restore(const Workers::Uses& uses) const {
+std::string ResumeOperation::lack_for_restore(const Workers::Uses& uses) const {
   for (const auto& [device, bytes] : group_.restore_needs) {
     const auto use = uses.find(device);
     if (use == uses.end() || use->second.free >= bytes) continue;
-    return no_space_for_restore(to_string(device) + " has " + format_size(use->second.free) +
-                                " free, but to restore the processes of group '" +
-                                group_.machine.name() + "' takes " + format_size(bytes) +
-                                " (what their checkpoint freed, and a tenth)");
+    return to_string(device) + " has " + format_size(use->second.free) +
+           " free, but to restore the processes of group '" + group_.machine.name() + "' takes " +
+           format_size(bytes) + " (what their checkpoint freed, and a tenth)";
   }
   return {};
-}
-
-Status ResumeOperation::no_space_for_restore(const std::string& why) {
-  return {Code::kResourceExhausted, why +
-                                        ". Pause another group, or end a process on this device, "
-                                        "and resume again"};
 }
 
 bool ResumeOperation::waits_for_restore(const std::function<void()>& again) {
@@ -139,7 +136,7 @@ void ResumeOperation::look_at_devices() {
   BytesByDevice leaves = exchange_.closing;
   for (const GroupId leaving : exchange_.leaving)
     for (const Allocation* a : std::as_const(means_.node.allocations).of_group(leaving))
-      if (a->can_leave()) leaves[a->device] += a->size;
+      if (exchange_.leaves(leaving, a->tag) && a->can_leave()) leaves[a->device] += a->size;
   const auto answer = [this, leaves, back = back_](const Workers::Uses& uses) {
     back([&] { admit(uses, leaves); });
   };
@@ -195,7 +192,7 @@ Status ResumeOperation::check_opened() const {
 void ResumeOperation::run(const action::Create& create) {
   epoch_ = create.epoch;
   const std::vector<Creation::Item> items =
-      to_bring_back(means_.node.allocations, group_.id, what_);
+      to_bring_back(means_.node.allocations, group_.id, what_, group_.wishes.return_order);
   loaders_.reserve(items.size());
   created_.reserve(items.size());
   creation_ = Creation(items);

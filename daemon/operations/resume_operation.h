@@ -54,9 +54,9 @@ class ResumeOperation final : public GroupOperation {
   /// Answers once the trial has found space for the restore; in time for it to be done `by`.
   void make_space_for_restore(Time by, const Space& answer);
   void try_restore_space(Time until, const Space& answer);
-  void await_restore_space(const Status& lack, Time until, const Space& answer);
-  Status space_for_restore(const Workers::Uses& uses) const;
-  static Status no_space_for_restore(const std::string& why);
+  void await_restore_space(const std::string& lack, Time until, const Space& answer);
+  /// Empty: there seems to be space.
+  std::string lack_for_restore(const Workers::Uses& uses) const;
   /// It needs memory of a device that another group's restore has to itself; calls `again` later.
   bool waits_for_restore(const std::function<void()>& again);
   void look_at_devices();
@@ -102,7 +102,6 @@ class ResumeOperation final : public GroupOperation {
   std::map<std::uint64_t, Asked> asked_;  // of these, of ranks; by number
   std::uint64_t last_asked_ = 0;
   bool awaits_space_ = false;                         // nothing more of it fits in the headroom
-  bool awaits_restore_space_ = false;                 // the log says so
   bool looks_again_ = false;                          // whether another group's restore has ended
   std::vector<std::shared_ptr<const void>> created_;  // handles, released once it has ended
   Loaders loaders_;

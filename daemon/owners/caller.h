@@ -17,6 +17,7 @@ struct Caller {
   std::string who = "amemd";         // "pid 12 of uid 1000"
   bool operates = true;              // may do everything with everybody's groups
   bool sees_all = true;              // may see them
+  SharedFd process = {};             // PeerCredentials'
 
   bool may_steer(const Account& owner) const { return operates || account.get() == &owner; }
   bool may_see(const Account& owner) const { return sees_all || may_steer(owner); }

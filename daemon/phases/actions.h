@@ -115,7 +115,7 @@ namespace action {
 
 struct Begun {  // an operation, whoever asked for it; the actions up to Finished are its own
   Task task;
-  bool deepens = false;    // a pause of what is paused already
+  bool deepens = false;    // a pause of what is paused already, all of it
   bool continues = false;  // what an earlier amemd has begun
 };
 struct AwaitGuests {  // look who has open what is to leave; answered by GuestsLeft as soon as there
@@ -147,6 +147,7 @@ struct Unready {};  // it was Ready, and is on its way back before GoOn
 struct Release {  // to these ranks: of a pause what has been saved, of a resume all it has brought
   Epoch epoch;
   std::vector<RankId> ranks;
+  bool undo = false;  // of a pause, too: nothing, and what was unmapped ahead is mapped again
 };
 struct Left {};      // of a deep pause: everything has left, so for others the group is paused
 struct Drop {};      // close the descriptors of what has been released; answered by Dropped

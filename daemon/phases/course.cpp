@@ -34,7 +34,9 @@ void Course::take_up(const Interrupted& interrupted, Time now) {
 }
 
 Interrupted Course::interrupted() const {
-  return {terms_.task, rule(phase_).restart, std::string(phase_name(phase_)), loaded_};
+  OnRestart restart = rule(phase_).restart;
+  if (restart == OnRestart::kCallOff && was_paused()) restart = OnRestart::kRollBack;
+  return {terms_.task, restart, std::string(phase_name(phase_)), loaded_};
 }
 
 // ---- the way through the table ------------------------------------------------------------------
@@ -87,8 +89,11 @@ void Course::act(PhaseEntry entry, Time now) {
       no_space_ = false;
       more_ = false;  // until it is known what is left
       return actions.push_back(action::Save{epoch_});
-    case PhaseEntry::kRelease:
-      return actions.push_back(action::Release{epoch_, participants()});
+    case PhaseEntry::kRelease: {
+      const bool undo = phase_ == kRollbackBegins;
+      if (undo && was_paused()) actions.push_back(action::Arrived{false, terms_.task.selection});
+      return actions.push_back(action::Release{epoch_, participants(), undo});
+    }
     case PhaseEntry::kDrop:
       return actions.push_back(action::Drop{});
     case PhaseEntry::kCheckpoint:
@@ -162,6 +167,8 @@ bool Course::holds(Reason reason) const {
       return terms_.rest == GroupState::kRunning;
     case Reason::kHeld:
       return terms_.held != Held::kNo;
+    case Reason::kWasPaused:
+      return was_paused();
 #ifdef AMEM_TEST_SEAMS
     case Reason::kTest:
       return test_phase();
@@ -180,7 +187,10 @@ void Course::trouble(const Status& status) {
 
 void Course::fail(const Status& status, Time now) {
   trouble(status);
-  switch (rule(phase_).failure) {
+  OnFailure failure = rule(phase_).failure;
+  // Its gates stay shut: its program must not run without what has left before.
+  if (failure == OnFailure::kCallOff && was_paused()) failure = OnFailure::kRollBack;
+  switch (failure) {
     case OnFailure::kCallOff:
       home_.actions.push_back(action::Arrived{false, terms_.task.selection});
       home_.actions.push_back(action::Ask{epoch_, RankPhase::kOpen, home_.members.ids()});
@@ -192,8 +202,8 @@ void Course::fail(const Status& status, Time now) {
       if (!deep_) home_.actions.push_back(action::Ask{epoch_, RankPhase::kRest, participants()});
       return finish(GroupState::kPaused, trouble_, now);
     case OnFailure::kEnd: {
-      const bool pause = terms_.task.op == Operation::kPause;  // only what runs is paused
-      return finish(pause ? GroupState::kRunning : terms_.rest, trouble_, now);
+      const bool pause = terms_.task.op == Operation::kPause;
+      return finish(pause ? terms_.before : terms_.rest, trouble_, now);
     }
     case OnFailure::kRollBack:
       if (rule(phase_).entry == PhaseEntry::kReady && terms_.held != Held::kNo)
@@ -378,7 +388,7 @@ void Course::on(const event::GiveUp& event, Time now) {
 bool Course::gates_open() const {
   // In open everything has been loaded. A group that runs goes on running while it waits for
   // guests, and while some of its memory comes back.
-  if (end_) return false;
+  if (end_ || was_paused()) return false;
   return rule(phase_).gates == Gates::kOpen ||
          (terms_.task.op == Operation::kResume && terms_.rest == GroupState::kRunning);
 }
@@ -392,7 +402,7 @@ void Course::come_back(RankId rank) {
   if (!takes_part(rank)) return;
   switch (rule(phase_).comeback) {
     case OnComeback::kRelease:
-      return home_.actions.push_back(action::Release{epoch_, {rank}});
+      return home_.actions.push_back(action::Release{epoch_, {rank}, phase_ == kRollbackBegins});
     case OnComeback::kAsk:
       return home_.actions.push_back(action::Ask{epoch_, rule(phase_).answer, {rank}});
     case OnComeback::kNothing:

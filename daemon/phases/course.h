@@ -65,7 +65,8 @@ class Course {
   };
   struct Terms {
     Task task;
-    GroupState rest;      // where it ends once the ranks have released
+    GroupState rest;  // where it ends once the ranks have released
+    GroupState before = GroupState::kRunning;
     Duration timeout{};   // not 0: instead of the deadline of quiesce (pause) or map+load (resume)
     bool inside = false;  // begun by the ranks' own requests
     Held held = Held::kNo;
@@ -139,6 +140,10 @@ class Course {
   void advance_if_done(Time now);
   void advance(Time now);
   bool holds(Reason reason) const;
+  /// A pause of a group that was paused before.
+  bool was_paused() const {
+    return terms_.task.op == Operation::kPause && terms_.before == GroupState::kPaused;
+  }
   /// The broker has done what the phase began with.
   void done(PhaseEntry entry, const Status& status, Time now);
   void fail(const Status& status, Time now);

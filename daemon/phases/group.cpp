@@ -83,17 +83,25 @@ void Group::lose(RankId rank, Time now) {
   settle_if_ended(now);
 }
 
+void Group::expect(RankId rank) {
+  note_ = members_.label(rank) + " lost its session while its process may be checkpointed";
+  requests_.forget(rank);
+  expected_.insert(rank);
+}
+
 void Group::go_on_if_all_are_back(Time now) {
   if (!interrupted_ || members_.empty() || now < patience_) return;
   const Interrupted what = *std::exchange(interrupted_, std::nullopt);
   patience_ = kNever;
   actions_.push_back(action::Begun{.task = what.task, .continues = true});
   epoch_ = epoch_.attempt + 1;
-  course_.emplace(
-      Course::Home{deadlines_, members_, actions_, note_},
-      Course::Terms{
-          .task = what.task, .rest = rest_of(what.task), .deep = deep_, .interrupted = what},
-      epoch_, now);
+  course_.emplace(Course::Home{deadlines_, members_, actions_, note_},
+                  Course::Terms{.task = what.task,
+                                .rest = rest_of(what.task),
+                                .before = rest_,
+                                .deep = deep_,
+                                .interrupted = what},
+                  epoch_, now);
 }
 
 Standing standing_of(const Group& group) {
@@ -132,17 +140,23 @@ bool Group::satisfied(const Task& task) const {
          (state_ == GroupState::kRunning && !what.all() && !memory_.can_leave(what));
 }
 
+bool Group::has_rest(const Task& task) const {
+  return task.op == Operation::kPause && task.selection.all() && state_ == GroupState::kPaused &&
+         memory_.has_rest(task.selection);
+}
+
 Status Group::can_start(const Task& task) const {
   if (course_)
     return {Code::kFailedPrecondition,
             "group '" + name_ + "' is " + std::string(to_string(state_)) + " (" +
                 std::string(phase_name(phase())) + "). Try again when that has ended"};
-  if (interrupted_ || !expected_.empty())
-    return {Code::kUnavailable, "group '" + name_ +
-                                    "' is incomplete since amemd restarted: it waits for " +
+  // A restore needs only the processes. The phase after it waits for the ranks.
+  const bool restores = deep_ && task.op == Operation::kResume;
+  if (interrupted_ || (!expected_.empty() && !restores))
+    return {Code::kUnavailable, "group '" + name_ + "' is incomplete: it waits for " +
                                     members_.names({expected_.begin(), expected_.end()}) +
                                     " to reconnect. Try again, or end that process"};
-  if (!satisfied(task)) return {};
+  if (!satisfied(task) || has_rest(task)) return {};
   const std::string what = task.selection.all() ? "" : to_string(task.selection) + " of ";
   if (task.op == Operation::kPause && state_ == GroupState::kRunning &&
       !memory_.paused(task.selection))
@@ -166,8 +180,8 @@ Status Group::start(const Task& task, Duration timeout, Time now, Held held) {
 void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Time now) {
   const bool pause = task.op == Operation::kPause;
   // Who makes a paused group deep has not paused it.
-  const bool deepens = pause && state_ == GroupState::kPaused;
-  if (pause && task.selection.all() && !deepens) by_operator_ = !inside;
+  const bool deepens = pause && state_ == GroupState::kPaused && !has_rest(task);
+  if (task.stops() && !deepens) by_operator_ = !inside;
   rest_ = state_;
   const GroupState rest = rest_of(task);
   note_.clear();
@@ -182,7 +196,8 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Ti
   else if (pause)
     begins = memory_.opened(task.selection) ? kPauseWithGuestsBegins : kPauseBegins;
   course_.emplace(Course::Home{deadlines_, members_, actions_, note_},
-                  Course::Terms{task, rest, timeout, inside, held, begins, deep_}, epoch_, now);
+                  Course::Terms{task, rest, rest_, timeout, inside, held, begins, deep_}, epoch_,
+                  now);
 }
 
 void Group::tell(Event event, Time now) {
@@ -239,8 +254,9 @@ void Group::tick(Time now) {
 
 /// Counted anew after whatever has happened to the group since, such as a try that failed.
 Time Group::deepens_at() const {
+  // What is paused partly is to come back soon.
   const bool counts = deadlines_.deepen > Duration::zero() && state_ == GroupState::kPaused &&
-                      !deep_ && !course_ && !interrupted_;
+                      !deep_ && !course_ && !interrupted_ && !has_rest(Operation::kPause);
   return counts ? std::max(since_, overdue_) + deadlines_.deepen : kNever;
 }
 

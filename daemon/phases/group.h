@@ -35,6 +35,8 @@ struct MemoryView {
   Question paused = [](const Selection&) { return false; };
   /// Ranks of other groups have open some of what is to leave.
   Question opened = [](const Selection&) { return false; };
+  /// Of a group that is paused: some of it is on a device and free to leave.
+  Question has_rest = [](const Selection&) { return false; };
 };
 
 /// What the next broker must know of a group.
@@ -70,6 +72,9 @@ class Group {
   /// Its session has ended while its process lives on: it stays a member that answers nothing,
   /// until leave(). REQUIRES: it joined.
   void lose(RankId rank, Time now);
+  /// Its session has ended while its process lives on and may be checkpointed: it stays a member,
+  /// and may come back, as after a restart of the broker. REQUIRES: it joined; deep().
+  void expect(RankId rank);
   /// Whether Create and Redeem of this rank are served now.
   bool may_allocate(RankId rank) const;
   /// A pause or resume asked for from inside. `timeout` 0: the configured one. A resume of some
@@ -96,8 +101,8 @@ class Group {
   Epoch epoch() const { return course_ ? course_->epoch() : epoch_; }
   Time since() const { return since_; }
   const std::string& note() const { return note_; }
-  /// The phase in which the broker waits for this rank now; "comeback": it has not come back since
-  /// a restart; empty: it does not.
+  /// The phase in which the broker waits for this rank now; "comeback": it has no session and may
+  /// come back; empty: it does not.
   std::string_view waiting_for(RankId rank) const;
   /// The last one that succeeded; nothing before the first.
   const std::optional<Outcome>& last(Operation op) const {
@@ -114,13 +119,12 @@ class Group {
                          rest_ == GroupState::kRunning;
     return runs_on || state_ == GroupState::kRunning;
   }
-  GroupState rest_of(const Task& task) const {
-    const bool leaves = task.op == Operation::kPause && task.selection.all();
-    return leaves ? GroupState::kPaused : rest_;
-  }
+  GroupState rest_of(const Task& task) const { return task.stops() ? GroupState::kPaused : rest_; }
   void go_on_if_all_are_back(Time now);
   /// The group is as the task would leave it.
   bool satisfied(const Task& task) const;
+  /// It is paused, but for memory that the task would take.
+  bool has_rest(const Task& task) const;
   void begin(const Task& task, Duration timeout, bool inside, Held held, Time now);
   void settle_if_ended(Time now);
   void look_at_requests(Time now);
@@ -148,7 +152,7 @@ class Group {
   std::optional<Outcome> last_pause_;
   std::optional<Outcome> last_resume_;
   std::optional<Course> course_;            // the operation under way
-  std::set<RankId> expected_;               // members that have not come back since a restart
+  std::set<RankId> expected_;               // members without a session that may come back
   std::optional<Interrupted> interrupted_;  // waits for them
   Time patience_ = kNever;
   Time overdue_;  // the last action::Overdue

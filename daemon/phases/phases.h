@@ -62,7 +62,8 @@ struct Deadlines {
 
 /// What a failed answer, a passed deadline or a failure of the broker's own work does.
 enum class OnFailure : std::uint8_t {
-  kCallOff,   // gates reopen, chunks are returned, RUNNING
+  kCallOff,   // gates reopen, chunks are returned, RUNNING; of a group that was paused before, but
+              // for some of its memory: as kRollBack
   kGoOn,      // noted; the operation goes on and ends with that error
   kEnd,       // nothing has been done yet: as it was
   kRollBack,  // kRollback comes next: the ranks release again, what was created is dropped, PAUSED
@@ -204,6 +205,7 @@ enum class Reason : std::uint8_t {
   kDeep,        // nothing is to stay on the devices
   kRunsOn,      // without chosen tags, or without those that could not come back, a group runs on
   kHeld,        // others of its transaction (daemon/transactions/transaction.h) are not as far yet
+  kWasPaused,   // a pause of a group that was paused before: what it was to take stays
 #ifdef AMEM_TEST_SEAMS
   kTest,  // test_phase()
 #endif
@@ -231,6 +233,7 @@ inline constexpr std::array kForks = {
     Fork{Phase::kDrop, Reason::kTest,       Phase::kTest},
 #endif
     Fork{Phase::kLoad, Reason::kHeld,       Phase::kTurn},
+    Fork{Phase::kRollback, Reason::kWasPaused, Phase::kPaused},
 };
 
 /// Phases of the others of its transaction that an operation may have to wait for in this one.

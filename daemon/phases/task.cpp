@@ -17,7 +17,8 @@ std::string to_string(const Selection& selection) {
 }
 
 std::string describe(const Task& task, const std::string& group) {
-  std::string text = (task.deep ? "deep " : "") + std::string(to_string(task.op)) + " of ";
+  const std::string kind = task.deep ? "deep " : task.partial ? "partial " : "";
+  std::string text = kind + std::string(to_string(task.op)) + " of ";
   if (!task.selection.all()) text += to_string(task.selection) + " of ";
   text += "group '" + group + "'";
   if (!task.discard.empty()) text += ", dropping " + to_string(Selection{task.discard});

@@ -44,7 +44,11 @@ struct Task {
   Selection selection;
   std::set<std::string> discard;  // of a pause: drops the bytes of these, whatever their policy
   GuestPolicy guests = GuestPolicy::kDefault;  // of a pause
-  bool deep = false;  // of a pause of everything: nothing of its processes stays on the devices
+  bool deep = false;     // of a pause of everything: nothing of its processes stays on the devices
+  bool partial = false;  // of a pause of tags: the group does not run on without them
+
+  /// The group does not run afterwards.
+  bool stops() const { return op == Operation::kPause && (selection.all() || partial); }
   friend bool operator==(const Task&, const Task&) = default;
 };
 

@@ -109,10 +109,17 @@ BytesByDevice needs(const Allocations& table, const std::vector<GroupId>& groups
 }
 
 std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,
-                                          const Selection& what) {
+                                          const Selection& what,
+                                          const std::vector<std::string>& order) {
+  std::vector<std::vector<const Allocation*>> by_tag(order.size() + 1);
+  for (const Allocation* a : table.of_group(group)) {
+    if (!a->paused || !what.takes(a->tag)) continue;
+    const auto tag = std::find(order.begin(), order.end(), a->tag);
+    by_tag[static_cast<std::size_t>(tag - order.begin())].push_back(a);
+  }
   std::vector<Creation::Item> items;
-  for (const Allocation* a : table.of_group(group))
-    if (a->paused && what.takes(a->tag))
+  for (const auto& each : by_tag)
+    for (const Allocation* a : each)
       items.push_back({a->id, a->keeper(), a->device, a->size, a->resident() ? 0 : a->size});
   return items;
 }

@@ -66,9 +66,11 @@ Plan plan_save(
 BytesByDevice needs(const Allocations& table, const std::vector<GroupId>& groups,
                     const Selection& what);
 
-/// What a resume brings back: everything that the ranks have let go of, oldest first.
+/// What a resume brings back: everything that the ranks have let go of, by `order` of the tags and
+/// then oldest first. What is of no tag of these comes last.
 std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,
-                                          const Selection& what);
+                                          const Selection& what,
+                                          const std::vector<std::string>& order = {});
 
 /// Map and load: each keeper maps what it keeps of `slice`, which is on its device again, and fills
 /// it. Memory that stayed on the device because some rank pinned it is mapped and not filled; a

@@ -44,6 +44,13 @@ std::string get_policy(const StageSettings& stage) {
   return std::string(to_string(stage.rules.policy));
 }
 
+Status set_start(StageSettings& stage, std::string_view value) {
+  if (value != "alone" && value != "beside")
+    return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is not one of alone beside"};
+  stage.rules.starts_alone = value == "alone";
+  return {};
+}
+
 Status set_margin(StageSettings& stage, std::string_view value) {
   const Result<std::uint64_t> size = parse_size(value);
   if (size.ok()) stage.margin = size.value();
@@ -78,6 +85,12 @@ const std::vector<StageKey>& stage_keys() {
   static const std::vector<StageKey> all = {
       {"devices", "its GPUs, by their numbers in amemd or by UUID", set_devices, get_devices},
       {"policy", "when a group gets its turn: lease, demand or slice", set_policy, get_policy},
+      {"start", "how a group starts: alone on the GPUs, or beside the groups that run", set_start,
+       [](const StageSettings& stage) {
+         return std::string(stage.rules.starts_alone ? "alone" : "beside");
+       }},
+      {"start_idle", "a group that starts alone has started when it had no work for so long",
+       set_time<&TurnRules::start_idle>, get_time<&TurnRules::start_idle>},
       {"margin", "memory that stays free on each of its GPUs", set_margin,
        [](const StageSettings& stage) { return exact_size(stage.margin); }},
       {"grace", "demand: how long a call waits before its group asks for a turn",

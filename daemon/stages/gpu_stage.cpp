@@ -14,7 +14,7 @@ void keep(std::deque<Duration>& costs, Duration cost) {
   if (costs.size() > kCostsKept) costs.pop_front();
 }
 
-Duration worst(const std::deque<Duration>& costs) {
+Duration worst_of(const std::deque<Duration>& costs) {
   const auto it = std::max_element(costs.begin(), costs.end());
   return it == costs.end() ? Duration{} : std::min<Duration>(*it, kLongestTurnTime);
 }
@@ -24,6 +24,8 @@ bool contains(const std::vector<GroupId>& groups, GroupId id) {
 }
 
 }  // namespace
+
+Duration GpuStage::Member::Costs::worst() const { return worst_of(whole.empty() ? parts : whole); }
 
 GpuStage::GpuStage(Host& host, std::string name, const TurnRules& rules,
                    std::vector<StageDevice> devices, std::optional<Duration> min_residency,
@@ -56,7 +58,7 @@ bool GpuStage::switches(GroupId id) const { return in_switch(id); }
 // ---- groups -------------------------------------------------------------------------------------
 
 void GpuStage::join(GroupId id, const std::string& name, const TurnWishes& wishes,
-                    Whereabouts where, bool leased, Time now) {
+                    Whereabouts where, bool leased, Time now, FirstTurn first) {
   settle(now);
   const auto [it, added] = members_.try_emplace(id);
   if (!added) return;
@@ -65,25 +67,56 @@ void GpuStage::join(GroupId id, const std::string& name, const TurnWishes& wishe
   m.wishes = wishes;
   m.where = where;
   m.leased = leased && rules_.policy == TurnPolicy::kLease;
+  m.starts = first != FirstTurn::kOver && rules_.starts_alone;
+  m.there = first != FirstTurn::kAnnounced;
   admit(id, m, now);
   step(now);
 }
 
-void GpuStage::admit(GroupId id, Member& m, Time now) {
+Status GpuStage::can_start(const std::string& name, const TurnWishes& wishes) const {
+  Member m;
+  m.name = name;
+  m.wishes = wishes;
+  m.starts = true;
+  return turns_.can_admit(terms_of(m));
+}
+
+void GpuStage::arrived(GroupId id, Time now) {
+  Member* const m = find(id);
+  if (m == nullptr || m->there) return;
+  m->there = true;
+  m->busy = now;
+  step(now);
+}
+
+bool GpuStage::starts(GroupId id) const {
+  const auto it = members_.find(id);
+  return it != members_.end() && it->second.starts;
+}
+
+TurnTerms GpuStage::terms_of(const Member& m) const {
   TurnTerms terms;
   terms.group = m.name;
-  terms.needs = m.needs;
+  terms.needs = m.starts ? whole(devices_) : m.needs;
   terms.weight = m.wishes.weight;
   terms.priority = m.wishes.priority;
   terms.longest_wait = m.wishes.longest_wait;
   terms.min_residency = min_residency_;
-  terms.cost_out = worst(m.outs);
-  terms.cost_in = worst(m.ins);
+  terms.cost_out = m.outs.worst();
+  terms.cost_in = m.ins.worst();
+  terms.starts = m.starts;
+  for (const Part& part : m.parts) terms.parts.push_back(part.needs);
+  return terms;
+}
+
+void GpuStage::admit(GroupId id, Member& m, Time now) {
   const bool running = m.where == Whereabouts::kRuns || m.where == Whereabouts::kMoves;
-  if (const Status status = turns_.add(terms, running, now); !status.ok())
-    return refuse(id, m, status, now);
+  Status status = check_needs(devices_, m.name, m.needs);  // of a first turn, too
+  if (status.ok()) status = turns_.add(terms_of(m), running, now);
+  if (!status.ok()) return refuse(id, m, status, now);
   m.admitted = true;
   m.of_operator = false;
+  if (!running) turns_.set_stays(m.name, m.stays, now);
   if (!std::exchange(m.refusal, {}).empty())
     host_.say(*this, id, "takes turns in stage '" + name_ + "' again", false);
   sync(m, now);
@@ -124,6 +157,8 @@ void GpuStage::place(GroupId id, Whereabouts where, Time now) {
   Member* const m = find(id);
   if (m == nullptr) return;
   m->where = where;
+  // Who pauses it, or pauses itself, says that it has started.
+  if (where == Whereabouts::kPausedByOperator && m->starts && m->began) end_first_turn(id, *m, now);
   if (in_switch(id)) return;
   sync(*m, now);
   step(now);
@@ -147,6 +182,7 @@ void GpuStage::sync(Member& m, Time now) {
 /// What it wants, after Turns may have forgotten.
 void GpuStage::ask_again(Member& m, Time now) {
   if (!m.admitted) return;
+  if (m.starts && !turns_.runs(m.name)) turns_.wants(m.name, now);
   const bool waits = std::any_of(m.ranks.begin(), m.ranks.end(),
                                  [](const auto& each) { return each.second.waiting; });
   if (rules_.policy == TurnPolicy::kLease ? m.leased || !m.waiters.empty() : waits)
@@ -170,7 +206,8 @@ void GpuStage::needs(GroupId id, const TurnNeeds& needs, Time now) {
     return step(now);
   }
   const bool promised = turns_.promised().ok();
-  const Status status = turns_.set_needs(m->name, needs, now);
+  const Status status =
+      m->starts ? check_needs(devices_, m->name, needs) : turns_.set_needs(m->name, needs, now);
   if (status.code() == Code::kFailedPrecondition) {
     if (promised) host_.say(*this, id, status.text(), true);
   } else if (!status.ok()) {
@@ -179,17 +216,36 @@ void GpuStage::needs(GroupId id, const TurnNeeds& needs, Time now) {
   step(now);
 }
 
+void GpuStage::parts(GroupId id, std::vector<Part> parts, Time now) {
+  Member* const m = find(id);
+  if (m == nullptr || m->parts == parts) return;
+  m->parts = std::move(parts);
+  std::vector<TurnNeeds> needs;
+  for (const Part& part : m->parts) needs.push_back(part.needs);
+  const bool promised = turns_.promised().ok();
+  const Status status = turns_.set_parts(m->name, std::move(needs), now);
+  if (!status.ok() && promised) host_.say(*this, id, status.text(), true);
+}
+
+void GpuStage::stays(GroupId id, const TurnNeeds& stays, Time now) {
+  Member* const m = find(id);
+  if (m == nullptr) return;
+  m->stays = stays;
+  turns_.set_stays(m->name, stays, now);
+}
+
 void GpuStage::taken(const DeviceUuid& device, std::uint64_t bytes, Time now) {
   turns_.set_taken(device, bytes, now);
 }
 
-void GpuStage::measured(GroupId id, Operation op, Duration time, Time now) {
+void GpuStage::measured(GroupId id, Operation op, Duration time, bool whole, Time now) {
   Member* const m = find(id);
   if (m == nullptr) return;
-  keep(op == Operation::kPause ? m->outs : m->ins, time);
+  Member::Costs& costs = op == Operation::kPause ? m->outs : m->ins;
+  keep(whole && m->stays.empty() ? costs.whole : costs.parts, time);
   if (!m->admitted) return;
   const bool promised = turns_.promised().ok();
-  const Status status = turns_.set_costs(m->name, worst(m->outs), worst(m->ins), now);
+  const Status status = turns_.set_costs(m->name, m->outs.worst(), m->ins.worst(), now);
   if (!status.ok() && promised) host_.say(*this, id, status.text(), true);
 }
 
@@ -216,7 +272,10 @@ void GpuStage::report(GroupId id, RankId rank, const Report& report, Time now) {
   if (m == nullptr) return;
   still_working(now);
   m->ranks[rank] = report;
-  if (!m->admitted || !wants_reports()) return;
+  if (!m->admitted || !wants_reports()) {
+    if (m->starts) step(now);
+    return;
+  }
   const auto any = [&](bool Report::*what) {
     return std::any_of(m->ranks.begin(), m->ranks.end(),
                        [&](const auto& each) { return each.second.*what; });
@@ -224,7 +283,7 @@ void GpuStage::report(GroupId id, RankId rank, const Report& report, Time now) {
   if (report.worked) turns_.worked(m->name, now);
   if (any(&Report::waiting))
     turns_.wants(m->name, now);
-  else if (!any(&Report::worked))
+  else if (!any(&Report::worked) && (!m->starts || turns_.runs(m->name)))
     turns_.wants_nothing(m->name, now);
   step(now);
 }
@@ -239,13 +298,56 @@ void GpuStage::rank_gone(GroupId id, RankId rank, Time now) {
 
 /// Ranks report what has changed. What has work is not idle until they report that it has none.
 void GpuStage::still_working(Time now) {
-  if (!wants_reports()) return;
   for (auto& [id, m] : members_) {
+    if (m.starts && at_work(m)) m.busy = now;
+    if (!wants_reports()) continue;
     const bool works = std::any_of(m.ranks.begin(), m.ranks.end(),
                                    [](const auto& each) { return each.second.worked; });
     if (!works || !m.admitted || m.where != Whereabouts::kRuns || in_switch(id)) continue;
     turns_.worked(m.name, now);
     ask_again(m, now);
+  }
+}
+
+// ---- first turns --------------------------------------------------------------------------------
+
+bool GpuStage::at_work(const Member& m) const {
+  return !m.there || m.leased || !m.waiters.empty() ||
+         std::any_of(m.ranks.begin(), m.ranks.end(),
+                     [](const auto& each) { return each.second.worked || each.second.waiting; });
+}
+
+/// If nothing happens; kNever. REQUIRES: it has begun.
+Time GpuStage::first_turn_ends(const Member& m) const {
+  Time ends = at_work(m) ? kNever : m.busy + rules_.start_idle;
+  if (const auto limit = turn_limit(rules_, terms_of(m))) ends = std::min(ends, *m.began + *limit);
+  return ends;
+}
+
+/// From here on it counts as what it has.
+void GpuStage::end_first_turn(GroupId id, Member& m, Time now) {
+  m.starts = false;
+  host_.changed(id);
+  if (!m.admitted) return;
+  const bool promised = turns_.promised().ok();
+  const Status status = turns_.started(m.name, m.needs, now);
+  if (status.code() == Code::kFailedPrecondition) {
+    if (promised) host_.say(*this, id, status.text(), true);
+  } else if (!status.ok()) {
+    return refuse(id, m, status, now);
+  }
+  const bool asks = rules_.policy == TurnPolicy::kLease
+                        ? m.leased || !m.waiters.empty()
+                        : std::any_of(m.ranks.begin(), m.ranks.end(),
+                                      [](const auto& each) { return each.second.waiting; });
+  if (!asks) turns_.wants_nothing(m.name, now);
+}
+
+void GpuStage::look_at_first_turns(Time now) {
+  for (auto& [id, m] : members_) {
+    if (!m.starts || m.where != Whereabouts::kRuns || in_switch(id)) continue;
+    if (!m.began) m.began = m.busy = now;
+    if (first_turn_ends(m) <= now) end_first_turn(id, m, now);
   }
 }
 
@@ -276,7 +378,7 @@ std::uint64_t GpuStage::lease(GroupId id, OnLease done, Time now) {
 void GpuStage::forget(std::uint64_t lease, Time now) {
   for (auto& [id, m] : members_) {
     if (m.waiters.erase(lease) == 0) continue;
-    if (!m.waiters.empty() || m.leased) return;
+    if (!m.waiters.empty() || m.leased || m.starts) return;
     settle(now);
     turns_.wants_nothing(m.name, now);
     return step(now);
@@ -287,12 +389,15 @@ Status GpuStage::yield(GroupId id, Time now) {
   settle(now);
   Member* const m = find(id);
   if (m == nullptr) return {Code::kFailedPrecondition, "the group is in no stage"};
-  if (rules_.policy != TurnPolicy::kLease)
+  const bool starts = m->starts && m->began;
+  if (rules_.policy != TurnPolicy::kLease && !starts)
     return {Code::kFailedPrecondition, "stage '" + name_ + "' has the policy " +
                                            std::string(to_string(rules_.policy)) +
                                            ". Leases require the policy lease"};
+  if (starts) end_first_turn(id, *m, now);
   if (std::exchange(m->leased, false)) host_.changed(id);
-  if (m->waiters.empty()) turns_.wants_nothing(m->name, now);
+  if (rules_.policy == TurnPolicy::kLease && m->waiters.empty() && !m->starts)
+    turns_.wants_nothing(m->name, now);
   step(now);
   return {};
 }
@@ -320,10 +425,11 @@ void GpuStage::close(const Status& why) {
 
 void GpuStage::step(Time now) {
   // What is on its way by somebody else's wish is neither in nor out.
-  const bool moves = std::any_of(members_.begin(), members_.end(), [](const auto& each) {
-    return each.second.where == Whereabouts::kMoves;
-  });
+  const bool moves = held_ || std::any_of(members_.begin(), members_.end(), [](const auto& each) {
+                       return each.second.where == Whereabouts::kMoves;
+                     });
   still_working(now);
+  look_at_first_turns(now);
   if (!moves) {
     if (const auto next = turns_.decide(now)) {
       StageSwitch& what = under_way_.emplace();
@@ -331,6 +437,15 @@ void GpuStage::step(Time now) {
       what.why = next->why;
       for (const std::string& name : next->out) what.out.push_back(id_of(name));
       for (const std::string& name : next->in) what.in.push_back(id_of(name));
+      for (const auto& [name, count] : next->parts) {
+        const GroupId id = id_of(name);
+        std::string tags;
+        for (std::size_t i = 0; i < count; ++i) {
+          what.parts[id].push_back(members_.at(id).parts[i].tag);
+          tags += (i == 0 ? "" : ", ") + what.parts[id].back();
+        }
+        what.why += "; of group '" + name + "' only " + tags + " leaves";
+      }
       for (const GroupId id : what.in)
         for (const auto& [rank, report] : members_.at(id).ranks)
           if (report.waiting && !report.call.empty()) {
@@ -344,7 +459,11 @@ void GpuStage::step(Time now) {
   }
   grant();
   settle(now);
-  host_.wake(*this, moves ? kNever : turns_.wakeup());
+  Time next = turns_.wakeup();
+  for (const auto& [id, m] : members_)
+    if (m.starts && m.began && m.where == Whereabouts::kRuns && !in_switch(id))
+      next = std::min(next, first_turn_ends(m));
+  host_.wake(*this, moves ? kNever : next);
 }
 
 void GpuStage::tick(Time now) {
@@ -411,8 +530,11 @@ std::vector<GpuStage::GroupView> GpuStage::groups(Time now) const {
     view.wishes = m.wishes;
     view.refusal = m.refusal;
     for (const auto& [device, bytes] : m.needs) view.needs = std::max(view.needs, bytes);
+    if (m.where == Whereabouts::kPausedByStage)
+      for (const auto& [device, bytes] : m.stays) view.stays = std::max(view.stays, bytes);
     for (const auto& [rank, report] : m.ranks)
       if (report.waiting && view.call.empty()) view.call = report.call;
+    if (m.starts && !m.began && view.call.empty()) view.call = "its start";
     if (!m.admitted)
       view.what = "apart";
     else if (under_way_ && contains(under_way_->out, id))
@@ -422,7 +544,7 @@ std::vector<GpuStage::GroupView> GpuStage::groups(Time now) const {
     else if (m.where == Whereabouts::kPausedByOperator)
       view.what = "paused";
     else if (m.runs)
-      view.what = "runs";
+      view.what = m.starts ? "starts" : "runs";
     else
       view.what = m.waits ? "waits" : "idle";
     const std::optional<Time>& since = m.waits ? m.waits : m.runs;

@@ -33,12 +33,21 @@ enum class Whereabouts : std::uint8_t {
   kMoves,             // an operation is under way on all of it
 };
 
+/// A group that begins in a stage whose rules say `starts_alone` has all its devices in its first
+/// turn.
+enum class FirstTurn : std::uint8_t {
+  kOver,
+  kOfRanks,    // which wait for it, or have it
+  kAnnounced,  // of a group that has no ranks yet: they come when they have it
+};
+
 /// A switch that is to be one transaction.
 struct StageSwitch {
   std::uint64_t number = 0;
   std::vector<GroupId> out;
   std::vector<GroupId> in;
-  std::string why;  // for people
+  std::string why;                                         // for people
+  std::map<GroupId, std::vector<std::string>> parts = {};  // only these tags of it leave
 };
 
 class GpuStage {
@@ -54,7 +63,7 @@ class GpuStage {
     virtual void carry_out(GpuStage& stage, const StageSwitch& what) = 0;
     /// tick() is due then; kNever: not at all. Replaces what was said before.
     virtual void wake(GpuStage& stage, Time at) = 0;
-    /// What is to be on record of it has changed: leased().
+    /// leased() or starts() of the group has changed, which the record must say.
     virtual void changed(GroupId group) = 0;
     /// For people; `trouble`: something that an operator should look at.
     virtual void say(GpuStage& stage, GroupId group, const std::string& text, bool trouble) = 0;
@@ -68,25 +77,45 @@ class GpuStage {
   const std::string& name() const { return name_; }
   const TurnRules& rules() const { return rules_; }
   const std::vector<StageDevice>& devices() const { return devices_; }
-  /// Its groups' ranks are to report Work.
-  bool wants_reports() const { return rules_.policy != TurnPolicy::kLease; }
+  /// The group's ranks are to report Work.
+  bool wants_reports(GroupId id) const { return wants_reports() || starts(id); }
 
   // ---- groups ----
   /// `name`: for people, another one for each group. A group that cannot take turns, because it is
   /// too large or because longest waits could not be kept, is left alone until that has changed.
   void join(GroupId id, const std::string& name, const TurnWishes& wishes, Whereabouts where,
-            bool leased, Time now);
+            bool leased, Time now, FirstTurn first = FirstTurn::kOver);
+  /// Not OK: a group that joins now takes no turns, and why.
+  Status can_start(const std::string& name, const TurnWishes& wishes) const;
+  /// A group that was announced has ranks.
+  void arrived(GroupId id, Time now);
+  /// Its first turn has not ended.
+  bool starts(GroupId id) const;
   /// It has ended, or has left the stage.
   void leave(GroupId id, Time now);
   bool has(GroupId id) const { return members_.contains(id); }
+  /// Another group than this has that name.
+  bool knows(const std::string& name, GroupId but) const {
+    const GroupId id = id_of(name);
+    return id != 0 && id != but;
+  }
   /// It has got somewhere, whoever made it do so.
   void place(GroupId id, Whereabouts where, Time now);
   /// What it needs on the devices while it runs.
   void needs(GroupId id, const TurnNeeds& needs, Time now);
+  /// Of this, what leaves first: its tags, and their bytes that can leave.
+  struct Part {
+    std::string tag;
+    TurnNeeds needs;
+    friend bool operator==(const Part&, const Part&) = default;
+  };
+  void parts(GroupId id, std::vector<Part> parts, Time now);
+  /// Its stage has paused it, and this of it is on the devices still.
+  void stays(GroupId id, const TurnNeeds& stays, Time now);
   /// Others have so much of a device.
   void taken(const DeviceUuid& device, std::uint64_t bytes, Time now);
-  /// An operation on all of it has succeeded.
-  void measured(GroupId id, Operation op, Duration time, Time now);
+  /// An operation on all of it has succeeded. `whole`: it is not one on a part, or on the rest.
+  void measured(GroupId id, Operation op, Duration time, bool whole, Time now);
   /// As Turns::set_terms().
   Status set_wishes(GroupId id, const TurnWishes& wishes, Time now);
 
@@ -106,12 +135,14 @@ class GpuStage {
   std::uint64_t lease(GroupId id, OnLease done, Time now);
   /// Nobody waits for this lease any more. If nobody else does, the group asks for nothing.
   void forget(std::uint64_t lease, Time now);
-  /// The turn ends. Without effect if it has none.
+  /// The turn ends. Without effect if it has none. With every policy: a first turn ends.
   Status yield(GroupId id, Time now);
   bool leased(GroupId id) const;
 
   // ---- switches ----
   void tick(Time now);
+  /// Nothing is decided on as long as it is held.
+  void hold(bool held) { held_ = held; }
   /// `status`: of the transaction. REQUIRES: place() has been told where each of its groups is.
   void switched(std::uint64_t number, const Status& status, Time now);
   bool switches(GroupId id) const;
@@ -121,12 +152,14 @@ class GpuStage {
   // ---- for reports ----
   struct GroupView {
     GroupId id = 0;
-    std::string what;  // "runs", "waits", "idle", "comes", "leaves", "paused", "apart"
+    // "starts" (its first turn), "runs", "waits", "idle", "comes", "leaves", "paused", "apart"
+    std::string what;
     Duration since{};  // it waits, or runs, for so long
     std::string call;  // that waits
     bool leased = false;
     TurnWishes wishes;
     std::uint64_t needs = 0;  // of the device on which it needs most
+    std::uint64_t stays = 0;  // likewise, of what it has there while it is paused
     std::string refusal;      // why it takes no turns
   };
   struct LastSwitch {
@@ -146,6 +179,8 @@ class GpuStage {
     std::string name;
     TurnWishes wishes;
     TurnNeeds needs = {};
+    std::vector<Part> parts = {};
+    TurnNeeds stays = {};
     Whereabouts where = Whereabouts::kRuns;
     bool of_operator = false;  // Turns has been told so
     bool admitted = false;     // Turns has it
@@ -153,19 +188,36 @@ class GpuStage {
     std::map<RankId, Report> ranks = {};
     bool leased = false;  // it has asked for a turn, and has had it
     std::map<std::uint64_t, OnLease> waiters = {};
-    std::deque<Duration> outs = {};  // the last costs
-    std::deque<Duration> ins = {};
+    // The last costs. Those of parts count only while nothing else is known: a longest wait is
+    // promised with what the whole group costs.
+    struct Costs {
+      std::deque<Duration> whole = {};
+      std::deque<Duration> parts = {};
+      Duration worst() const;
+    };
+    Costs outs = {};
+    Costs ins = {};
     std::optional<Time> waits = {};  // since when
     std::optional<Time> runs = {};
+    bool starts = false;             // its first turn has not ended
+    bool there = true;               // it has ranks
+    std::optional<Time> began = {};  // its first turn
+    Time busy{};                     // in it: when it last had work
   };
 
   Member* find(GroupId id);
   GroupId id_of(const std::string& name) const;
+  bool wants_reports() const { return rules_.policy != TurnPolicy::kLease; }
+  TurnTerms terms_of(const Member& m) const;
   void admit(GroupId id, Member& m, Time now);
   void refuse(GroupId id, Member& m, const Status& why, Time now);
   void sync(Member& m, Time now);
   void ask_again(Member& m, Time now);
   void still_working(Time now);
+  bool at_work(const Member& m) const;  // in its first turn
+  Time first_turn_ends(const Member& m) const;
+  void end_first_turn(GroupId id, Member& m, Time now);
+  void look_at_first_turns(Time now);
   bool in_switch(GroupId id) const;
   /// Decides, and says what is new.
   void step(Time now);
@@ -183,6 +235,7 @@ class GpuStage {
   Time switch_began_{};
   std::optional<LastSwitch> last_;
   std::uint64_t leases_ = 0;
+  bool held_ = false;
   std::optional<Time> settled_;
 };
 

@@ -7,6 +7,8 @@
 #include <set>
 #include <utility>
 
+#include "common/packet.h"
+#include "common/protocol.h"
 #include "daemon/base/units.h"
 #include "daemon/node/names.h"
 #include "daemon/phases/task.h"
@@ -60,6 +62,23 @@ class SwitchObserver final : public OperationObserver {
   const std::function<void(const Status&)> done_;
 };
 
+/// Tags of which there need not be memory yet.
+Status check_order(const std::vector<std::string>& tags) {
+  constexpr std::size_t kLongest = sizeof(amem_v1_Create::tag) - 1;
+  if (tags.size() > kMaxTags)
+    return {Code::kInvalidArgument, "a group can name at most " + std::to_string(kMaxTags) +
+                                        " tags that leave first, and as many that return first"};
+  std::set<std::string_view> seen;
+  for (const std::string& tag : tags) {
+    if (tag.empty() || tag.size() > kLongest)
+      return {Code::kInvalidArgument,
+              "a tag must have 1 to " + std::to_string(kLongest) + " characters"};
+    if (!seen.insert(tag).second)
+      return {Code::kInvalidArgument, "tag '" + tag + "' is named twice"};
+  }
+  return {};
+}
+
 std::uint64_t ms(Duration duration) { return to_us(std::max(duration, Duration{})) / 1000; }
 
 }  // namespace
@@ -89,13 +108,19 @@ Stages::Stages(const Means& means, SessionServer& sessions, EventHub& events,
       loop_(means.loop),
       sessions_(sessions),
       events_(events),
-      operations_(operations) {}
+      operations_(operations),
+      starts_(means.loop, [this](const Starts::Start& start) {
+        node_.stages[start.stage->name()].starts.erase(start.id);
+        start.stage->leave(start.id, Clock::now());
+      }) {}
 
 Stages::~Stages() {
   *alive_ = false;
   for (const auto& [stage, timer] : timers_) loop_.cancel(timer);
   for (const auto& [id, lease] : leases_)
     if (lease.timer) loop_.cancel(*lease.timer);
+  for (const auto& [number, command] : commands_)
+    if (command.timer) loop_.cancel(*command.timer);
   if (looks_) loop_.cancel(*looks_);
 }
 
@@ -113,6 +138,11 @@ void Stages::open(const std::vector<StageSettings>& settings) {
 void Stages::close(const Status& why) {
   closed_ = true;
   for (const auto& [name, stage] : stages_) stage->close(why);
+  starts_.close(why);
+  for (auto& [number, command] : std::exchange(commands_, {})) {
+    if (command.timer) loop_.cancel(*command.timer);
+    command.go(why);
+  }
   if (looks_) loop_.cancel(*looks_);
   looks_.reset();
 }
@@ -137,13 +167,17 @@ std::string Stages::names() const {
 
 // ---- groups and ranks ---------------------------------------------------------------------------
 
+/// Another one for each group of the stage.
+std::string Stages::name_in(const GpuStage& stage, GroupId id, const Account& account,
+                            const std::string& name) const {
+  return stage.knows(name, id) ? name + "@" + key_of(account.owner()) : name;
+}
+
 void Stages::enter(GpuStage& stage, GroupEntry& group) {
-  bool unique = true;
-  for (const auto& [id, other] : node_.groups)
-    if (id != group.id && stage.has(id) && other.machine.name() == group.machine.name())
-      unique = false;
-  stage.join(group.id, unique ? group.machine.name() : address_of(group), group.wishes,
-             whereabouts(group), group.leased, Clock::now());
+  const FirstTurn first = group.starts ? FirstTurn::kOfRanks : FirstTurn::kOver;
+  stage.join(group.id, name_in(stage, group.id, *group.account, group.machine.name()), group.wishes,
+             whereabouts(group), group.leased, Clock::now(), first);
+  group.starts = stage.starts(group.id);
   look();
   // What it needs is known before it asks: after a restart it has its memory already.
   loop_.post([this, &stage, alive = alive_] {
@@ -151,8 +185,29 @@ void Stages::enter(GpuStage& stage, GroupEntry& group) {
   });
 }
 
+Stages::Beginning Stages::begins(const std::shared_ptr<Account>& account, const std::string& name,
+                                 std::string_view stage_name) {
+  if (const Starts::Start* start = starts_.find(*account, name);
+      start != nullptr && !start->has_ranks)
+    return {start->id, true, !start->runs};
+  const GpuStage* stage = find(std::string(stage_name));
+  if (stage == nullptr || closed_ || !stage->rules().starts_alone) return {};
+  const Status status = stage->can_start(name_in(*stage, 0, *account, name), {});
+  return {0, status.ok(), status.ok()};
+}
+
 void Stages::rank_joined(GroupEntry& group, const Rank& rank, std::string_view name) {
-  if (!name.empty() && group.stage != name) {
+  if (const Starts::Start* start = starts_.find(group.id); start != nullptr && !start->has_ranks) {
+    GpuStage& stage = *start->stage;
+    group.stage = stage.name();
+    group.starts = stage.starts(group.id);
+    (void)node_.records.write(group);
+    starts_.arrived(group.id);
+    node_.stages[stage.name()].starts.erase(group.id);
+    stage.place(group.id, whereabouts(group), Clock::now());
+    stage.arrived(group.id, Clock::now());
+    look();
+  } else if (!name.empty() && group.stage != name) {
     const std::string wanted(name);
     if (!group.stage.empty()) {
       group.log().warn("group '{}': {} names the stage '{}', but the group is in stage '{}'",
@@ -168,7 +223,8 @@ void Stages::rank_joined(GroupEntry& group, const Rank& rank, std::string_view n
       enter(*stage, group);
     }
   }
-  if (const GpuStage* stage = stage_of(group.id); stage != nullptr && stage->wants_reports())
+  if (const GpuStage* stage = stage_of(group.id);
+      stage != nullptr && stage->wants_reports(group.id))
     tell_reports(rank, true);
 }
 
@@ -205,14 +261,16 @@ void Stages::state_changed(GroupId id) {
     const auto group = node_.groups.find(id);
     GpuStage* const stage = stage_of(id);
     if (group == node_.groups.end() || stage == nullptr) return;
-    stage->place(id, whereabouts(group->second), Clock::now());
+    place(*stage, group->second);
+    answer_starts({id});
   });
 }
 
 void Stages::finished(const GroupEntry& group, const Outcome& outcome) {
   GpuStage* const stage = stage_of(group.id);
-  if (stage == nullptr || !outcome.status.ok() || !outcome.task.selection.all()) return;
-  stage->measured(group.id, outcome.task.op, outcome.total, Clock::now());
+  const bool whole = outcome.task.selection.all();
+  if (stage == nullptr || !outcome.status.ok() || !(whole || outcome.task.stops())) return;
+  stage->measured(group.id, outcome.task.op, outcome.total, whole, Clock::now());
 }
 
 void Stages::ended(GroupId id) {
@@ -220,6 +278,7 @@ void Stages::ended(GroupId id) {
   loop_.post([this, id, alive = alive_] {
     if (!*alive) return;
     if (GpuStage* stage = stage_of(id)) stage->leave(id, Clock::now());
+    starts_.answer(id, {Code::kAborted, "the group has ended. Start it again"});
   });
 }
 
@@ -258,6 +317,31 @@ void Stages::look_at_needs() {
   });
 }
 
+TurnNeeds Stages::rest_of(const GroupEntry& group) const {
+  TurnNeeds rest;
+  if (whereabouts(group) == Whereabouts::kPausedByStage)
+    for (const Allocation* a : std::as_const(node_.allocations).of_group(group.id))
+      if (a->may_leave()) rest[a->device] += a->size;
+  return rest;
+}
+
+std::vector<GpuStage::Part> Stages::parts_of(const GroupEntry& group) const {
+  std::vector<GpuStage::Part> parts;
+  for (const std::string& tag : group.wishes.leave_first) {
+    TurnNeeds needs;
+    for (const Allocation* a : std::as_const(node_.allocations).of_group(group.id))
+      if (a->tag == tag && a->can_leave()) needs[a->device] += a->size;
+    if (!needs.empty()) parts.push_back({tag, std::move(needs)});
+  }
+  return parts;
+}
+
+void Stages::place(GpuStage& stage, const GroupEntry& group) {
+  const Whereabouts where = whereabouts(group);
+  if (where != Whereabouts::kMoves) stage.stays(group.id, rest_of(group), Clock::now());
+  stage.place(group.id, where, Clock::now());
+}
+
 void Stages::measure(GpuStage& stage) {
   if (stage.switching()) return;  // memory is on its way
   const Time now = Clock::now();
@@ -266,6 +350,10 @@ void Stages::measure(GpuStage& stage) {
   for (const auto& [id, group] : node_.groups) {
     if (!stage.has(id)) continue;
     const bool runs = group.machine.state() == GroupState::kRunning;
+    const TurnNeeds rest = rest_of(group);
+    for (const auto& [device, bytes] : rest) resident[device] += bytes;
+    if (!runs && whereabouts(group) != Whereabouts::kMoves) stage.stays(id, rest, now);
+    if (runs) stage.parts(id, parts_of(group), now);
     TurnNeeds& its = needs[id];
     for (const Allocation* a : std::as_const(node_.allocations).of_group(id)) {
       its[a->device] += a->size;
@@ -316,33 +404,98 @@ void Stages::carry_out(GpuStage& stage, const StageSwitch& what) {
     std::erase_if(left.out, gone);
     std::erase_if(left.in, gone);
     for (const auto* ids : {&left.out, &left.in})
-      for (const GroupId id : *ids)
-        events_.publish(&node_.groups.at(id), "turn",
-                        (ids == &left.out ? "its turn in stage '" : "it gets its turn in stage '") +
-                            stage.name() + (ids == &left.out ? "' ends" : "'"));
+      for (const GroupId id : *ids) {
+        const GroupEntry& group = node_.groups.at(id);
+        std::string text = "it gets its turn in stage '" + stage.name() + "'";
+        if (ids == &left.out && group.machine.state() == GroupState::kPaused)
+          text = "the rest of its memory leaves in stage '" + stage.name() + "'";
+        else if (ids == &left.out)
+          text = "its turn in stage '" + stage.name() + "' ends";
+        events_.publish(&group, "turn", text);
+      }
     const Asker asker("stage '" + stage.name() + "'", stage.name(), what.why);
+    // A group without ranks has nothing to be moved.
+    const auto announced = [this](GroupId id) { return starts_.find(id) != nullptr; };
+    const bool starts = std::any_of(what.out.begin(), what.out.end(), announced) ||
+                        std::any_of(what.in.begin(), what.in.end(), announced);
     if (left.out.empty() && left.in.empty())
-      observer->finished({Code::kAborted, "its groups have ended"});
+      observer->finished(starts ? Status() : Status(Code::kAborted, "its groups have ended"));
     else if (left.in.empty())
-      operations_.start(Task(Operation::kPause), named(left.out), {}, observer, asker);
+      operations_.start(Task(Operation::kPause), named(left.out), {}, observer, asker, nullptr,
+                        tags_of(left));
     else if (left.out.empty())
       operations_.start(Task(Operation::kResume), named(left.in), {}, observer, asker);
     else
       operations_.swap(named(left.out), named(left.in), Task(Operation::kPause), {}, observer,
-                       asker);
+                       asker, nullptr, tags_of(left));
   });
+}
+
+Operations::Parts Stages::tags_of(const StageSwitch& what) const {
+  Operations::Parts parts;
+  for (const GroupId id : what.out) {
+    const auto part = what.parts.find(id);
+    if (part == what.parts.end()) continue;
+    Selection selection;
+    for (const std::string& tag : part->second)
+      if (node_.allocations.any(id, [&](const Allocation& a) { return a.tag == tag; }))
+        selection.tags.insert(tag);
+    if (!selection.all()) parts[id] = selection;
+  }
+  return parts;
 }
 
 void Stages::ended(GpuStage& stage, const StageSwitch& what, const Status& status) {
   const Time now = Clock::now();
   for (const auto* ids : {&what.out, &what.in})
-    for (const GroupId id : *ids)
-      if (const auto group = node_.groups.find(id); group != node_.groups.end())
-        stage.place(id, whereabouts(group->second), now);
+    for (const GroupId id : *ids) {
+      Starts::Start* const start = starts_.find(id);
+      if (const auto group = node_.groups.find(id); group != node_.groups.end()) {
+        place(stage, group->second);
+      } else if (start != nullptr) {
+        if (status.ok()) start->runs = ids == &what.in;
+        stage.place(id, start->runs ? Whereabouts::kRuns : Whereabouts::kPausedByStage, now);
+      }
+    }
   if (!status.ok())
     spdlog::warn("stage '{}': switch {} has failed: {}. It is tried again", stage.name(),
                  what.number, status.text());
+  std::vector<std::uint64_t> waiting;
+  for (const auto& [number, command] : commands_)
+    if (command.stage == &stage) waiting.push_back(number);
+  stage.hold(!waiting.empty());
   stage.switched(what.number, status, now);
+  if (!waiting.empty()) carry_on(stage, waiting);
+  answer_starts(what.in);
+}
+
+/// Operators come before what the stage would do next.
+void Stages::carry_on(GpuStage& stage, const std::vector<std::uint64_t>& numbers) {
+  std::set<GroupId> groups;
+  for (const std::uint64_t number : numbers) {
+    auto command = commands_.extract(number);
+    if (command.empty()) continue;
+    if (command.mapped().timer) loop_.cancel(*command.mapped().timer);
+    for (const NamedGroup& group : command.mapped().groups) groups.insert(group.id);
+    command.mapped().go({});
+  }
+  for (const GroupId id : groups)
+    if (const auto group = node_.groups.find(id); group != node_.groups.end())
+      stage.place(id, whereabouts(group->second), Clock::now());
+  stage.hold(false);
+  stage.tick(Clock::now());
+}
+
+void Stages::answer_starts(const std::vector<GroupId>& groups) {
+  for (const GroupId id : groups) {
+    const Starts::Start* start = starts_.find(id);
+    if (start == nullptr) continue;
+    const auto group = node_.groups.find(id);
+    const bool runs = group != node_.groups.end()
+                          ? group->second.machine.state() == GroupState::kRunning
+                          : start->runs;
+    if (runs) starts_.answer(id, {});
+  }
 }
 
 void Stages::wake(GpuStage& stage, Time at) {
@@ -362,6 +515,13 @@ void Stages::changed(GroupId id) {
   GpuStage* const stage = stage_of(id);
   if (it == node_.groups.end() || stage == nullptr) return;
   it->second.leased = stage->leased(id);
+  if (std::exchange(it->second.starts, stage->starts(id)) && !stage->starts(id)) {
+    it->second.log().info("group '{}': its first turn in stage '{}' has ended",
+                          it->second.machine.name(), stage->name());
+    events_.publish(&it->second, "turn",
+                    "its first turn in stage '" + stage->name() + "' has ended");
+    if (!stage->wants_reports(id)) tell_reports(id, false);
+  }
   (void)node_.records.write(it->second);
 }
 
@@ -375,21 +535,91 @@ void Stages::say(GpuStage&, GroupId id, const std::string& text, bool trouble) {
   events_.publish(&it->second, trouble ? "error" : "turn", text);
 }
 
+// ---- starts -------------------------------------------------------------------------------------
+
+Starts::Number Stages::start(const Caller& caller, GroupId id, const std::string& name,
+                             const std::string& stage_name, Duration timeout, Starts::Done done) {
+  const auto fail = [&](Status status) {
+    done(status);
+    return Starts::Number{0};
+  };
+  if (!valid_group_name(name))
+    return fail({Code::kInvalidArgument, "\"" + printable(name.c_str()) +
+                                             "\" is not a valid group name. Use 1 to 63 of the "
+                                             "characters A-Z a-z 0-9 . _ -, and do not begin with "
+                                             ". or -"});
+  if (caller.account == nullptr)
+    return fail({Code::kFailedPrecondition, "only a process of this node can start a group here"});
+  GpuStage* const stage = find(stage_name);
+  if (stage == nullptr)
+    return fail(
+        {Code::kNotFound, "there is no stage '" + printable(stage_name.c_str()) + "'. " + names()});
+  Starts::Start* start = starts_.find(*caller.account, name);
+  const GroupEntry* const group = own_group(node_, *caller.account, name);
+  if (group != nullptr && (start == nullptr || group->machine.state() == GroupState::kRunning))
+    return fail({});
+  if (start == nullptr) {
+    if (!stage->rules().starts_alone) return fail({});
+    const std::string its_name = name_in(*stage, id, *caller.account, name);
+    if (Status status = stage->can_start(its_name, {}); !status.ok()) return fail(status);
+    start = &starts_.add({id, name, caller.account, stage});
+    node_.stages[stage_name].starts[id] = {name, caller.account};
+    stage->join(id, its_name, {}, Whereabouts::kPausedByStage, false, Clock::now(),
+                FirstTurn::kAnnounced);
+    caller.account->log().info("group '{}' is to start: it waits for its first turn in stage '{}'",
+                               name, stage_name);
+  } else if (start->runs && !start->has_ranks) {
+    const Starts::Number number = starts_.wait(*start, caller.process, {}, std::move(done));
+    starts_.answer(start->id, {});
+    return number;
+  }
+  return starts_.wait(*start, caller.process, timeout, std::move(done));
+}
+
 // ---- operators ----------------------------------------------------------------------------------
+
+bool Stages::switches(const Operations::Groups& groups) {
+  return std::any_of(groups.begin(), groups.end(), [this](const NamedGroup& each) {
+    const GpuStage* const stage = stage_of(each.id);
+    return stage != nullptr && stage->switches(each.id);
+  });
+}
+
+void Stages::after_switch(const Operations::Groups& groups, Duration timeout,
+                          std::function<void(const Status&)> go) {
+  const auto switched = std::find_if(groups.begin(), groups.end(),
+                                     [this](const NamedGroup& each) { return switches({each}); });
+  if (switched == groups.end()) return go({});
+  const std::uint64_t number = next_command_++;
+  GpuStage* const stage = stage_of(switched->id);
+  Command& command =
+      commands_.emplace(number, Command{.stage = stage, .groups = groups, .go = std::move(go)})
+          .first->second;
+  if (timeout == Duration{}) return;
+  const std::string text = "stage '" + stage->name() + "' has been switching group '" +
+                           switched->name + "' for all of " + format_duration(timeout) +
+                           ", and the operation waited for the end of that. Nothing else has "
+                           "happened";
+  command.timer = loop_.at(Clock::now() + timeout, [this, number, text] {
+    auto late = commands_.extract(number);
+    if (!late.empty()) late.mapped().go({Code::kDeadlineExceeded, text});
+  });
+}
 
 Operations::Groups Stages::take_paused(const Operations::Groups& groups) {
   Operations::Groups left;
   for (const NamedGroup& each : groups) {
     GroupEntry& group = node_.groups.at(each.id);
     GpuStage* const stage = stage_of(each.id);
+    // Who pauses a group wants its memory to leave: of one that has some on the devices the rest.
     if (stage == nullptr || group.machine.state() != GroupState::kPaused ||
-        !group.paused_by_stage) {
+        !group.paused_by_stage || !rest_of(group).empty()) {
       left.push_back(each);
       continue;
     }
     group.paused_by_stage = false;
     (void)node_.records.write(group);
-    stage->place(each.id, whereabouts(group), Clock::now());
+    place(*stage, group);
   }
   return left;
 }
@@ -403,7 +633,7 @@ void Stages::let_go(const Operations::Groups& groups) {
       continue;
     it->second.paused_by_stage = true;
     (void)node_.records.write(it->second);
-    stage->place(each.id, whereabouts(it->second), Clock::now());
+    place(*stage, it->second);
   }
 }
 
@@ -416,6 +646,10 @@ Status Stages::set(GroupEntry& group, const Change& change) {
   wishes.weight = change.weight.value_or(wishes.weight);
   wishes.priority = change.priority.value_or(wishes.priority);
   wishes.longest_wait = change.longest_wait.value_or(wishes.longest_wait);
+  wishes.leave_first = change.leave_first.value_or(wishes.leave_first);
+  wishes.return_order = change.return_order.value_or(wishes.return_order);
+  for (const auto* tags : {&wishes.leave_first, &wishes.return_order})
+    if (const Status status = check_order(*tags); !status.ok()) return status;
   TurnTerms terms;
   terms.group = group.machine.name();
   terms.weight = wishes.weight;
@@ -433,11 +667,13 @@ Status Stages::set(GroupEntry& group, const Change& change) {
   }
   group.wishes = wishes;
   group.stage = name;
+  if (to != nullptr && from == to && group.machine.state() == GroupState::kRunning)
+    to->parts(group.id, parts_of(group), Clock::now());
   if (from != to) {
-    group.leased = false;
+    group.leased = group.starts = false;
     if (from != nullptr) from->leave(group.id, Clock::now());
     if (to != nullptr) enter(*to, group);
-    tell_reports(group.id, to != nullptr && to->wants_reports());
+    tell_reports(group.id, to != nullptr && to->wants_reports(group.id));
   }
   return node_.records.write(group);
 }
@@ -505,6 +741,22 @@ Status Stages::report(const Caller& caller, const std::string& name, v1::TurnsRe
   return {};
 }
 
+bool Stages::may_see(const Caller& caller, GroupId id) {
+  if (const auto group = node_.groups.find(id); group != node_.groups.end())
+    return caller.may_see(*group->second.account);
+  const Starts::Start* const start = starts_.find(id);
+  return start != nullptr && caller.may_see(*start->account);
+}
+
+/// REQUIRES: may_see().
+std::string Stages::name_of(const Caller& caller, GroupId id) {
+  if (const auto group = node_.groups.find(id); group != node_.groups.end())
+    return name_for(node_, caller, group->second);
+  const Starts::Start& start = *starts_.find(id);
+  const bool own = caller.account == nullptr || caller.account == start.account;
+  return own ? start.name : start.name + "@" + key_of(start.account->owner());
+}
+
 void Stages::report(const Caller& caller, GpuStage& stage, v1::StageInfo& info) {
   const Time now = Clock::now();
   stage.settle(now);
@@ -520,10 +772,9 @@ void Stages::report(const Caller& caller, GpuStage& stage, v1::StageInfo& info) 
     each.set_margin_bytes(device.margin);
   }
   for (const GpuStage::GroupView& view : stage.groups(now)) {
-    const auto found = node_.groups.find(view.id);
-    if (found == node_.groups.end() || !caller.may_see(*found->second.account)) continue;
+    if (!may_see(caller, view.id)) continue;
     v1::TurnInfo& each = *info.add_groups();
-    each.set_group(name_for(node_, caller, found->second));
+    each.set_group(name_of(caller, view.id));
     each.set_turn(view.what);
     each.set_since_ms(ms(view.since));
     each.set_call(view.call);
@@ -533,6 +784,9 @@ void Stages::report(const Caller& caller, GpuStage& stage, v1::StageInfo& info) 
     each.set_longest_wait_ms(ms(view.wishes.longest_wait));
     each.set_needs_bytes(view.needs);
     each.set_note(view.refusal);
+    for (const std::string& tag : view.wishes.leave_first) each.add_leave_first(tag);
+    for (const std::string& tag : view.wishes.return_order) each.add_return_order(tag);
+    each.set_stays_bytes(view.stays);
     if (const auto its = figures.groups.find(view.id); its != figures.groups.end()) {
       each.set_there_ms(ms(its->second.there));
       each.set_ran_ms(ms(its->second.ran));
@@ -550,16 +804,12 @@ void Stages::report(const Caller& caller, GpuStage& stage, v1::StageInfo& info) 
   // Whose groups they were is for those who may see all of them.
   for (const auto* ids : {&last->what.out, &last->what.in})
     for (const GroupId id : *ids) {
-      const auto group = node_.groups.find(id);
-      const bool seen = caller.sees_all || caller.operates ||
-                        (group != node_.groups.end() && caller.may_see(*group->second.account));
-      if (!seen) return;
+      if (!caller.sees_all && !caller.operates && !may_see(caller, id)) return;
     }
   v1::StageSwitch& message = *info.mutable_last();
   const auto put = [&](const std::vector<GroupId>& ids, auto* names) {
     for (const GroupId id : ids)
-      if (const auto group = node_.groups.find(id); group != node_.groups.end())
-        names->Add(name_for(node_, caller, group->second));
+      if (may_see(caller, id)) names->Add(name_of(caller, id));
   };
   put(last->what.out, message.mutable_out_groups());
   put(last->what.in, message.mutable_in_groups());

@@ -28,6 +28,7 @@
 #include "daemon/sessions/session_server.h"
 #include "daemon/settings/stage_settings.h"
 #include "daemon/stages/gpu_stage.h"
+#include "daemon/stages/starts.h"
 
 namespace amem {
 
@@ -49,6 +50,14 @@ class Stages final : public GpuStage::Host {
   void close(const Status& why);
 
   // ---- groups and ranks ----
+  /// How a group of that name, of that owner, begins whose first rank names this stage.
+  struct Beginning {
+    GroupId id = 0;       // that it has already; 0: none
+    bool starts = false;  // with a first turn (FirstTurn)
+    bool paused = false;  // it waits for that
+  };
+  Beginning begins(const std::shared_ptr<Account>& account, const std::string& name,
+                   std::string_view stage);
   /// A rank has joined its group, or has come back: its Hello's stage, or none.
   void rank_joined(GroupEntry& group, const Rank& rank, std::string_view stage);
   void rank_gone(const GroupEntry& group, RankId rank);
@@ -59,7 +68,21 @@ class Stages final : public GpuStage::Host {
   void ended(GroupId id);
   void work(const Rank& rank, const amem_v1_Work& work);
 
+  // ---- starts ----
+  /// A process of this caller is to start the group `name` in a stage: waits for the group's first
+  /// turn. At once if the group is there, or if it needs none. `id`: unused. kNotFound: no such
+  /// stage. kFailedPrecondition: the group can take no turns there. Else as Starts::wait().
+  Starts::Number start(const Caller& caller, GroupId id, const std::string& name,
+                       const std::string& stage, Duration timeout, Starts::Done done);
+  void forget_start(Starts::Number number) { starts_.forget(number); }
+
   // ---- operators ----
+  /// A stage switches one of these now.
+  bool switches(const Operations::Groups& groups);
+  /// Calls `go` when that switch has ended, before the stage begins another. kDeadlineExceeded: it
+  /// has not within `timeout` (0: for ever).
+  void after_switch(const Operations::Groups& groups, Duration timeout,
+                    std::function<void(const Status&)> go);
   /// An operator pauses these groups. What their stages have paused stays so from now on, until
   /// somebody resumes it. Returns which of them are left to be paused.
   Operations::Groups take_paused(const Operations::Groups& groups);
@@ -72,6 +95,8 @@ class Stages final : public GpuStage::Host {
     std::optional<std::uint32_t> weight;
     std::optional<std::int32_t> priority;
     std::optional<Duration> longest_wait;
+    std::optional<std::vector<std::string>> leave_first;   // tags; empty: none
+    std::optional<std::vector<std::string>> return_order;  // likewise
   };
   /// kNotFound: no such stage. Else as Turns::set_terms(); then nothing changes.
   Status set(GroupEntry& group, const Change& change);
@@ -93,6 +118,13 @@ class Stages final : public GpuStage::Host {
     GpuStage::OnLease done;
   };
 
+  struct Command {  // of an operator, while its groups are being switched
+    GpuStage* stage;
+    Operations::Groups groups;
+    std::optional<EventLoop::TimerId> timer = {};
+    std::function<void(const Status&)> go;
+  };
+
   // GpuStage::Host
   void carry_out(GpuStage& stage, const StageSwitch& what) override;
   void wake(GpuStage& stage, Time at) override;
@@ -103,12 +135,25 @@ class Stages final : public GpuStage::Host {
   GpuStage* stage_of(GroupId group);
   std::string names() const;
   void enter(GpuStage& stage, GroupEntry& group);
+  std::string name_in(const GpuStage& stage, GroupId id, const Account& account,
+                      const std::string& name) const;
+  /// Whoever waits for first turns that have come.
+  void answer_starts(const std::vector<GroupId>& groups);
+  void carry_on(GpuStage& stage, const std::vector<std::uint64_t>& commands);
+  std::string name_of(const Caller& caller, GroupId id);
+  bool may_see(const Caller& caller, GroupId id);
   void tell_reports(const Rank& rank, bool on);
   void tell_reports(GroupId group, bool on);
   void ended(GpuStage& stage, const StageSwitch& what, const Status& status);
   void look();
   void look_at_needs();
   void measure(GpuStage& stage);
+  /// Where the group is, and what of it is on the devices there.
+  void place(GpuStage& stage, const GroupEntry& group);
+  TurnNeeds rest_of(const GroupEntry& group) const;
+  std::vector<GpuStage::Part> parts_of(const GroupEntry& group) const;
+  /// What of these parts there is still.
+  Operations::Parts tags_of(const StageSwitch& what) const;
   void end_lease(LeaseId id, const Status& status);
   void report(const Caller& caller, GpuStage& stage, v1::StageInfo& info);
 
@@ -122,6 +167,9 @@ class Stages final : public GpuStage::Host {
   std::map<const GpuStage*, EventLoop::TimerId> timers_;
   std::map<LeaseId, Waiting> leases_;
   LeaseId next_lease_ = 1;
+  Starts starts_;
+  std::map<std::uint64_t, Command> commands_;  // in the order in which they came
+  std::uint64_t next_command_ = 1;
   std::optional<EventLoop::TimerId> looks_;
   bool looking_ = false;
   bool closed_ = false;

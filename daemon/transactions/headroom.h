@@ -9,10 +9,12 @@
 
 #include <cstdint>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "common/protocol.h"
 #include "daemon/base/ids.h"
+#include "daemon/phases/task.h"
 
 namespace amem {
 
@@ -52,9 +54,15 @@ class Headroom {
 struct Exchange {
   std::vector<GroupId> leaving;                // that have not left yet
   std::vector<GroupId> arriving;               // all of them
+  std::map<GroupId, Selection> parts = {};     // of those that leave, if it is not everything
   std::vector<ResumeOperation*> resumes = {};  // under way
   BytesByDevice closing = {};                  // have left their group, and not their device yet
   Headroom headroom = {};  // for all that arrive together; unlimited once no group leaves
+
+  bool leaves(GroupId group, const std::string& tag) const {
+    const auto part = parts.find(group);
+    return part == parts.end() || part->second.takes(tag);
+  }
 };
 
 }  // namespace amem

@@ -38,7 +38,8 @@ Duration worst_of_a_set(const std::vector<StageDevice>& devices, const Terms& te
     std::vector<std::pair<double, double>> each;  // bytes, cost
     for (const TurnTerms& group : terms) {
       const auto it = group.needs.find(device.device);
-      each.emplace_back(it == group.needs.end() ? 0.0 : static_cast<double>(it->second),
+      const std::uint64_t bytes = it == group.needs.end() ? 0 : it->second;
+      each.emplace_back(static_cast<double>(std::min(bytes, device.usable())),
                         static_cast<double>((group.*cost).count()));
     }
     std::sort(each.begin(), each.end(),
@@ -85,7 +86,10 @@ std::string advice(const TurnRules& rules, const TurnTerms& terms, const WorstWa
 WorstWait worst_wait(const TurnRules& rules, const std::vector<StageDevice>& devices,
                      const Terms& terms, std::size_t index) {
   WorstWait worst;
-  const bool several = any_two_fit(devices, terms);
+  // What is left of a group that is out may have to leave beside one that runs.
+  const bool parts = std::any_of(terms.begin(), terms.end(),
+                                 [](const TurnTerms& each) { return !each.parts.empty(); });
+  const bool several = parts || any_two_fit(devices, terms);
   const Duration a_switch = several ? worst_of_a_set(devices, terms, &TurnTerms::cost_out) +
                                           worst_of_a_set(devices, terms, &TurnTerms::cost_in)
                                     : worst_of_one(terms, &TurnTerms::cost_out) +

@@ -15,6 +15,11 @@ std::uint64_t bytes_on(const TurnNeeds& needs, const DeviceUuid& device) {
   return it == needs.end() ? 0 : it->second;
 }
 
+bool needs_whole(const TurnNeeds& needs) {
+  return std::any_of(needs.begin(), needs.end(),
+                     [](const auto& each) { return each.second == kWholeDevice; });
+}
+
 Status check_duration(const std::string& of, std::string_view name, Duration value,
                       Duration at_least = {}) {
   if (value >= at_least && value <= kLongestTurnTime) return {};
@@ -38,12 +43,21 @@ std::string_view to_string(TurnPolicy policy) {
   return "slice";
 }
 
+TurnNeeds without(TurnNeeds needs, const TurnNeeds& part) {
+  for (const auto& [device, bytes] : part)
+    if (const auto it = needs.find(device); it != needs.end())
+      it->second -= std::min(it->second, bytes);
+  std::erase_if(needs, [](const auto& each) { return each.second == 0; });
+  return needs;
+}
+
 Status check_stage(const TurnRules& rules, const std::vector<StageDevice>& devices) {
   constexpr Duration kShortest = std::chrono::milliseconds(1);
   for (const auto& [name, value, at_least] :
        {std::tuple("grace", rules.grace, Duration{}), std::tuple("idle", rules.idle, Duration{}),
         std::tuple("max_hold", rules.max_hold, Duration{}),
         std::tuple("slice", rules.slice, kShortest), std::tuple("ageing", rules.ageing, kShortest),
+        std::tuple("start_idle", rules.start_idle, Duration{}),
         std::tuple("first_retry", rules.first_retry, kShortest),
         std::tuple("last_retry", rules.last_retry, rules.first_retry)})
     if (Status status = check_duration("the stage", name, value, at_least); !status.ok())
@@ -71,7 +85,7 @@ Status check_needs(const std::vector<StageDevice>& devices, const std::string& g
     if (it == devices.end())
       return {Code::kInvalidArgument, "group '" + group + "' uses GPU " + to_string(device) +
                                           ", which is not in the stage: add it to the stage"};
-    if (bytes > it->usable())
+    if (bytes != kWholeDevice && bytes > it->usable())
       return {Code::kOutOfRange, "group '" + group + "' needs " + format_size(bytes) + " on GPU " +
                                      to_string(device) + ", and the stage has " +
                                      format_size(it->usable()) +
@@ -123,15 +137,34 @@ std::optional<Duration> turn_limit(const TurnRules& rules, const TurnTerms& term
   return std::max(terms.residency(), rules.max_hold);
 }
 
+TurnNeeds whole(const std::vector<StageDevice>& devices) {
+  TurnNeeds needs;
+  for (const StageDevice& each : devices) needs[each.device] = kWholeDevice;
+  return needs;
+}
+
 void TurnLoad::add(const TurnNeeds& needs) {
+  ++groups_;
+  if (needs_whole(needs)) {
+    ++alone_;
+    return;
+  }
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] += bytes_on(needs, (*devices_)[i].device);
 }
 
 void TurnLoad::remove(const TurnNeeds& needs) {
+  --groups_;
+  if (needs_whole(needs)) {
+    --alone_;
+    return;
+  }
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] -= bytes_on(needs, (*devices_)[i].device);
 }
 
 bool TurnLoad::has_space_for(const TurnNeeds& needs) const {
+  if (alone_ > 0) return false;
+  // What processes that take no turns have there stays.
+  if (needs_whole(needs)) return groups_ == 0;
   for (std::size_t i = 0; i < used_.size(); ++i) {
     const StageDevice& device = (*devices_)[i];
     const std::uint64_t bytes = bytes_on(needs, device.device);
@@ -147,5 +180,7 @@ bool TurnLoad::within_limits() const {
     if (used_[i] > (*devices_)[i].usable()) return false;
   return true;
 }
+
+bool TurnLoad::fits() const { return within_limits() && (alone_ == 0 || groups_ == 1); }
 
 }  // namespace amem

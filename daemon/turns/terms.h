@@ -36,6 +36,8 @@ struct TurnRules {
   Duration ageing = std::chrono::seconds(30);      // so much waiting is worth one more of priority
   Duration first_retry = std::chrono::seconds(1);  // after a failure; doubled by each further one
   Duration last_retry = std::chrono::seconds(60);  // and not longer than this
+  bool starts_alone = true;  // the first turn of a group that begins is of all devices
+  Duration start_idle = std::chrono::seconds(30);  // in its first turn: idle only after this
 };
 
 struct StageDevice {
@@ -50,6 +52,10 @@ struct StageDevice {
 
 /// Bytes on each device. One that is missing needs none.
 using TurnNeeds = std::map<DeviceUuid, std::uint64_t>;
+/// In place of bytes: no other group may run.
+inline constexpr std::uint64_t kWholeDevice = ~std::uint64_t{0};
+/// `needs` less `part`, without devices of which nothing is left.
+TurnNeeds without(TurnNeeds needs, const TurnNeeds& part);
 
 struct TurnTerms {
   std::string group;
@@ -60,6 +66,9 @@ struct TurnTerms {
   Duration longest_wait{};                     // from asking to running again; 0: none
   Duration cost_out{};                         // the longest that has been measured
   Duration cost_in{};                          // the same
+  bool starts = false;  // its first turn has not ended. It may not leave before its turn's limit
+  // Of needs, what may leave without the rest, in this order; together no more than needs.
+  std::vector<TurnNeeds> parts = {};
 
   /// Without a setting, four times what it costs to leave and to return: two groups that take
   /// turns all the time spend a fifth of it on switches.
@@ -85,6 +94,9 @@ Status check_costs(const std::string& group, Duration out, Duration in);
 /// After so long of a turn a group has to leave if another one waits; nothing: it need not.
 std::optional<Duration> turn_limit(const TurnRules& rules, const TurnTerms& terms);
 
+/// All of these devices.
+TurnNeeds whole(const std::vector<StageDevice>& devices);
+
 /// The bytes of some groups on the devices of a stage.
 class TurnLoad {
  public:
@@ -95,11 +107,16 @@ class TurnLoad {
   void add(const TurnNeeds& needs);
   void remove(const TurnNeeds& needs);  // REQUIRES: they have been added
   bool has_space_for(const TurnNeeds& needs) const;
+  /// What a group that needs a whole device really has there does not count.
   bool within_limits() const;
+  /// Within limits, and who needs a whole device is alone.
+  bool fits() const;
 
  private:
   const std::vector<StageDevice>* devices_;
   std::vector<std::uint64_t> used_;
+  std::size_t groups_ = 0;
+  std::size_t alone_ = 0;  // of these, the ones that need a whole device
 };
 
 }  // namespace amem

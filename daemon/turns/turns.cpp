@@ -98,6 +98,26 @@ Status Turns::set_needs(const std::string& group, const TurnNeeds& needs, Time a
   return promised();
 }
 
+Status Turns::started(const std::string& group, const TurnNeeds& needs, Time at) {
+  Member* const m = find(group);
+  if (m == nullptr) return {};
+  m->terms.starts = false;
+  return set_needs(group, needs, at);
+}
+
+Status Turns::set_parts(const std::string& group, std::vector<TurnNeeds> parts, Time at) {
+  advance(at);
+  Member* const m = find(group);
+  if (m == nullptr) return {};
+  m->terms.parts = std::move(parts);
+  return promised();
+}
+
+void Turns::set_stays(const std::string& group, const TurnNeeds& stays, Time at) {
+  advance(at);
+  if (Member* const m = find(group)) m->stays = stays;
+}
+
 Status Turns::set_costs(const std::string& group, Duration out, Duration in, Time at) {
   advance(at);
   Member* const m = find(group);
@@ -189,6 +209,7 @@ void Turns::released(const std::string& group, bool running, Time at) {
 
 void Turns::join(Member& m, bool waited_for, Time now) {
   m.place = Place::kIn;
+  m.stays.clear();
   m.came_in.reset();
   m.turn.reset();
   if (waited_for) return;
@@ -208,8 +229,12 @@ bool Turns::waits(const std::string& group) const {
 
 bool Turns::present(const Member& m) const { return m.place != Place::kOut && !m.of_operator; }
 
+bool Turns::has_rest(const Member& m) const {
+  return m.place == Place::kOut && !m.of_operator && !m.stays.empty();
+}
+
 Time Turns::idle_from(const Member& m) const {
-  if (m.wants) return kNever;
+  if (m.wants || m.terms.starts) return kNever;
   // Who yields says so.
   return rules_.policy == TurnPolicy::kLease ? m.worked : later(m.worked, rules_.idle);
 }
@@ -222,7 +247,7 @@ Time Turns::leaves_from(const Member& m) const {
   if (const auto limit = turn_limit(rules_, m.terms))
     from = std::min(from, m.turn ? later(*m.turn, *limit) : Time{});
   // A lease that has been yielded is not held up.
-  const bool yielded = rules_.policy == TurnPolicy::kLease && !m.wants;
+  const bool yielded = rules_.policy == TurnPolicy::kLease && !m.wants && !m.terms.starts;
   if (m.came_in && !yielded) from = std::max(from, later(*m.came_in, m.terms.residency()));
   return std::max(from, m.not_before);
 }
@@ -230,7 +255,9 @@ Time Turns::leaves_from(const Member& m) const {
 bool Turns::may_leave(const Member& m, Time now) const { return leaves_from(m) <= now; }
 
 Time Turns::asked(const Member& m) const {
-  return rules_.policy == TurnPolicy::kDemand ? later(m.wanted, rules_.grace) : m.wanted;
+  // Whoever begins is no call that may be over soon.
+  const bool has_grace = rules_.policy == TurnPolicy::kDemand && !m.terms.starts;
+  return has_grace ? later(m.wanted, rules_.grace) : m.wanted;
 }
 
 bool Turns::asks(const Member& m, Time now) const {
@@ -278,21 +305,38 @@ std::vector<const Turns::Member*> Turns::queue(Time now) const {
 TurnLoad Turns::load() const {
   TurnLoad load(devices_);
   for (const auto& [name, m] : members_)
-    if (present(m)) load.add(m.terms.needs);
+    if (present(m))
+      load.add(m.terms.needs);
+    else if (has_rest(m))
+      load.add(m.stays);
   return load;
 }
 
-std::vector<const Turns::Member*> Turns::victims(const TurnLoad& load, const TurnNeeds& needs,
-                                                 const std::vector<const Member*>& leaving,
-                                                 Time now) const {
+TurnNeeds Turns::on_devices(const Member& m, const Leaving& leaving) const {
+  if (has_rest(m)) return m.stays;
+  TurnNeeds needs = m.terms.needs;
+  if (const auto left = leaving.parts.find(&m); left != leaving.parts.end())
+    for (std::size_t i = 0; i < left->second; ++i) needs = without(needs, m.terms.parts[i]);
+  return needs;
+}
+
+bool Turns::make_space(TurnLoad& load, const TurnNeeds& needs, Leaving& leaving,
+                       const std::vector<const Member*>& coming, Time now) const {
   std::vector<const Member*> may;
-  for (const auto& [name, m] : members_)
-    if (may_leave(m, now) && !contains(leaving, &m)) may.push_back(&m);
-  // The one that has been idle longest leaves first, one that has work last. One that has failed
-  // to leave is kept for when no other suffices.
+  for (const auto& [name, m] : members_) {
+    if (contains(coming, &m)) continue;
+    const bool rest = has_rest(m) ? m.not_before <= now && !contains(leaving.all, &m)
+                                  : leaving.parts.contains(&m);
+    if (rest || (may_leave(m, now) && !contains(leaving.all, &m))) may.push_back(&m);
+  }
+  // What is left of a group that does not run leaves before one that runs. Of these the one that
+  // has been idle longest leaves first, one that has work last. One that has failed to leave is
+  // kept for when no other suffices.
   const auto place = [&](const Member& m) {
-    return std::tuple(m.failures, !idle(m, now), idle(m, now) ? m.worked : m.turn.value_or(Time{}),
-                      m.joined);
+    const bool rest = has_rest(m);
+    return std::tuple(m.failures, !leaving.parts.contains(&m), !rest,
+                      rest ? m.wants : !idle(m, now),
+                      rest || idle(m, now) ? m.worked : m.turn.value_or(Time{}), m.joined);
   };
   std::sort(may.begin(), may.end(),
             [&](const Member* a, const Member* b) { return place(*a) < place(*b); });
@@ -300,19 +344,41 @@ std::vector<const Turns::Member*> Turns::victims(const TurnLoad& load, const Tur
   std::vector<const Member*> chosen;
   for (const Member* m : may) {
     if (left.has_space_for(needs)) break;
-    left.remove(m->terms.needs);
+    left.remove(on_devices(*m, leaving));
     chosen.push_back(m);
   }
-  if (!left.has_space_for(needs)) return {};
+  if (!left.has_space_for(needs)) return false;
   // Some may have left in vain: another device was short.
   for (std::size_t i = chosen.size(); i-- > 0;) {
     TurnLoad with = left;
-    with.add(chosen[i]->terms.needs);
+    with.add(on_devices(*chosen[i], leaving));
     if (!with.has_space_for(needs)) continue;
     left = with;
     chosen.erase(chosen.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  return chosen;
+  // Of some a part may do.
+  std::map<const Member*, std::size_t> parts;
+  for (std::size_t i = chosen.size(); i-- > 0;) {
+    const Member& m = *chosen[i];
+    if (has_rest(m) || leaving.parts.contains(&m)) continue;
+    TurnNeeds stays = m.terms.needs;
+    for (std::size_t count = 1; count <= m.terms.parts.size(); ++count) {
+      stays = without(stays, m.terms.parts[count - 1]);
+      TurnLoad with = left;
+      with.add(stays);
+      if (stays.empty() || !with.has_space_for(needs)) continue;
+      left = with;
+      parts[&m] = count;
+      break;
+    }
+  }
+  for (const Member* m : chosen) {
+    leaving.parts.erase(m);
+    if (!contains(leaving.all, m)) leaving.all.push_back(m);
+  }
+  leaving.parts.merge(parts);
+  load = left;
+  return true;
 }
 
 std::vector<const Turns::Member*> Turns::too_many(Time now) const {
@@ -321,30 +387,32 @@ std::vector<const Turns::Member*> Turns::too_many(Time now) const {
   if (left.within_limits()) return out;
   std::vector<const Member*> all;
   for (const auto& [name, m] : members_)
-    if (m.place == Place::kIn && !m.of_operator && m.not_before <= now) all.push_back(&m);
-  // Who may leave anyway leaves first, and who came last of the others.
+    if ((has_rest(m) || (m.place == Place::kIn && !m.of_operator)) && m.not_before <= now)
+      all.push_back(&m);
+  // What is left of groups that are out leaves first, then who may leave anyway, and who came last
+  // of the others.
   const auto place = [&](const Member& m) {
     const bool may = may_leave(m, now);
     const Time at = idle(m, now) ? m.worked : m.turn.value_or(Time{});
-    return std::tuple(!may,
+    return std::tuple(!has_rest(m), !may,
                       may ? at.time_since_epoch() : -m.came_in.value_or(Time{}).time_since_epoch(),
                       m.joined);
   };
   std::sort(all.begin(), all.end(),
             [&](const Member* a, const Member* b) { return place(*a) < place(*b); });
   for (const Member* m : all) {
-    TurnLoad without = left;
-    without.remove(m->terms.needs);
+    TurnLoad less = left;
+    less.remove(on_devices(*m, {}));
     // One without bytes where there are too many stays.
-    if (!m->terms.needs.empty()) {
-      left = without;
+    if (!on_devices(*m, {}).empty()) {
+      left = less;
       out.push_back(m);
     }
     if (left.within_limits()) break;
   }
   for (std::size_t i = out.size(); i-- > 0;) {
     TurnLoad with = left;
-    with.add(out[i]->terms.needs);
+    with.add(on_devices(*out[i], {}));
     if (!with.within_limits()) continue;
     left = with;
     out.erase(out.begin() + static_cast<std::ptrdiff_t>(i));
@@ -361,7 +429,7 @@ bool Turns::may_pass(const Member& m, const std::vector<const Member*>& before,
     for (const Member* each : coming) load.add(each->terms.needs);
     for (const auto& [name, each] : members_)
       if (present(each) && each.came_in && *each.came_in >= asked(*q)) load.add(each.terms.needs);
-    if (!load.within_limits()) return false;
+    if (!load.fits()) return false;
   }
   return true;
 }
@@ -369,35 +437,34 @@ bool Turns::may_pass(const Member& m, const std::vector<const Member*>& before,
 std::optional<TurnSwitch> Turns::decide(Time at) {
   const Time now = advance(at);
   if (under_way_) return std::nullopt;
-  if (const std::vector<const Member*> out = too_many(now); !out.empty())
-    return begin(out, {}, "the groups that run have outgrown the GPUs", now);
+  if (const std::vector<const Member*> most = too_many(now); !most.empty())
+    return begin({most}, {}, "the groups that run have outgrown the GPUs", now);
 
   TurnLoad load = this->load();
-  std::vector<const Member*> out;
+  Leaving out;
   std::vector<const Member*> in;
   std::vector<const Member*> before;  // cannot come in yet
   const Member* first_of_others = nullptr;
   for (const Member* m : queue(now)) {
     if (first_of_others == nullptr && !promised_first(*m)) first_of_others = m;
-    if (!may_pass(*m, before, in)) {
+    // What it has left of its memory may be on its way out for one that comes before it.
+    if (contains(out.all, m) || !may_pass(*m, before, in)) {
       before.push_back(m);
       continue;
     }
-    if (!load.has_space_for(m->terms.needs)) {
-      const std::vector<const Member*> leave = victims(load, m->terms.needs, out, now);
-      if (leave.empty()) {
-        before.push_back(m);
-        continue;
-      }
-      for (const Member* each : leave) load.remove(each->terms.needs);
-      out.insert(out.end(), leave.begin(), leave.end());
+    if (has_rest(*m)) load.remove(m->stays);
+    in.push_back(m);
+    if (!load.has_space_for(m->terms.needs) && !make_space(load, m->terms.needs, out, in, now)) {
+      if (has_rest(*m)) load.add(m->stays);
+      in.pop_back();
+      before.push_back(m);
+      continue;
     }
     load.add(m->terms.needs);
-    in.push_back(m);
   }
   if (in.empty()) return std::nullopt;
   if (first_of_others != nullptr && contains(in, first_of_others)) last_of_others_ = now;
-  return begin(out, in, reason(out, in, now), now);
+  return begin(out, in, reason(out.all, in, now), now);
 }
 
 std::string Turns::reason(const std::vector<const Member*>& out,
@@ -406,7 +473,12 @@ std::string Turns::reason(const std::vector<const Member*>& out,
   for (const Member* m : in) waited = std::max(waited, now - m->wanted);
   std::string text = names(in) + (in.size() == 1 ? " has" : " have") + " waited for " +
                      (in.size() == 1 ? "" : "up to ") + rounded(waited);
+  if (in.front()->terms.starts) text += " to start";
   for (const Member* m : out) {
+    if (has_rest(*m)) {
+      text += ", group '" + m->terms.group + "' is paused and has memory on the GPUs";
+      continue;
+    }
     text += ", group '" + m->terms.group + "' has ";
     if (!idle(*m, now))
       text += m->turn ? "had its turn for " + rounded(now - *m->turn) : "no turn";
@@ -418,13 +490,16 @@ std::string Turns::reason(const std::vector<const Member*>& out,
   return text;
 }
 
-TurnSwitch Turns::begin(const std::vector<const Member*>& out, const std::vector<const Member*>& in,
-                        std::string why, Time now) {
+TurnSwitch Turns::begin(const Leaving& out, const std::vector<const Member*>& in, std::string why,
+                        Time now) {
   TurnSwitch begun{++switches_, {}, {}, std::move(why)};
-  for (const Member* each : out) {
+  for (const auto& [each, count] : out.parts) begun.parts[each->terms.group] = count;
+  for (const Member* each : out.all) {
     Member& m = *find(each->terms.group);
-    m.place = Place::kLeaving;
-    m.wanted = now;  // if it wants: from here on it waits
+    if (m.place == Place::kIn) {
+      m.place = Place::kLeaving;
+      m.wanted = now;  // if it wants: from here on it waits
+    }
     begun.out.push_back(m.terms.group);
   }
   for (const Member* each : in) {
@@ -437,6 +512,7 @@ TurnSwitch Turns::begin(const std::vector<const Member*>& out, const std::vector
 
 void Turns::arrive(Member& m, Time at) {
   m.place = m.of_operator ? Place::kOut : Place::kIn;
+  m.stays.clear();
   m.came_in = at;
   m.turn = at;
   m.worked = at;
@@ -454,6 +530,12 @@ void Turns::switch_done(std::uint64_t number, Time at) {
   if (!under_way_ || under_way_->number != number) return;
   for (const std::string& name : under_way_->out) {
     Member& m = *find(name);
+    m.stays.clear();
+    if (const auto parts = under_way_->parts.find(name); parts != under_way_->parts.end()) {
+      m.stays = m.terms.needs;
+      for (std::size_t i = 0; i < std::min(parts->second, m.terms.parts.size()); ++i)
+        m.stays = without(m.stays, m.terms.parts[i]);
+    }
     m.place = Place::kOut;
     m.failures = 0;
   }
@@ -473,9 +555,10 @@ void Turns::switch_failed(std::uint64_t number, const std::vector<std::string>& 
   };
   for (const std::string& name : under_way_->out) {
     Member& m = *find(name);
+    const bool rest = m.place == Place::kOut;
     // It has not left, so its turn has not ended.
     m.place = runs_now(name) && !m.of_operator ? Place::kIn : Place::kOut;
-    if (m.place == Place::kIn) failed(m, now);
+    if (m.place == Place::kIn || rest) failed(m, now);
   }
   for (const std::string& name : under_way_->in) {
     Member& m = *find(name);
@@ -501,7 +584,8 @@ Time Turns::wakeup() const {
     if (m.of_operator) continue;
     if (m.wants && m.place == Place::kOut) consider(std::max(asked(m), m.not_before));
     if (m.place == Place::kIn && waits) consider(leaves_from(m));
-    if (m.place == Place::kIn && over) consider(m.not_before);
+    const bool rest = has_rest(m);
+    if ((m.place == Place::kIn && over) || (rest && (waits || over))) consider(m.not_before);
   }
   return next;
 }

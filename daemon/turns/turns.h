@@ -3,7 +3,8 @@
 // Events go in; decide() says which groups leave and which come in next, together, as one switch.
 // One switch is under way at a time, until switch_done() or switch_failed(). Groups that fit beside
 // each other run together. A group leaves only for another one that waits, or because needs have
-// outgrown the stage.
+// outgrown the stage. Where it is enough, only the first of its parts leave; what stays of a group
+// that is out leaves when a group that asks needs the space, before any group that runs.
 //
 // Who waits comes in by one queue. A group without a longest wait stands in it by when it asked,
 // and as if it had asked earlier by the rules' `ageing` for each of its priority: so whoever waits
@@ -36,7 +37,8 @@ struct TurnSwitch {
   std::uint64_t number = 0;  // of this object's switches
   std::vector<std::string> out;
   std::vector<std::string> in;
-  std::string why;  // for people
+  std::string why;                                // for people
+  std::map<std::string, std::size_t> parts = {};  // so many of a group's parts leave; else it does
 };
 
 class Turns {
@@ -57,6 +59,13 @@ class Turns {
   /// It needs other bytes. kInvalidArgument, kOutOfRange: check_needs(); then nothing changes.
   /// kFailedPrecondition: it takes effect, but a longest wait is not promised any more.
   Status set_needs(const std::string& group, const TurnNeeds& needs, Time at);
+  /// Its first turn has ended (TurnTerms::starts). Errors as for set_needs(), and what it needs has
+  /// changed only without one.
+  Status started(const std::string& group, const TurnNeeds& needs, Time at);
+  /// What of its needs may leave first. kFailedPrecondition: as for set_needs().
+  Status set_parts(const std::string& group, std::vector<TurnNeeds> parts, Time at);
+  /// It is out, or about to be, and has this on the devices still.
+  void set_stays(const std::string& group, const TurnNeeds& stays, Time at);
   /// Its switches have been measured. Errors as for set_needs().
   Status set_costs(const std::string& group, Duration out, Duration in, Time at);
 
@@ -105,6 +114,7 @@ class Turns {
     TurnTerms terms;
     std::uint64_t joined = 0;  // for the order of what is equal otherwise
     Place place = Place::kOut;
+    TurnNeeds stays = {};  // on the devices while it is out
     bool of_operator = false;
     bool wants = false;
     Time wanted{};                  // since when, if it wants
@@ -120,7 +130,8 @@ class Turns {
   const Member* find(const std::string& group) const;
   std::vector<TurnTerms> all_terms() const;
 
-  bool present(const Member& m) const;  // its memory is on the devices
+  bool present(const Member& m) const;   // its memory is on the devices
+  bool has_rest(const Member& m) const;  // it is out, and some of its memory is on the devices
   bool idle(const Member& m, Time now) const;
   Time idle_from(const Member& m) const;  // if nothing happens; kNever
   bool may_leave(const Member& m, Time now) const;
@@ -134,18 +145,26 @@ class Turns {
 
   /// All that ask now, the first one first.
   std::vector<const Member*> queue(Time now) const;
-  TurnLoad load() const;  // of all that are present
-  /// Which should leave so that `needs` fit into `load`; empty: none need to, or it is not enough.
-  std::vector<const Member*> victims(const TurnLoad& load, const TurnNeeds& needs,
-                                     const std::vector<const Member*>& leaving, Time now) const;
+  TurnLoad load() const;  // of all that are on the devices
+  /// Who leaves, and of whom only so many parts.
+  struct Leaving {
+    std::vector<const Member*> all;
+    std::map<const Member*, std::size_t> parts = {};
+  };
+  /// What such a group has on the devices.
+  TurnNeeds on_devices(const Member& m, const Leaving& leaving) const;
+  /// Makes more leave so that `needs` fit into `load`. False: it is not enough, and nothing has
+  /// changed. `coming`: what they have on the devices is counted among what they need.
+  bool make_space(TurnLoad& load, const TurnNeeds& needs, Leaving& leaving,
+                  const std::vector<const Member*>& coming, Time now) const;
   std::vector<const Member*> too_many(Time now) const;
   /// Whether `m` may come in before those that stand before it.
   bool may_pass(const Member& m, const std::vector<const Member*>& before,
                 const std::vector<const Member*>& coming) const;
   std::string reason(const std::vector<const Member*>& out, const std::vector<const Member*>& in,
                      Time now) const;
-  TurnSwitch begin(const std::vector<const Member*>& out, const std::vector<const Member*>& in,
-                   std::string why, Time now);
+  TurnSwitch begin(const Leaving& out, const std::vector<const Member*>& in, std::string why,
+                   Time now);
   void arrive(Member& m, Time at);
   void failed(Member& m, Time at);
 

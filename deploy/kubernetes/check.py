@@ -5,7 +5,9 @@ check.py [AMEMD]: AMEMD is the program that reads the configurations, where ther
 manifests, which are amem.yaml.
 """
 import os
+import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -15,12 +17,16 @@ import helm_python
 import kubernetes_validate
 import yaml
 
+import custom
+import policy
+
 HERE = pathlib.Path(__file__).resolve().parent
 VERSION = (HERE.parents[1] / "VERSION").read_text(encoding="utf-8").strip()
 MANIFEST = HERE / "amem.yaml"
 SPEAKS = pathlib.Path("files", "speaks")  # in the chart
 # The oldest that the chart says it is for, the one of resource claims, and the newest known here.
 CHART_FOR, EXAMPLES_FOR = ("1.29", "1.34", "1.37"), ("1.34", "1.37")
+FROM = {"ResourceClaimTemplate": "1.34", "MutatingAdmissionPolicy": "1.36", "MutatingAdmissionPolicyBinding": "1.36"}  # else the oldest
 HEADER = """\
 # amemd on each GPU node, for kubectl apply, as the chart beside it has it with its own values: check.py --render.
 apiVersion: v1
@@ -30,28 +36,70 @@ metadata:
   labels:
     pod-security.kubernetes.io/enforce: privileged  # hostPath and hostPID
 """
+PEER = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+# Values, and the kinds that they add to ConfigMap, two DaemonSets and the hook's Job. All values of values.yaml are another in one of them.
 GOOD = (
-    {},
-    {"isolation": "cgroup", "metrics": {"port": 9464}},
-    {"isolation": "userns", "runtimeClassName": "", "nodeSelector": {}, "tolerations": [], "priorityClassName": ""},
-    {"settings": {"guests": "refuse", "quotas": {"pool": "100%", "sessions": 64}, "swap": {"duplex": False}, "log": {"format": "json"}},
-     "pool": {"sizeGiB": 512}, "runtimeDir": "/run/other", "image": {"repository": "r.example:5000/amem", "tag": "x"},
-     "imagePullSecrets": [{"name": "pull"}], "affinity": {"nodeAffinity": {}}},
-    {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 2}}, "drainSeconds": 120,
-     "allowIncompatibleUpgrade": True, "settings": {"deadlines": {"save": "90s"}}},
+    ({}, []),
+    ({"isolation": "cgroup", "metrics": {"port": 9464}}, []),
+    ({"isolation": "userns", "runtimeClassName": "", "nodeSelector": {}, "tolerations": [], "priorityClassName": "", "jobs": {"inject": True}},
+     ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]),
+    ({"settings": {"guests": "refuse", "quotas": {"pool": "100%", "sessions": 64}, "swap": {"duplex": False}, "log": {"format": "json"},
+                   "stage": {"night.1": {"devices": [0, 1], "policy": "demand"}}},
+      "pool": {"sizeGiB": 512}, "runtimeDir": "/run/other", "image": {"repository": "r.example:5000/amem", "tag": "x", "pullPolicy": "Always"},
+      "imagePullSecrets": [{"name": "pull"}], "affinity": {"nodeAffinity": {}}}, []),
+    ({"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 2}}, "drainSeconds": 120,
+      "allowIncompatibleUpgrade": True, "settings": {"deadlines": {"save": "90s"}}}, []),
+    ({"metrics": {"port": 9464, "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "30s"},
+                  "alerts": {"enabled": True, "labels": {"release": "prometheus"}, "runbooks": "https://amem.example/runbooks.html"},
+                  "dashboard": {"enabled": True, "labels": {"grafana_dashboard": "yes"}}},
+      "control": {"port": 7070, "hostPort": False, "secret": "amem-tls"},
+      "networkPolicy": {"enabled": True, "metricsFrom": PEER, "controlFrom": PEER}},
+     ["PodMonitor", "PrometheusRule", "ConfigMap", "NetworkPolicy"]),
+    ({"nameOverride": "broker", "fullnameOverride": "gpu-memory", "labels": {"team": "ml"}, "annotations": {"owner": "ml"},
+      "podLabels": {"tier": "node"}, "podAnnotations": {"sidecar.istio.io/inject": "false"}, "extraEnv": [{"name": "TZ", "value": "UTC"}],
+      "extraVolumes": [{"name": "log", "hostPath": {"path": "/var/log/amem"}}], "extraVolumeMounts": [{"name": "log", "mountPath": "/var/log/amem"}],
+      "serviceAccount": {"create": True, "name": "broker", "annotations": {"a": "b"}}, "seLinuxOptions": {"type": "spc_t"}, "hostPID": False,
+      "gpus": "claim", "deviceClassName": "all.example", "priorityQuota": True, "resources": {"amemd": {"cpu": "1", "memoryGiB": 8}, "holder": {"cpu": "1", "memory": "1Gi"}},
+      "jobs": {"shimDir": "/opt/amem", "cdiDir": "/var/run/cdi", "inject": True, "scope": "regions"}},
+     ["ServiceAccount", "ResourceQuota", "ResourceClaimTemplate", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]),
+    ({"gpus": "mounts", "jobs": {"shimDir": ""}, "networkPolicy": {"enabled": True}}, ["NetworkPolicy"]),
+    ({"gpus": "privileged"}, []),
+    ({"gpus": "none", "control": {"port": 7070, "secret": "amem-tls"}}, []),
 )
+# Values, and what Helm says of them: the value's name, or what to do.
 BAD = (
-    {"pool": {"sizeGiB": "64GiB"}},
-    {"pool": {"size": 64}},
-    {"isolation": "none"},
-    {"settings": {"pool": {"size": "1GiB"}}},
-    {"metrics": {"port": 99999}},
-    {"updateStrategy": {"type": "Recreate"}},
-    {"drainSeconds": 0},
-    {"settings": {"deadlines": {"end": "5s"}}},
-    {"runtimeDir": "run/amem"},
-    {"no_such_value": 1},
+    ({"pool": {"sizeGiB": "64GiB"}}, "sizeGiB"),
+    ({"pool": {"size": 64}}, "size"),
+    ({"isolation": "none"}, "isolation"),
+    ({"settings": {"pool": {"size": "1GiB"}}}, "size"),
+    ({"settings": {"pool": {"sise": "1GiB"}}}, "sise"),
+    ({"settings": {"no_such_table": {"a": 1}}}, "no_such_table"),
+    ({"settings": {"stage": {"a": {"policy": "demand"}}}}, "devices"),
+    ({"settings": {"control": {"listen": "0.0.0.0:1"}}}, "control"),
+    ({"metrics": {"port": 99999}}, "port"),
+    ({"metrics": {"podMonitor": {"enabled": True}}}, "require metrics.port, for example 9464"),
+    ({"metrics": {"alerts": {"enabled": True}}}, "require metrics.port"),
+    ({"metrics": {"dashboard": {"enabled": True}}}, "require metrics.port"),
+    ({"metrics": {"podMonitor": {"enable": True}}}, "enable"),
+    ({"control": {"port": 7070}}, "control.port requires control.secret, a Secret with ca.crt, tls.crt and tls.key"),
+    ({"control": {"secret": "tls"}}, "control.secret requires control.port"),
+    ({"control": {"port": 7070, "secret": "tls"}, "metrics": {"port": 7070}}, "the same"),
+    ({"networkPolicy": {"enabled": True}, "metrics": {"port": 9464}}, "networkPolicy.metricsFrom is empty"),
+    ({"isolation": "userns", "hostPID": False}, "isolation: userns requires hostPID: true"),
+    ({"isolation": "cgroup", "hostPID": False}, "isolation: cgroup requires hostPID: true"),
+    ({"gpus": "all"}, "gpus"),
+    ({"jobs": {"inject": True, "shimDir": ""}}, "jobs.inject requires jobs.shimDir"),
+    ({"jobs": {"cdiDir": "/var/run/cdi", "shimDir": ""}}, "jobs.cdiDir requires jobs.shimDir"),
+    ({"jobs": {"scope": "all"}}, "scope"),
+    ({"seLinuxOptions": {"typ": "spc_t"}}, "typ"),
+    ({"resources": {"amemd": {"memory": "1Gi"}}}, "memory"),
+    ({"updateStrategy": {"type": "Recreate"}}, "type"),
+    ({"drainSeconds": 0}, "drainSeconds"),
+    ({"settings": {"deadlines": {"end": "5s"}}}, "end"),
+    ({"runtimeDir": "run/amem"}, "runtimeDir"),
+    ({"no_such_value": 1}, "no_such_value"),
 )
+OLD = ({"gpus": "claim"}, "1.33.5", "gpus: claim requires Kubernetes 1.34"), ({"jobs": {"inject": True}}, "1.35.2", "jobs.inject: true requires Kubernetes 1.36")
 
 
 def documents(text):
@@ -78,9 +126,19 @@ def objects_of(folder, values=None):
         return [each for text in render(chart, values or {}).values() for each in documents(text)]
 
 
+def number(version):
+    return tuple(map(int, version.split(".")))
+
+
 def faults_of_objects(objects, versions):
     for each in objects:
-        for version in versions:
+        found = custom.faults_of_custom(each)
+        yield from found or ()
+        if each.get("kind") == "JobSet":
+            yield from faults_of_objects(custom.jobs_of(each), versions)
+        for version in () if found is not None else versions:
+            if number(version) < number(FROM.get(each.get("kind"), "0")):
+                continue
             try:
                 kubernetes_validate.validate(each, version, strict=True)
             except kubernetes_validate.ValidationError as error:
@@ -89,7 +147,7 @@ def faults_of_objects(objects, versions):
 
 def faults_of_settings(objects, amemd):
     for each in objects:
-        if each["kind"] != "ConfigMap":
+        if each["kind"] != "ConfigMap" or "amemd.toml" not in each["data"]:
             continue
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
             file.write(each["data"]["amemd.toml"])
@@ -99,24 +157,28 @@ def faults_of_settings(objects, amemd):
             yield f"amemd does not take its configuration: {done.stderr.strip()}\n{each['data']['amemd.toml']}"
 
 
-def may_upgrade(running, following, image):
-    """What the hook among the objects `following` says of the objects `running`, in an image whose amemd speaks `image`: exit status
-    and text."""
+def may_upgrade(running, following, image, secret=()):
+    """What the hook among the objects `following` says of the objects `running`, in an image whose amemd speaks `image`, where the Secret
+    has the keys `secret`: exit status and text."""
     [hook] = filter(is_hook, following)
     pod = hook["spec"]["template"]["spec"]
-    [container], [volume] = pod["containers"], pod["volumes"]
-    [mount] = container["volumeMounts"]
+    [container], [volume, *more] = pod["containers"], pod["volumes"]
+    [mount, *mounts] = container["volumeMounts"]
     with tempfile.TemporaryDirectory() as folder:
-        programs, mounted = pathlib.Path(folder, "bin"), pathlib.Path(folder, "mounted")
-        programs.mkdir()
-        mounted.mkdir()
+        programs, mounted, keys = pathlib.Path(folder, "bin"), pathlib.Path(folder, "mounted"), pathlib.Path(folder, "keys")
+        for each in programs, mounted, keys:
+            each.mkdir()
+        for each in secret:
+            (keys / each).touch()
+        assert [each["secret"]["optional"] for each in more] == [True] * len(mounts), "the hook says what the Secret lacks"
         (programs / "amemd").write_text(f"#!/bin/sh\n[ \"$*\" = --speaks ] && printf '%s\\n' '{image}'\n", encoding="utf-8")
         (programs / "amemd").chmod(0o755)
         for each in running:  # as the kubelet mounts it, before Helm changes it
             if each["kind"] == "ConfigMap" and each["metadata"]["name"] == volume["configMap"]["name"]:
                 for name, text in each["data"].items():
                     (mounted / name).write_text(text, encoding="utf-8")
-        command = [str(mounted) if word == mount["mountPath"] else word for word in container["command"]]
+        folders = {mount["mountPath"]: str(mounted), **{each["mountPath"]: str(keys) for each in mounts}}
+        command = [folders.get(word, word) for word in container["command"]]
         done = subprocess.run(command, env={"PATH": f"{programs}:{os.defpath}"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
     return done.returncode, done.stdout
@@ -152,6 +214,13 @@ def faults_of_upgrades(chart):
             missing = [each for each in words if each not in text]
             if code != status or missing:
                 yield f"upgrade, {name}: the hook ends with {code}, not {status}, and does not say {missing}: {text}"
+    several = objects_of(chart, {"control": {"port": 7070, "secret": "node-keys"}})
+    for keys, status, words in (((), 1, ("Secret node-keys has no ca.crt", "kubectl create secret generic node-keys")),
+                                (("ca.crt", "tls.crt"), 1, ("Secret node-keys has no tls.key",)),
+                                (("ca.crt", "tls.crt", "tls.key"), 0, ("no running release",))):
+        code, text = may_upgrade([], several, now, keys)
+        if code != status or not all(each in text for each in words):
+            yield f"a Secret with {keys}: the hook ends with {code}, not {status}: {text}"
 
 
 def faults_of_ends(name, pod):
@@ -186,6 +255,284 @@ def faults_of_restricted(pod):
             yield f"volume {volume['name']} is {sorted(volume)}"
 
 
+def leaves(values, path=()):
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def at(values, path):
+    for key in path:
+        if not isinstance(values, dict) or key not in values:
+            return None
+        values = values[key]
+    return values
+
+
+def faults_of_values(chart):
+    """Each value is switched in one of the sets, and each setting is one of the schema."""
+    for path, default in leaves(yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))):
+        parents = [path[:length] for length in range(1, len(path) + 1)]
+        if all(all(at(values, each) in (None, default) or isinstance(at(values, each), dict) and each != path and at(values, each) for each in parents)
+               for values, _ in GOOD):
+            yield f"no set of values has another {'.'.join(path)} than values.yaml"
+    schema = json.loads((chart / "values.schema.json").read_text(encoding="utf-8"))
+    settings = schema["properties"]["settings"]["properties"]
+    known = {key if "properties" not in value else f"{key}.{each}" for key, value in settings.items() if key != "stage" for each in value.get("properties", [""])}
+    page = (HERE.parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8").partition("\n## amemd")[2].partition("\n## ")[0]
+    table, _, stages = page.partition("\n### Stages")
+    taken = {"runtime_dir", "holder", "pool.size", "isolation.by", "deadlines.end", "metrics.listen", "control.listen", "control.tls"}
+    documented = set(re.findall(r"^\| `([a-z_.]+)` \|", table, re.MULTILINE)) - taken
+    if known != documented:
+        yield f"values.schema.json and docs/configuration.md have not the same settings: {sorted(known ^ documented)}"
+    if set(schema["$defs"]["stage"]["properties"]) != set(re.findall(r"^\| `([a-z_]+)` \|", stages, re.MULTILINE)):
+        yield "values.schema.json and docs/configuration.md have not the same keys of a stage"
+
+
+def faults_of_names(values, objects):
+    """Labels, annotations and names are those of the values, and references lead to objects or volumes that are there."""
+    name = values.get("fullnameOverride", "amem")
+    for each in objects:
+        meta = each["metadata"]
+        if not meta["name"].startswith(name) and each["kind"] != "ServiceAccount":
+            yield f"{values}: {each['kind']} is named {meta['name']}"
+        for kind in "labels", "annotations":
+            missing = set(values.get(kind, {}).items()) - set(meta.get(kind, {}).items())
+            if missing:
+                yield f"{values}: {each['kind']} {meta['name']} has not {kind} {missing}"
+        if meta["labels"]["app.kubernetes.io/name"] != values.get("nameOverride", "amem") or meta["labels"]["helm.sh/chart"] != f"amem-{VERSION}":
+            yield f"{values}: {each['kind']} {meta['name']} has the labels {meta['labels']}"
+        if each["kind"] != "DaemonSet":
+            continue
+        template = each["spec"]["template"]
+        pod, labels = template["spec"], template["metadata"]["labels"]
+        if not set(values.get("podLabels", {}).items()) <= set(labels.items()) or \
+           not set(values.get("podAnnotations", {}).items()) <= set(template["metadata"].get("annotations", {}).items()):
+            yield f"{values}: the pods of {meta['name']} have not podLabels and podAnnotations"
+        if not set(each["spec"]["selector"]["matchLabels"].items()) <= set(labels.items()):
+            yield f"{values}: {meta['name']} does not select its own pods"
+        volumes = {one["name"] for one in pod["volumes"]}
+        for container in pod.get("initContainers", []) + pod["containers"]:
+            if not {mount["name"] for mount in container["volumeMounts"]} <= volumes:
+                yield f"{values}: container {container['name']} mounts what is no volume"
+            if values.get("seLinuxOptions") != container["securityContext"].get("seLinuxOptions"):
+                yield f"{values}: container {container['name']} has not the SELinux options"
+        made = {(one["kind"], one["metadata"]["name"]) for one in objects}
+        wanted = {("ConfigMap", volume["configMap"]["name"]) for volume in pod["volumes"] if "configMap" in volume}
+        wanted |= {("ResourceClaimTemplate", claim["resourceClaimTemplateName"]) for claim in pod.get("resourceClaims", [])}
+        wanted |= {("ServiceAccount", pod["serviceAccountName"])} - {("ServiceAccount", "default")}
+        if not wanted <= made:
+            yield f"{values}: {meta['name']} wants {wanted - made}, which the chart does not make"
+
+
+def amemd_of(objects):
+    [pod] = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "DaemonSet"
+             and each["metadata"]["labels"]["app.kubernetes.io/component"] == "amemd"]
+    return pod, next(each for each in pod["containers"] if each["name"] == "amemd")
+
+
+def faults_of_amemd(values, objects):
+    pod, amemd = amemd_of(objects)
+    pool = values.get("pool", {}).get("sizeGiB", 64)
+    if int(amemd["resources"]["limits"]["memory"].removesuffix("Gi")) <= pool:
+        yield f"{values}: the pool of {pool} GiB is not smaller than the pod's limit, {amemd['resources']['limits']['memory']}"
+    if amemd["readinessProbe"]["exec"]["command"][-2:] != ["wait", "pool"]:
+        yield f"{values}: readiness does not say whether the pool is there"
+    if amemd["terminationMessagePolicy"] != "FallbackToLogsOnError":
+        yield f"{values}: kubectl describe does not say why amemd does not start, as on a node without GPUs"
+    if pod.get("hostPID", False) != values.get("hostPID", True):
+        yield f"{values}: hostPID is {pod.get('hostPID')}"
+    gpus = values.get("gpus", "environment")
+    variable = next((each["value"] for each in amemd["env"] if each["name"] == "NVIDIA_VISIBLE_DEVICES"), "all")
+    privileged = amemd["securityContext"].get("privileged", False)
+    is_so = (variable, privileged or values.get("isolation") == "cgroup", "resourceClaims" in pod)
+    if is_so != {"environment": ("all", values.get("isolation") == "cgroup", False), "privileged": ("all", True, False), "claim": ("void", False, True),
+                 "mounts": ("/var/run/nvidia-container-devices", False, False), "none": ("void", False, False)}[gpus]:
+        yield f"{values}: gpus {gpus}: {is_so}"
+    ports = {each["name"]: each for each in amemd.get("ports", [])}
+    control = values.get("control", {})
+    if ("control" in ports) != bool(control) or control and ("hostPort" in ports["control"]) != control.get("hostPort", True):
+        yield f"{values}: the ports are {ports}"
+    settings = next(each["data"]["amemd.toml"] for each in objects if each["kind"] == "ConfigMap" and "amemd.toml" in each["data"])
+    if control:
+        [tls] = [each["secret"] for each in pod["volumes"] if "secret" in each]
+        [mount] = [each["mountPath"] for each in amemd["volumeMounts"] if each["name"] == "tls"]
+        if tls["secretName"] != control["secret"] or [each["key"] for each in tls["items"]] != ["ca.crt", "tls.crt", "tls.key"] or \
+           f'tls = "{mount}"' not in settings or f'listen = "0.0.0.0:{control["port"]}"' not in settings:
+            yield f"{values}: TLS is {tls}, {settings}"
+
+
+def faults_of_monitoring(values, objects):
+    by_kind = {each["kind"]: each for each in objects}
+    _, amemd = amemd_of(objects)
+    if "PodMonitor" in by_kind:
+        [endpoint] = by_kind["PodMonitor"]["spec"]["podMetricsEndpoints"]
+        selected = by_kind["PodMonitor"]["spec"]["selector"]["matchLabels"]
+        if endpoint["port"] not in [each["name"] for each in amemd["ports"]] or {"targetLabel": "job", "replacement": "amem"} not in endpoint["relabelings"]:
+            yield f"{values}: the PodMonitor scrapes {endpoint}"
+        [template] = [each["spec"]["template"] for each in objects if each["kind"] == "DaemonSet"
+                      and set(selected.items()) <= set(each["spec"]["template"]["metadata"]["labels"].items())]
+        if any(each.startswith("prometheus.io/") for each in template["metadata"]["annotations"]):
+            yield f"{values}: pods are scraped twice"
+    if "PrometheusRule" in by_kind:
+        alerts = by_kind["PrometheusRule"]["spec"]
+        text = (HERE.parent / "grafana" / "alerts.yaml").read_text(encoding="utf-8")
+        base = values["metrics"]["alerts"]["runbooks"]
+        if alerts != yaml.safe_load(text.replace("docs/runbooks.md#", f"{base}#")):
+            yield f"{values}: the alerts are not those of alerts.yaml"
+        for rule in alerts["groups"][0]["rules"]:
+            if rule["annotations"].get("runbook_url") != f"{base}#{rule['alert'].lower()}":
+                yield f"{values}: {rule['alert']} has the runbook_url {rule['annotations'].get('runbook_url')}"
+        [board] = [json.loads(each["data"]["amem.json"]) for each in objects if each["kind"] == "ConfigMap" and "amem.json" in each["data"]]
+        if board != json.loads((HERE.parent / "grafana" / "amem.json").read_text(encoding="utf-8")):
+            yield f"{values}: the dashboard is not amem.json"
+    if "NetworkPolicy" in by_kind:
+        spec = by_kind["NetworkPolicy"]["spec"]
+        opened = {port["port"] for rule in spec.get("ingress", []) for port in rule["ports"]}
+        if opened != {each["name"] for each in amemd.get("ports", [])} or not all(rule["from"] for rule in spec.get("ingress", [])):
+            yield f"{values}: the NetworkPolicy is {spec}"
+
+
+def faults_of_jobs(values, objects):
+    """Of what a job's pod gets: by the policy, and by the CDI device."""
+    pod, _ = amemd_of(objects)
+    for container in pod.get("initContainers", []):
+        yield from (f"{values}: {fault}" for fault in faults_of_for_jobs(container, objects))
+    policies = [each for each in objects if each["kind"] == "MutatingAdmissionPolicy"]
+    if not policies:
+        return
+    binding = next(each for each in objects if each["kind"] == "MutatingAdmissionPolicyBinding")
+    if binding["spec"]["policyName"] != policies[0]["metadata"]["name"]:
+        yield f"{values}: the binding is another policy's"
+    run, scope, folder = values.get("runtimeDir", "/run/amem"), values.get("jobs", {}).get("scope", "heap"), values["jobs"].get("shimDir", "/var/lib/amem")
+    bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    if policy.admitted(policies[0], bare) != bare:
+        yield f"{values}: the policy changes a pod without the label"
+    bare["metadata"].update(labels={"amem/group": "train"}, annotations={"other": "x"})
+    own = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {"amem/group": "train"}, "annotations": {"amem/scope": "nccl"}},
+           "spec": {"securityContext": {"runAsUser": 1000, "supplementalGroups": [7]}, "volumes": [{"name": "data", "emptyDir": {}}],
+                    "containers": [{"name": "a", "image": "i", "env": [{"name": "LD_PRELOAD", "value": "mine.so"}], "volumeMounts": [{"name": "data", "mountPath": "/d"}]},
+                                   {"name": "b", "image": "i"}]}}
+    for before, groups, preload, expected in ((bare, [936], "/amem/libamem_shim.so", scope), (own, [7, 936], "mine.so", "nccl")):
+        after = policy.admitted(policies[0], before)
+        if policy.admitted(policies[0], after) != after:
+            yield f"{values}: the policy changes its own pod again"
+        yield from faults_of_objects([after], ("1.37",))
+        variables = {each["name"]: each["value"] for each in after["spec"]["containers"][0]["env"]}
+        wanted = {"AMEM_GROUP": "train", "AMEM_SCOPE": expected, "AMEM_REQUIRED": "1", "AMEM_RUNTIME_DIR": run, "LD_PRELOAD": preload, "NCCL_CUMEM_ENABLE": "1"}
+        wanted |= {"AMEM_BROKER_UID": "65534"} if values.get("isolation") == "userns" else {}
+        paths = {each["name"]: each["hostPath"]["path"] for each in after["spec"]["volumes"] if "hostPath" in each}
+        mounts = [{each["name"]: each["mountPath"] for each in one["volumeMounts"] if each.get("readOnly")} for one in after["spec"]["containers"]]
+        if variables != wanted or paths != {"amem-run": run, "amem-shim": folder} or after["spec"]["securityContext"]["supplementalGroups"] != groups or \
+           any(each != {"amem-run": run, "amem-shim": "/amem"} for each in mounts):
+            yield f"{values}: the policy makes {after}"
+
+
+def faults_of_for_jobs(container, objects):
+    """Of the init container that puts shim and CDI device on the node, twice: a shim that a job has loaded stays as it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        shim, there = pathlib.Path(folder, "built.so"), {}
+        for mount in container["volumeMounts"]:
+            there[mount["mountPath"]] = pathlib.Path(folder, mount["name"])
+            there[mount["mountPath"]].mkdir()
+        [device] = [each["data"].get("cdi.yaml") for each in objects if each["kind"] == "ConfigMap" and "amemd.toml" in each["data"]]
+        if device:
+            (there["/etc/amem"] / "cdi.yaml").write_text(device, encoding="utf-8")
+        def replaced(word):
+            for path, own in there.items():
+                if word == path or word.startswith(f"{path}/"):
+                    return str(own) + word.removeprefix(path)
+            return word
+        loaded = None
+        for content in "first", "second":
+            shim.write_text(content, encoding="utf-8")
+            done = subprocess.run([replaced(word) for word in container["command"]], env={"PATH": os.defpath, "AMEM_SHIM": str(shim)}, stdin=subprocess.DEVNULL,
+                                  capture_output=True, text=True, timeout=60, check=False)
+            if done.returncode != 0:
+                yield f"for-jobs ends with {done.returncode}: {done.stderr}"
+                return
+            loaded = loaded or open(there["/shim"] / "libamem_shim.so", encoding="utf-8")
+        with loaded:
+            if loaded.read() != "first" or (there["/shim"] / "libamem_shim.so").read_text(encoding="utf-8") != "second":
+                yield "for-jobs writes over a shim that a job has loaded"
+        if os.listdir(there["/shim"]) != ["libamem_shim.so"]:
+            yield f"for-jobs leaves {os.listdir(there['/shim'])}"
+        if not device:
+            return
+        spec = yaml.safe_load((there["/cdi"] / "amem.yaml").read_text(encoding="utf-8"))
+        [node] = spec["devices"]
+        variables = dict(each.split("=", 1) for each in node["containerEdits"]["env"])
+        made = {each["mountPath"]: each for each in container["volumeMounts"]}
+        volumes = {each["name"]: each.get("hostPath", {}).get("path") for each in amemd_of(objects)[0]["volumes"]}
+        if (spec["cdiVersion"], f"{spec['kind']}={node['name']}") != ("0.3.0", "amem/job=node") or "ro" not in node["containerEdits"]["mounts"][0]["options"] or \
+           {each["hostPath"] for each in node["containerEdits"]["mounts"]} != {volumes["run"], volumes[made["/shim"]["name"]]} or \
+           set(variables) != {"LD_PRELOAD", "AMEM_RUNTIME_DIR", "AMEM_SCOPE", "AMEM_REQUIRED", "NCCL_CUMEM_ENABLE"}:
+            yield f"the CDI device is {spec}"
+
+
+def in_a_cluster(chart, values, template, asks, answer):
+    """The chart's texts, or what Helm says, where the cluster gives `answer` to what a template asks it."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder, "amem")
+        shutil.copytree(chart, copy)
+        file = copy / "templates" / template
+        text = file.read_text(encoding="utf-8")
+        assert asks in text, f"{template} does not ask for {asks}"
+        file.write_text(text.replace(asks, answer), encoding="utf-8")
+        with helm_python.Chart.load(copy) as other:
+            try:
+                return "".join(other.render(values, name="amem", namespace="amem").values())
+            except helm_python.HelmError as error:
+                return str(error)
+
+
+def faults_of_clusters(chart):
+    """What a cluster is too old for, and a Secret without a key, are refused. A cluster without nodes for amem is said."""
+    for values, version, words in OLD:
+        if words not in in_a_cluster(chart, values, "_helpers.tpl", "$.Capabilities.KubeVersion.Version", f'"v{version}"'):
+            yield f"{values}: is taken by Kubernetes {version}"
+    several, asks = {"control": {"port": 7070, "secret": "node-keys"}}, 'lookup "v1" "Secret" $.Release.Namespace .'
+    for keys, refused in (("dict", True), ('dict "ca.crt" "" "tls.crt" ""', True), ('dict "ca.crt" "" "tls.crt" "" "tls.key" ""', False)):
+        text = in_a_cluster(chart, several, "_helpers.tpl", asks, f'dict "data" ({keys})')
+        if ("the Secret node-keys has no" in text) != refused:
+            yield f"a Secret with {keys}: {text[:300]}"
+    for labels, said in (('dict "nvidia.com/gpu.present" "true"', False), ('dict "other" "true"', True), ("dict", True)):
+        text = in_a_cluster(chart, {}, "NOTES.txt", '(lookup "v1" "Node" "" "")', f'(dict "items" (list (dict "metadata" (dict "labels" ({labels})))))')
+        if ("WARNING: no node has these labels" in text) != said:
+            yield f"a node with the labels {labels}: {text[:300]}"
+
+
+def faults_of_cdi(chart):
+    """deploy/cdi.yaml, for nodes with packages, is the chart's device with the package's folder."""
+    values = {"jobs": {"cdiDir": "/var/run/cdi", "shimDir": "/usr/lib/amem"}}
+    [made] = [yaml.safe_load(each["data"]["cdi.yaml"]) for each in objects_of(chart, values) if each["kind"] == "ConfigMap"]
+    if yaml.safe_load((HERE.parent / "cdi.yaml").read_text(encoding="utf-8")) != made:
+        yield f"deploy/cdi.yaml is not the chart's device: {made}"
+
+
+def without_order(pod):
+    """A pod whose lists have the order of their names, and without the comments of a person."""
+    spec = json.loads(json.dumps(pod["spec"]))
+    for container in spec["containers"]:
+        for name in "env", "volumeMounts":
+            container[name] = sorted(container.get(name, []), key=lambda each: each["name"])
+    spec["volumes"] = sorted(spec.get("volumes", []), key=lambda each: each["name"])
+    return spec
+
+
+def faults_of_turns(chart):
+    """turns-by-hand.yaml is what the policy makes of turns.yaml."""
+    [rule] = [each for each in objects_of(chart, {"jobs": {"inject": True}}) if each["kind"] == "MutatingAdmissionPolicy"]
+    pods = [{each["metadata"]["name"]: each for each in documents((HERE / "examples" / name).read_text(encoding="utf-8")) if each["kind"] == "Pod"}
+            for name in ("turns.yaml", "turns-by-hand.yaml")]
+    for name, by_hand in pods[1].items():
+        made = without_order(policy.admitted(rule, pods[0][name]))
+        if made != without_order(by_hand):
+            yield f"turns-by-hand.yaml: {name} is not what the policy makes: {made}"
+
+
 def faults_of_speaks(chart, amemd):
     done = subprocess.run([amemd, "--speaks"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True)
     if done.stdout.strip() != (chart / SPEAKS).read_text(encoding="utf-8").strip():
@@ -205,26 +552,33 @@ def faults(amemd):
             yield f"Chart.yaml has not the version {VERSION}"
         if MANIFEST.read_text(encoding="utf-8") != manifest(chart):
             yield "amem.yaml is not what the chart renders: check.py --render > amem.yaml"
-        for values in GOOD:
+        for values, more in GOOD:
             objects = [each for text in render(chart, values).values() for each in documents(text)]
             hooks = [] if values.get("allowIncompatibleUpgrade") else ["Job"]
-            if sorted(each["kind"] for each in objects) != ["ConfigMap", "DaemonSet", "DaemonSet", *hooks]:
+            if sorted(each["kind"] for each in objects) != sorted(["ConfigMap", "DaemonSet", "DaemonSet", *hooks, *more]):
                 yield f"{values}: renders {[each['kind'] for each in objects]}"
-            yield from faults_of_objects(objects, CHART_FOR)
+            yield from faults_of_objects(objects, [each for each in CHART_FOR if values.get("gpus") != "claim" or number(each) >= (1, 34)])
+            for look in faults_of_names, faults_of_amemd, faults_of_monitoring, faults_of_jobs:
+                yield from look(values, objects)
             for each in objects:
                 if each["kind"] == "DaemonSet":
                     yield from faults_of_ends(f"{values}", each["spec"]["template"]["spec"])
-                    strategy = values.get("updateStrategy") if each["metadata"]["name"] == "amem" else None
+                    strategy = values.get("updateStrategy") if each["metadata"]["labels"]["app.kubernetes.io/component"] == "amemd" else None
                     if each["spec"]["updateStrategy"] != (strategy or {"type": "OnDelete"}):
                         yield f"{values}: {each['metadata']['name']} is updated by {each['spec']['updateStrategy']}"
             if amemd:
                 yield from faults_of_settings(objects, amemd)
-        for values in BAD:
+        for values, words in BAD:
             try:
                 chart.render(values, name="amem", namespace="amem")
                 yield f"{values}: is taken, and should be refused"
-            except helm_python.HelmError:
-                pass
+            except helm_python.HelmError as error:
+                if words not in str(error):
+                    yield f"{values}: is refused without \"{words}\": {error}"
+    yield from faults_of_values(path)
+    yield from faults_of_clusters(path)
+    yield from faults_of_turns(path)
+    yield from faults_of_cdi(path)
     yield from faults_of_upgrades(path)
     for example in sorted((HERE / "examples").glob("*.yaml")):
         text = example.read_text(encoding="utf-8")
@@ -232,10 +586,12 @@ def faults(amemd):
             yield f"{example.name}: {fault}"
         if text.count("image: amem:") != text.count(f"image: amem:{VERSION}\n"):
             yield f"{example.name}: has not amem:{VERSION}"
-    for each in documents((HERE / "examples" / "sidecar.yaml").read_text(encoding="utf-8")):
-        if each["kind"] == "Pod":
-            yield from (f"sidecar.yaml: {fault}" for fault in faults_of_restricted(each))
-            yield from faults_of_ends("sidecar.yaml", each["spec"])
+    for name in "sidecar.yaml", "jobset.yaml":
+        for each in documents((HERE / "examples" / name).read_text(encoding="utf-8")):
+            pods = [each] if each["kind"] == "Pod" else [job["spec"]["template"] for job in custom.jobs_of(each)] if each["kind"] == "JobSet" else []
+            for pod in pods:
+                yield from (f"{name}: {fault}" for fault in faults_of_restricted(pod))
+                yield from faults_of_ends(name, pod["spec"])
 
 
 def main(arguments):

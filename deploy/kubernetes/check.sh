@@ -30,15 +30,15 @@ work=$(mktemp -d "$root/build/kubernetes.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
 PIP_CONSTRAINT=file://${root// /%20}/deploy/constraints.txt timeout 600 "$work/venv/bin/python" -m pip --disable-pip-version-check install --quiet \
-  --no-compile helm-python-sdk kubernetes-validate pyyaml </dev/null || {
-  echo "check.sh: pip could not fetch helm-python-sdk and kubernetes-validate (its error is shown): a Python package index has to be reachable" >&2
+  --no-compile helm-python-sdk kubernetes-validate jsonschema common-expression-language pyyaml </dev/null || {
+  echo "check.sh: pip could not fetch helm-python-sdk, kubernetes-validate and common-expression-language (its error is shown): a Python package index has to be reachable" >&2
   exit 1
 }
 if [[ ${1:-} == --render ]]; then
-  "$work/venv/bin/python" "$here/check.py" --render >"$work/amem.yaml"
+  "$work/venv/bin/python" -B "$here/check.py" --render >"$work/amem.yaml" 2> >(grep -v 'found symbolic link in path' >&2)
   mv "$work/amem.yaml" "$here/amem.yaml"
   exit 0
 fi
 amemd=()
 [[ ! -x $root/build/release/bin/amemd ]] || amemd=("$root/build/release/bin/amemd")
-"$work/venv/bin/python" -B "$here/check.py" "${amemd[@]}"
+"$work/venv/bin/python" -B "$here/check.py" "${amemd[@]}" 2> >(grep -v 'found symbolic link in path' >&2)

@@ -1,4 +1,4 @@
-"""shim/calls/deep.md lists what becomes of each driver call in a deep pause. `python3 tests/checks/test_deep_page.py` writes it anew."""
+"""shim/calls/deep.md lists what becomes of each driver call in a deep pause. `python3 tests/checks/test_deep_page.py` writes it again."""
 import pathlib
 import re
 import sys

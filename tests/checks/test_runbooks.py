@@ -18,7 +18,7 @@ def runbooks():
 def alerts():
     """The runbook that each names, in their order."""
     for alert in ALERTS.split("- alert: ")[1:]:
-        named = re.search(r'^ +runbook: "(.+)"$', alert, re.MULTILINE)
+        named = re.search(r'^ +runbook_url: "(.+)"$', alert, re.MULTILINE)
         yield alert.split()[0], named and named[1]
 
 

@@ -26,6 +26,7 @@ Standing standing_of(const Row& row) {
   standing.under_way->restart = static_cast<OnRestart>(row.restart);
   standing.under_way->loaded = row.loaded;
   standing.under_way->task.deep = row.is_to_be_deep;
+  standing.under_way->task.partial = row.partial;
   return standing;
 }
 
@@ -58,6 +59,7 @@ void BrokerSide::record(int group, bool waves) {
   row.resume = what.task.op == Operation::kResume;
   row.loaded = what.loaded;
   row.is_to_be_deep = what.task.deep;
+  row.partial = what.task.partial;
   row.waves = waves;
   if (!what.task.selection.tags.empty()) row.tag = what.task.selection.tags.begin()->front();
   row.restart = u8(what.restart);
@@ -88,7 +90,8 @@ void BrokerSide::take_up(int group) {
   const Row row = m_.state.rows[at(group)];
   // The one before may have died between its last row and its answer.
   if (!row.under_way) m_.state.paused[at(group)] = row.paused;
-  const bool calls_off = row.restart == u8(OnRestart::kCallOff);
+  const bool calls_off =
+      row.restart == u8(OnRestart::kCallOff) || row.restart == u8(OnRestart::kRollBack);
   const bool may_be_saving = row.under_way && !row.resume && (calls_off || row.waves);
   Members members;
   for (int rank = m_.first_rank(group); rank < m_.end_rank(group); ++rank) {
@@ -115,8 +118,8 @@ void BrokerSide::take_memory(int group) {
       if (chunk.owner == i + 1 && !(p.exists && p.row)) chunk = {};  // of no Saved
     if (!p.exists) continue;
     const bool left = p.row && !p.stayed;
-    const bool undone = goes_on_with(OnRestart::kRollBack) && left && p.kept == Kept::kIncoming &&
-                        m_.bug != Bug::kTakesWhatIsUnloaded;
+    const bool undone = goes_on_with(OnRestart::kRollBack) && row.resume && left &&
+                        p.kept == Kept::kIncoming && m_.bug != Bug::kTakesWhatIsUnloaded;
     if (undone) p.kept = Kept::kNot;
     if (p.kept == Kept::kNot) p.on_device = 0;
     if (p.on_device == 0 && !left)
@@ -144,7 +147,7 @@ void BrokerSide::come_back(int rank) {
   const int group = group_of_rank(rank);
   p.in.clear();
   p.out.clear();
-  p.map_failed = p.copy_failed = p.expected = false;
+  p.map_failed = p.copy_failed = p.expected = p.over = false;
   p.hashes = {};
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
     if (piece(i).exists && piece(i).shared_by(rank) && !has(p.holds, i)) let_go(rank, i);

@@ -63,13 +63,15 @@ void BrokerSide::send(int rank, const Message& message) {
 void BrokerSide::act(int group, const action::Begun& begun) {
   Job& it = job(group);
   const Row& before = m_.state.rows[at(group)];  // of the broker before, if anything is under way
-  it.released = before.under_way && !before.resume && before.restart != u8(OnRestart::kCallOff);
+  it.released = before.under_way && !before.resume && before.restart != u8(OnRestart::kCallOff) &&
+                before.restart != u8(OnRestart::kRollBack);
   record(group);
   it.under_way = true;
   it.was_paused = m_.state.paused[at(group)];
   it.pause = begun.task.op == Operation::kPause;
-  it.whole = begun.task.selection.all();
+  it.whole = begun.task.stops();
   it.deep = begun.task.deep;
+  it.partial = begun.task.partial;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
     if (piece(i).exists && begun.task.selection.takes({piece(i).tag})) set_bit(it.selected, i);
 }
@@ -102,6 +104,11 @@ void BrokerSide::act(int group, const action::Measure& measure) {
 
 bool BrokerSide::take_chunks(int group) {
   if (m_.fault("the pool has no space")) return false;
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
+    Piece& p = piece(i);
+    const bool again = p.exists && has(job(group).selected, i) && p.on_device != 0 && !p.paused;
+    if (again && !p.stayed && p.chunk != 0) give_back(p);
+  }
   std::vector<int> fresh;
   std::vector<std::pair<int, Chunk*>> again;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
@@ -331,6 +338,7 @@ void BrokerSide::act(int group, const action::Unready&) {
 
 void BrokerSide::act(int group, const action::Release& release) {
   Job& it = job(group);
+  if (it.pause && release.undo) return undo(group, release);
   if (it.pause && !std::exchange(it.released, true)) promises_.no_return(group);
   if (it.pause && it.in_waves)
     for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
@@ -356,6 +364,17 @@ void BrokerSide::act(int group, const action::Release& release) {
     send(rank_of(id), message);
   }
   if (it.pause && late) record(group, it.in_waves);
+}
+
+/// Nothing leaves that has not left before.
+void BrokerSide::undo(int group, const action::Release& release) {
+  record(group);
+  for (const RankId id : release.ranks) {
+    Message message = message_of(Kind::kRelease, release.epoch);
+    message.last = message.rests = true;
+    if (m_.bug == Bug::kUndoesByReleasing) message.pieces = job(group).selected;
+    send(rank_of(id), message);
+  }
 }
 
 void BrokerSide::act(int group, const action::Drop&) {
@@ -625,6 +644,7 @@ Task task_of(const Request& request, bool out) {
   if (request.tag != 0) what.tags = {std::string(1, request.tag)};
   Task task(out ? Operation::kPause : Operation::kResume, what);
   task.deep = out && request.deep;
+  task.partial = out && request.partial;
   return task;
 }
 
@@ -826,6 +846,11 @@ void BrokerSide::gone(int rank) {
   Process& p = process(rank);
   p.out.clear();
   may_have_written(rank);
+  if (p.lives && machine(group_of_rank(rank)).deep() && m_.bug != Bug::kForgetsWhatIsCheckpointed) {
+    p.expected = true;
+    machine(group_of_rank(rank)).expect(id_of(rank));
+    return drive(group_of_rank(rank));
+  }
   if (!p.lives || !shares(rank)) return remove(rank);
   p.lost = true;
   machine(group_of_rank(rank)).lose(id_of(rank), now(group_of_rank(rank)));

@@ -48,6 +48,7 @@ class BrokerSide {
   void act(int group, const action::Left& left);
   void act(int group, const action::Unready& unready);
   void act(int group, const action::Release& release);
+  void undo(int group, const action::Release& release);
   void act(int group, const action::Drop& drop);
   void act(int group, const action::Checkpoint& checkpoint);
   void act(int group, const action::Restore& restore);

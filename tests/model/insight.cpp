@@ -56,6 +56,7 @@ void Insight::add(const Group& group, Time now, model::Digest& digest) {
 void Insight::add(const Course& course, Time now, model::Digest& digest) {
   add(course.terms_.task, digest);
   digest.add(static_cast<std::uint64_t>(course.terms_.rest));
+  digest.add(static_cast<std::uint64_t>(course.terms_.before));
   digest.add(static_cast<std::uint64_t>(course.terms_.timeout.count()));
   digest.add((course.terms_.inside ? 1U : 0U) | (course.terms_.held != Held::kNo ? 2U : 0U) |
              (course.deep_ ? 4U : 0U) | (course.no_space_ ? 8U : 0U) | (course.more_ ? 16U : 0U) |
@@ -78,7 +79,7 @@ void Insight::add(const Task& task, model::Digest& digest) {
   digest.add(task.discard.size());
   for (const std::string& tag : task.discard) digest.add(tag);
   digest.add(static_cast<std::uint64_t>(task.guests));
-  digest.add(task.deep);
+  digest.add((task.deep ? 1U : 0U) | (task.partial ? 2U : 0U));
 }
 
 void Insight::add(const Cut& cut, Time now, model::Digest& digest) {

@@ -27,7 +27,8 @@ NodeWorld::NodeWorld(const Scenario& scenario, int faults, Bug bug)
         [any](const Selection& what) { return any(what, [](const Piece& p) { return p.left(); }); },
         [any, may_leave](const Selection& what) {
           return any(what, [&](const Piece& p) { return may_leave(p) && p.opened; });
-        }};
+        },
+        [any, may_leave](const Selection& what) { return any(what, may_leave); }};
     m_.groups[at(group)] = std::make_unique<Group>(std::string(1, static_cast<char>('a' + group)),
                                                    Deadlines(), m_.state.now[0], memory);
     for (int rank = 0; rank < scenario.ranks; ++rank) broker_.join(group * kRanksEach + rank);
@@ -150,6 +151,9 @@ std::vector<NodeWorld::Event> NodeWorld::possible() const {
     const int group = group_of_rank(rank);
     const bool known = group < m_.scenario.groups && !m_.groups[at(group)]->members().empty();
     if (p.lives && p.over) events.push_back({Event::kEnds, u8(rank)});
+    // One whose session has broken while its process was checkpointed, or it does not.
+    if (p.lives && p.over && p.expected && p.connected)
+      events.push_back({Event::kComesBack, u8(rank)});
     if (known && !p.over && !p.lives && rank % kRanksEach == joiner && m_.state.joins > 0)
       events.push_back({Event::kJoins, u8(rank)});
     // What it has been told it may still do, before it notices.

@@ -136,6 +136,9 @@ void Promises::finished(int group, const Outcome& outcome, GroupState is) {
   const bool ok = outcome.status.ok();
   m_.state.paused[at(group)] = is == GroupState::kPaused;
   if (job.pause || is == GroupState::kRunning) m_.state.erred[at(group)] = job.pause && !ok;
+  bool& partly = m_.state.partly[at(group)];
+  const bool undone = job.pause && job.was_paused && !ok;
+  partly = is == GroupState::kPaused && (job.partial || (partly && (!job.pause || undone)));
   if (is != GroupState::kRunning && is != GroupState::kPaused)
     m_.breaks("an operation ends with a group that runs or is paused");
   if (job.pause) {
@@ -198,13 +201,17 @@ void Promises::whole_group(int group) {
   const Group& machine = *m_.groups[at(group)];
   if (machine.members().empty()) return;
   const bool runs = machine.state() == GroupState::kRunning;
+  const bool partly = m_.state.partly[at(group)];
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
     const Piece& piece = m_.state.pieces[at(i)];
     if (!piece.exists) continue;
     const bool there = piece.on_device != 0;
     if (runs && !piece.paused && (!there || piece.chunk != 0))
       m_.breaks("a group that runs has its memory, and no place in the pool");
-    if (!runs && !piece.paused && !(m_.scenario.waves && m_.state.erred[at(group)]))
+    const bool erred = m_.scenario.waves && m_.state.erred[at(group)];
+    if (partly && !erred && !piece.paused && (!there || piece.chunk != 0))
+      m_.breaks("what a partial pause leaves is there, and has no place in the pool");
+    if (!runs && !piece.paused && !erred && !partly)
       m_.breaks("a paused group has let go of everything");
     if (piece.paused && there && !piece.stayed) m_.breaks("what is paused has left its device");
     if (piece.paused && !there && piece.keep && piece.chunk == 0)
@@ -212,15 +219,15 @@ void Promises::whole_group(int group) {
   }
   for (int rank = m_.first_rank(group); rank < m_.end_rank(group); ++rank) {
     const Process& p = m_.state.ranks[at(rank)];
+    if (p.lives && p.checkpointed && !(p.member && machine.deep()))
+      m_.breaks("no process stays checkpointed that a resume would not restore");
     if (!p.lives || !p.connected || !p.member || p.lost) continue;
     if ((p.gate == Gate::kOpen) != runs) m_.breaks("the gates of a group are as the group is");
-    if (p.checkpointed && !machine.deep())
-      m_.breaks("no process stays checkpointed that a resume would not restore");
     for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i) {
       const Piece& piece = m_.state.pieces[at(i)];
       if (!has(p.holds, i)) continue;
       const std::uint8_t here = p.maps[at(i % kPiecesEach)];
-      if (!piece.paused && runs && here != piece.on_device)
+      if (!piece.paused && (runs || partly) && here != piece.on_device)
         m_.breaks("ranks that run have their memory");
       // What stays on its device a rank may keep that has missed its Release over a restart.
       const bool missed = m_.state.not_let_go || (piece.stayed && m_.scenario.restarts > 0);

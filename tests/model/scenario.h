@@ -17,6 +17,7 @@ struct Request {
   std::vector<int> in = {};  // of a swap
   char tag = 0;              // of this alone; 0: of all
   bool deep = false;         // of a pause: the processes are checkpointed
+  bool partial = false;      // of a pause of a tag: the group does not run on
 };
 
 struct PieceOf {
@@ -93,6 +94,8 @@ enum class Bug : std::uint8_t {
   kTakesRetainedSpace,
   kComparesWithAnotherPlace,
   kCheckpointsUnrecorded,
+  kForgetsWhatIsCheckpointed,
+  kUndoesByReleasing,
 };
 
 struct Mutation {

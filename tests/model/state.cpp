@@ -49,7 +49,7 @@ void add_job(const Job& job, Digest& digest) {
   unsigned flags = 0;
   for (const bool flag :
        {job.under_way, job.pause, job.whole, job.by_operator, job.measured, job.in_waves,
-        job.released, job.opened, job.awaits_space, job.creating, job.was_paused})
+        job.released, job.opened, job.awaits_space, job.creating, job.was_paused, job.partial})
     flags = 2 * flags + (flag ? 1 : 0);
   digest.add(flags);
   for (const std::uint8_t part :
@@ -62,8 +62,8 @@ void add_job(const Job& job, Digest& digest) {
 void add_record(const State& state, Digest& digest) {
   for (const Row& row : state.rows) {
     unsigned flags = 0;
-    for (const bool flag :
-         {row.paused, row.under_way, row.resume, row.loaded, row.waves, row.by_operator})
+    for (const bool flag : {row.paused, row.under_way, row.resume, row.loaded, row.waves,
+                            row.by_operator, row.partial})
       flags = 2 * flags + (flag ? 1 : 0);
     digest.add(flags);
     for (const std::uint8_t part : {u8(row.tag), row.attempt, row.restart}) digest.add(part);
@@ -89,6 +89,7 @@ void add(const State& state, Digest& digest) {
   for (const Job& job : state.jobs) add_job(job, digest);
   digest.add_all(state.paused);
   digest.add_all(state.erred);
+  digest.add_all(state.partly);
   for (const std::uint8_t part :
        {state.faults, state.joins, state.restarts, state.script_at, state.space, state.deepens})
     digest.add(part);

@@ -206,6 +206,7 @@ struct Job {
   bool creating = false;
   bool was_paused = false;
   bool deep = false;
+  bool partial = false;
   std::uint8_t member = 0;    // of the transaction
   std::uint8_t selected = 0;  // pieces
   std::uint8_t wave = 0;      // pieces that leave now
@@ -225,6 +226,7 @@ struct Row {
   bool by_operator = false;
   bool deep = false;
   bool is_to_be_deep = false;
+  bool partial = false;
   char tag = 0;
   std::uint8_t attempt = 0;
   std::uint8_t restart = 0;
@@ -238,6 +240,7 @@ struct State {
   std::array<Row, kMostGroups> rows{};
   std::array<bool, kMostGroups> paused{};  // where the last operation ended
   std::array<bool, kMostGroups> erred{};   // the pause that it is in
+  std::array<bool, kMostGroups> partly{};  // it has left some of its memory
   bool not_let_go = false;                 // the driver has refused to let go of memory
   std::uint8_t chunk_count = 0;
   bool retain = false;                  // the scenario's

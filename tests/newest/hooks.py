@@ -53,7 +53,8 @@ PROJECTS = (
     Project("torch", (
         *_hooks("torch/cuda/memory.py", "MemPool", __init__=("self", "allocator")),
         *_hooks("torch/cuda/memory.py", None, use_mem_pool=("pool",), empty_cache=()),
-        *_hooks("torch/distributed/distributed_c10d.py", None, _add_ephemeral_timeout_for_all_pgs=("timeout",))), None, True),
+        *_hooks("torch/distributed/distributed_c10d.py", None, _add_ephemeral_timeout_for_all_pgs=("timeout",)),
+        *_hooks("torch/distributed/distributed_c10d.py", None, True, _world=())), None, True),
     Project("nvidia-nccl-cu13", (), None, True),
     Project("trl", (), None),
     Project("verl", (

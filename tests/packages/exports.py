@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What our libraries show to others, by nm and by abidw; and the files that say what it is to be: exports.py --update build/release
-writes them anew, for the commit of the change. docs/packages.md says what may change in which version."""
+writes them again, for the commit of the change. docs/packages.md says what may change in which version."""
 import pathlib
 import subprocess
 import sys

@@ -169,6 +169,9 @@ def node(root):
     by_name = {(each["kind"], each["metadata"]["name"]): each for each in documents("amem.yaml")}
     pods = [by_name["DaemonSet", name]["spec"]["template"]["spec"] for name in ("amem-holder", "amem")]
     holder, amemd = (Container(root, pod["containers"][0], pod) for pod in pods)
+    for_jobs = Container(root, pods[1]["initContainers"][0], pods[1])
+    os.makedirs(f"{root}/shim", 0o755)
+    for_jobs.run(*for_jobs.command())
     shutil.rmtree(f"{root}/run/amem", ignore_errors=True)
     os.makedirs(f"{root}/run/amem", 0o755)  # hostPath: DirectoryOrCreate
     settings = by_name["ConfigMap", "amem"]["data"]["amemd.toml"].replace('"64GiB"', f'"{POOL}"')
@@ -179,7 +182,7 @@ def node(root):
     for probe in ("readinessProbe", "livenessProbe"):
         amemd.probe(probe)
 
-    variables = [{"name": "LD_PRELOAD", "value": "/usr/lib/amem/libamem_shim.so"}, {"name": "AMEM_RUNTIME_DIR", "value": "/run/amem"},
+    variables = [{"name": "LD_PRELOAD", "value": "/shim/libamem_shim.so"}, {"name": "AMEM_RUNTIME_DIR", "value": "/run/amem"},
                  {"name": "AMEM_GROUP", "value": "train"}, {"name": "AMEM_REQUIRED", "value": "1"}]
     member = Job(root, {"name": "member", "env": variables}, {"securityContext": {"runAsUser": 1001, "runAsGroup": 1001, "supplementalGroups": [936]}})
     member.begin()

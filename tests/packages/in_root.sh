@@ -81,6 +81,8 @@ grep -qi 'libcuda' /packages/nodriver.log || { cat /packages/nodriver.log; fail 
 step "demonstration"
 run demo amem-demo
 tail -n 1 /packages/demo.log
+run demo-turns amem-demo --turns
+tail -n 1 /packages/demo-turns.log
 
 step "Python"
 python3 - <<'END' || fail "the package amem"

@@ -148,7 +148,47 @@ step "an end by hand, and a start"
 systemctl stop amemd
 systemctl --quiet is-active amem-holder || fail "the holder has gone with amemd"
 systemctl start amemd
+amemctl health >/dev/null || fail "systemctl start has returned, and amemd does not serve"
 comes_back "amemd was stopped and started"
+
+step "a loop that hangs"
+cat >/etc/systemd/system/amemd.service.d/zz-watchdog.conf <<'END'
+[Service]
+WatchdogSec=3
+TimeoutStartSec=4
+END
+systemctl daemon-reload
+systemctl restart amemd
+old=$(pid_of amemd)
+kill -STOP "$old"
+began=$(date +%s%N)
+eventually "systemd has restarted an amemd that hangs" runs_with_another_pid amemd "$old"
+echo "systemd.sh: with WatchdogSec=3 the next one served after $((($(date +%s%N) - began) / 1000000)) ms"
+journalctl --unit amemd --no-pager | grep -q 'Watchdog timeout' || fail "it was not the watchdog"
+comes_back "amemd hung"
+
+step "without a complete holder the watchdog is off"
+watchdog_is() { [[ $(systemctl show --property WatchdogUSec --value amemd) == "$1" ]]; }
+eventually "the watchdog is on" watchdog_is 3s
+systemctl mask --runtime --now amem-holder.socket amem-holder.service >/dev/null 2>&1
+eventually "the watchdog is off" watchdog_is 0
+old=$(pid_of amemd)
+kill -STOP "$old"
+sleep 6 # twice the watchdog's time: nothing can be observed but that nothing happens
+kill -CONT "$old"
+[[ $(pid_of amemd) == "$old" ]] || fail "systemd has killed an amemd whose groups no holder had"
+systemctl unmask --runtime amem-holder.socket amem-holder.service >/dev/null 2>&1
+systemctl start amem-holder.socket
+eventually "the watchdog is on again" watchdog_is 3s
+comes_back "the holder was away"
+
+step "a start that is slower than TimeoutStartSec"
+sed -i 's/^Environment=AMEM_SIM_DIR/Environment=AMEM_SIM_FAULTS=cuInit:*:delay=8000 AMEM_SIM_DIR/' /etc/systemd/system/amemd.service.d/sim.conf
+systemctl daemon-reload
+systemctl restart amemd || fail "systemd has killed an amemd that had asked for more time"
+amemctl health >/dev/null || fail "amemd does not serve after a slow start"
+sed -i 's/AMEM_SIM_FAULTS=[^ ]* //' /etc/systemd/system/amemd.service.d/sim.conf
+comes_back "a slow start"
 as member amemctl resume train >/dev/null
 echo exit >&3
 exec 3>&-

@@ -2,7 +2,10 @@
 import gzip
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -66,6 +69,34 @@ def test_a_page_has_its_sections(build, page):
     text = gzip.decompress((build / "deploy" / "man" / f"{page}.gz").read_bytes()).decode()
     name = page.partition(".")[0]
     assert re.search(rf"^\.TH {name.upper()} ", text, re.MULTILINE | re.IGNORECASE), text[:500]
-    for heading in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", '"SEE ALSO"'):
+    for heading in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", '"EXIT STATUS"', "EXAMPLES", '"SEE ALSO"'):
         assert f"\n.SH {heading}\n" in text, f"{page} has no {heading}"
     assert str(build) not in text, f"{page} names the folder that it was built in"
+
+
+def test_every_setting_is_in_its_page(build, run, tmp_path):
+    """Each key that amemd has, in the section of its table, with its variable. The example is one that amemd takes."""
+    text = gzip.decompress((build / "deploy" / "man" / "amemd.toml.5.gz").read_bytes()).decode()
+    settings = tomllib.loads(run(build / "bin" / "amemd", "--check-config", "--runtime-dir", tmp_path / "run"))
+    parts = dict(re.findall(r"(?ms)^\.SS (.+?)$(.*?)(?=^\.S[SH])", text))
+    tables = {'"Outside of a table"': {key: value for key, value in settings.items() if not isinstance(value, dict)},
+              **{f"[{key}]": value for key, value in settings.items() if isinstance(value, dict)}}
+    assert set(parts) == set(tables)
+    for table, keys in tables.items():
+        assert re.findall(r"(?m)^\.TP\n\\fB(\w+)\\fR$", parts[table]) == list(keys), table
+        for key in keys:
+            name = "_".join(["AMEM", *[table.strip("[]").upper()] * table.startswith("["), key.upper()])
+            assert f"Variable {name}, option" in parts[table]
+    example = re.search(r"(?s)\.EX\n(\[pool\].*?)\.EE", text)[1]
+    file = tmp_path / "amemd.toml"
+    file.write_text(example)
+    assert 'size = "512GiB"' in run(build / "bin" / "amemd", "--check-config", "--config", file)
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="no man here")
+@pytest.mark.parametrize("page", [*PAGES, "amemd.toml.5"])
+def test_man_reads_the_page_without_a_warning(build, page, tmp_path):
+    file = tmp_path / page
+    file.write_bytes(gzip.decompress((build / "deploy" / "man" / f"{page}.gz").read_bytes()))
+    said = subprocess.run(["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(file)], capture_output=True, text=True, timeout=60, check=False)
+    assert (said.returncode, said.stderr) == (0, ""), said.stderr

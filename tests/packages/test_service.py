@@ -63,6 +63,14 @@ def test_amemd_has_the_time_to_wait_for_what_is_under_way(build):
     assert int(read("amemd")["Service"]["TimeoutStopSec"]) >= int(end) + 10
 
 
+def test_systemd_waits_until_it_serves_and_ends_one_that_hangs():
+    service = read("amemd")["Service"]
+    assert service["Type"] == "notify" and "NotifyAccess" not in service, "only amemd itself reports"
+    assert int(service["WatchdogSec"]) == 60
+    assert service["WatchdogSignal"] == "SIGKILL", "a core would be as large as the pool"
+    assert service["Restart"] == "on-failure", "which a watchdog's kill is"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_understands_them(tmp_path):
     for name in ("amemd", "amem-driver", "amem-holder"):

@@ -176,12 +176,16 @@ def test_turns(fake: FakeBroker, broker: amem.Broker, monkeypatch: pytest.Monkey
     broker.end_lease("train")
     broker.set_turn("train", stage="", priority=0, longest_wait=2.5)
     broker.set_turn("train", weight=7)
-    [_, lease, end, turn, weight] = [request for _, request in fake.asked]
+    broker.set_turn("train", leave_first=["kv", "workspace"], return_order=())
+    [_, lease, end, turn, weight, order] = [request for _, request in fake.asked]
+    assert (order.set_leave_first, list(order.leave_first), order.set_return_order, list(order.return_order)) == (
+        True, ["kv", "workspace"], True, [])
     assert (lease.group, lease.timeout_ms, getattr(lease, "yield")) == ("train", 20_000, False)
     assert getattr(end, "yield")
     assert (turn.set_stage, turn.stage, turn.set_priority, turn.priority, turn.set_longest_wait, turn.longest_wait_ms, turn.weight) == (
         True, "", True, 0, True, 2500, 0)
     assert (weight.weight, weight.set_stage, weight.set_priority, weight.set_longest_wait) == (7, False, False, False)
+    assert not weight.set_leave_first and not weight.set_return_order
     bad: list[dict[str, Any]] = [{}, {"weight": 0}, {"priority": 101}, {"longest_wait": -1}]
     for wrong in bad:
         with pytest.raises(amem.InvalidArgumentError):

@@ -33,6 +33,7 @@ def test_more_time_is_asked_for_as_long_as_a_pause_lasts() -> None:
 
 class Distributed(types.ModuleType):
     _add_ephemeral_timeout_for_all_pgs: Callable[[datetime.timedelta], None]
+    _world: types.SimpleNamespace
 
 
 class Torch(NamedTuple):
@@ -116,3 +117,76 @@ def test_what_cannot_be_extended_is_an_error(shim: Shim, torch: Torch, monkeypat
     del torch.module._add_ephemeral_timeout_for_all_pgs
     with pytest.raises(amem.FailedPreconditionError, match="longer than any pause"):
         amem.extend_timeouts()
+
+
+class Backend(NamedTuple):
+    kind: str
+    seconds: float
+
+    def name(self) -> str:
+        return self.kind
+
+    @property
+    def options(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(_timeout=datetime.timedelta(seconds=self.seconds))
+
+
+class Group:
+    """As much of a ProcessGroup as is asked."""
+
+    def __init__(self, ranks: int, **backends: Backend) -> None:
+        self.ranks, self.backends = ranks, backends
+        self._device_types = list(backends)
+
+    def size(self) -> int:
+        return self.ranks
+
+    def _get_backend(self, device: str) -> Backend:
+        return self.backends[device]
+
+
+def has_groups(torch: Torch, *groups: Group) -> None:
+    torch.module._world = types.SimpleNamespace(pg_map={group: None for group in groups})
+
+
+@pytest.mark.parametrize("wait, warned", [(None, True), (600.0, True), (599.0, False), (3600.0, True)])
+def test_a_wait_that_can_exceed_a_timeout_is_in_the_log(
+        torch: Torch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wait: float | None, warned: bool) -> None:
+    monkeypatch.setattr(_timeouts, "_started", False)
+    has_groups(torch, Group(2, cpu=Backend("gloo", 1800), cuda=Backend("nccl", 600)), Group(1, cuda=Backend("nccl", 5)))
+    _timeouts.warn_of_short(wait)
+    assert ("(nccl) has a timeout of 600 s" in caplog.text) == warned
+    assert bool(caplog.records) == warned
+
+
+def test_what_is_extended_counts_no_more(torch: Torch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(_timeouts, "_started", True)
+    has_groups(torch, Group(2, cpu=Backend("gloo", 1800), cuda=Backend("nccl", 600)))
+    _timeouts.warn_of_short(1000)
+    assert not caplog.records
+    _timeouts.warn_of_short(1800)
+    assert "may take 1800 s, but a process group of this process (gloo) has a timeout of 1800 s" in caplog.text
+
+
+def test_a_turn_looks_at_the_timeouts(torch: Torch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(_timeouts, "_started", False)
+    monkeypatch.setenv("AMEM_ADDRESS", "")
+    monkeypatch.setenv("AMEM_RUNTIME_DIR", "/nowhere")
+    has_groups(torch, Group(2, cuda=Backend("nccl", 600)))
+    try:
+        with amem.turn("train", timeout=700):
+            pass
+    except (amem.Error, ImportError):  # there is no broker, or no grpcio
+        pass
+    assert "may take 700 s" in caplog.text
+
+
+def test_without_process_groups_nothing_is_said(
+        torch: Torch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(_timeouts, "_started", False)
+    _timeouts.warn_of_short(None)  # this PyTorch has no such table
+    has_groups(torch)
+    _timeouts.warn_of_short(None)
+    monkeypatch.delitem(sys.modules, torch.module.__name__)
+    _timeouts.warn_of_short(None)
+    assert [each for each in caplog.records if each.levelname != "DEBUG"] == []

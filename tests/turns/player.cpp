@@ -25,8 +25,11 @@ struct Program {
   Time came_in{};
   Duration ran{};
   std::uint64_t served = 0;
-  bool gone = false;  // has ended
+  bool starts = false;               // its first turn has not ended
+  std::optional<Time> start_ends{};  // if it does not end before
+  bool gone = false;                 // has ended
   bool of_operator = false;
+  TurnNeeds stays = {};  // on the devices while it is out
 };
 
 class Player {
@@ -41,9 +44,8 @@ class Player {
         programs_(trace.groups.size()) {}
 
   Played play() {
-    for (const TurnTerms& each : terms_)
-      if (oracle_ == nullptr)
-        if (Status status = turns_.add(each, false, now_); !status.ok()) broke(status.text());
+    for (std::size_t i = 0; i < terms_.size(); ++i)
+      if (oracle_ == nullptr) join(i, false);
     if (trace_.storms) storm_ = now_ + dice_.between(seconds(1), seconds(30));
     const Time last = begin_ + trace_.end;
     // What is waited for after the last piece of work has come ends sometime.
@@ -101,8 +103,31 @@ class Player {
   bool finished() const {
     if (under_way_ || (trace_.storms && now_ < begin_ + trace_.end)) return false;
     for (std::size_t i = 0; i < programs_.size(); ++i)
-      if (has_piece(i)) return false;
+      if (has_piece(i) || (programs_[i].starts && !programs_[i].gone)) return false;
     return true;
+  }
+
+  void join(std::size_t i, bool running) {
+    Program& p = programs_[i];
+    TurnTerms terms = terms_[i];
+    p.starts = terms.starts = trace_.starts;
+    p.start_ends.reset();
+    if (p.starts) terms.needs = whole(trace_.devices);
+    if (Status status = turns_.add(terms, running, now_); !status.ok()) broke(status.text());
+    if (!p.starts) return;
+    turns_.wants(name(i), now_);
+    p.waits_since = now_;
+  }
+  bool in_first_turn(std::size_t i) const {
+    const Program& p = programs_[i];
+    return p.starts && p.where == Where::kIn && !p.of_operator && !p.gone;
+  }
+  void end_first_turn(std::size_t i) {
+    say(name(i) + " has started");
+    programs_[i].starts = false;
+    if (Status status = turns_.started(name(i), terms_[i].needs, now_); !status.ok())
+      broke(status.text());
+    if (!has_work(i)) turns_.wants_nothing(name(i), now_);
   }
 
   std::string who_waits() const {
@@ -114,6 +139,9 @@ class Player {
 
   Time next_time() const {
     Time next = under_way_ ? ends_ : kNever;
+    for (std::size_t i = 0; i < programs_.size(); ++i)
+      if (in_first_turn(i) && *programs_[i].start_ends > now_)
+        next = std::min(next, *programs_[i].start_ends);
     for (std::size_t i = 0; i < programs_.size(); ++i) {
       const Program& p = programs_[i];
       if (works(i)) {
@@ -132,7 +160,10 @@ class Player {
   void step() {
     if (under_way_ && ends_ <= now_) end_switch();
     if (trace_.storms && storm_ <= now_) storm();
-    for (std::size_t i = 0; i < programs_.size(); ++i) go_on(i);
+    for (std::size_t i = 0; i < programs_.size(); ++i) {
+      if (in_first_turn(i) && *programs_[i].start_ends <= now_) end_first_turn(i);
+      go_on(i);
+    }
     if (under_way_) return;
     auto next = oracle_ != nullptr ? oracle_->decide(groups(), now_) : turns_.decide(now_);
     if (next) begin_switch(*next);
@@ -147,8 +178,8 @@ class Player {
       p.told = now_;
       ++p.piece;
       if (oracle_ == nullptr)
-        lease() && !has_work(i) ? turns_.wants_nothing(name(i), now_)
-                                : turns_.worked(name(i), now_);
+        lease() && !has_work(i) && !p.starts ? turns_.wants_nothing(name(i), now_)
+                                             : turns_.worked(name(i), now_);
     }
     if (!has_work(i) || p.of_operator) return;
     if (p.where == Where::kIn && !p.started) {
@@ -184,8 +215,11 @@ class Player {
     Duration takes{};
     for (const std::string& each : next.out) {
       const std::size_t i = index(each);
-      if (programs_[i].where != Where::kIn) broke(each + " leaves and does not run");
-      takes += terms_[i].cost_out;
+      const bool rest = programs_[i].where == Where::kOut && !programs_[i].stays.empty();
+      if (programs_[i].where != Where::kIn && !rest) broke(each + " leaves and has nothing there");
+      if (programs_[i].starts) broke(each + " leaves in its first turn");
+      takes += cost_out(next, i);
+      if (rest) continue;
       stop_working(i);
       programs_[i].where = Where::kSwitching;
     }
@@ -204,6 +238,29 @@ class Player {
     for (const std::string& each : next.out) go_on(index(each));
   }
 
+  /// What of it is there afterwards.
+  TurnNeeds left_by(const TurnSwitch& what, std::size_t i) const {
+    const auto parts = what.parts.find(name(i));
+    if (parts == what.parts.end()) return {};
+    TurnNeeds left = terms_[i].needs;
+    for (std::size_t k = 0; k < parts->second; ++k) left = without(left, terms_[i].parts[k]);
+    return left;
+  }
+  /// Each part costs its share.
+  Duration cost_out(const TurnSwitch& what, std::size_t i) const {
+    const Program& p = programs_[i];
+    const TurnNeeds leaves =
+        p.where == Where::kIn ? without(terms_[i].needs, left_by(what, i)) : p.stays;
+    double share = 1;
+    for (const auto& [device, bytes] : terms_[i].needs) {
+      const auto its = leaves.find(device);
+      share = std::min(share, its == leaves.end()
+                                  ? 0.0
+                                  : static_cast<double>(its->second) / static_cast<double>(bytes));
+    }
+    return std::chrono::duration_cast<Duration>(terms_[i].cost_out * share);
+  }
+
   void end_switch() {
     const TurnSwitch done = *under_way_;
     under_way_.reset();
@@ -213,7 +270,14 @@ class Player {
     for (const std::string& each : done.out) {
       Program& p = programs_[index(each)];
       if (p.gone) continue;
+      const bool rest = p.where == Where::kOut;
+      if (!back || !rest) p.stays = left_by(done, index(each));
+      if (rest) {
+        if (fails_ && oracle_ == nullptr) turns_.set_stays(each, p.stays, now_);
+        continue;
+      }
       p.where = Where::kOut;
+      if (fails_ && oracle_ == nullptr) turns_.set_stays(each, p.stays, now_);
       if (back && !p.of_operator) {
         running.push_back(each);
         come_in(index(each), false);
@@ -237,8 +301,14 @@ class Player {
   void come_in(std::size_t i, bool its_turn) {
     Program& p = programs_[i];
     p.where = Where::kIn;
+    p.stays.clear();
     p.came_in = now_;
     if (its_turn) ++p.served;
+    if (p.starts && !p.start_ends) {
+      p.start_ends = now_ + dice_.between(seconds(1), seconds(60));
+      if (const auto limit = turn_limit(trace_.rules, terms_[i]))
+        p.start_ends = std::min(*p.start_ends, now_ + *limit);
+    }
     if (p.waits_since) {
       const Duration waited = now_ - *p.waits_since;
       ++played_.waits;
@@ -260,10 +330,25 @@ class Player {
   void check_fit(const std::vector<std::string>& coming) {
     TurnLoad load(trace_.devices);
     for (std::size_t i = 0; i < programs_.size(); ++i)
-      if (programs_[i].where == Where::kIn && !programs_[i].gone) load.add(terms_[i].needs);
-    for (const std::string& each : coming) load.add(terms_[index(each)].needs);
+      if (programs_[i].where == Where::kIn && !programs_[i].gone) load.add(needs(i));
+    // What is left of those that are out, but for what leaves or is counted with the group.
+    for (std::size_t i = 0; i < programs_.size(); ++i) {
+      const Program& p = programs_[i];
+      if (p.where != Where::kOut || p.gone || p.of_operator) continue;
+      const bool leaves = under_way_ && has(under_way_->out, i);
+      if (!leaves && !p.stays.empty()) load.add(p.stays);
+    }
+    if (under_way_)
+      for (const auto& [each, count] : under_way_->parts)
+        if (const TurnNeeds left = left_by(*under_way_, index(each)); !left.empty()) load.add(left);
+    for (const std::string& each : coming) load.add(needs(index(each)));
+    if (load.within_limits() && !load.fits()) broke("a group starts alone");
     if (!load.within_limits() && !grown_) broke("all that run fit beside each other");
     if (load.within_limits()) grown_ = false;
+  }
+
+  TurnNeeds needs(std::size_t i) const {
+    return programs_[i].starts ? whole(trace_.devices) : terms_[i].needs;
   }
 
   void check_places() {
@@ -298,8 +383,11 @@ class Player {
         return end(i);
       case 2:
         say("operator pauses " + name(i));
+        if (in_first_turn(i)) end_first_turn(i);
         stop_working(i);
         p.where = Where::kOut;
+        p.stays.clear();
+        turns_.set_stays(name(i), {}, now_);
         p.of_operator = true;
         p.waits_since.reset();
         return turns_.paused_by_operator(name(i), now_);
@@ -311,7 +399,12 @@ class Player {
     say("needs of " + name(i) + " change");
     for (auto& [device, bytes] : terms_[i].needs)
       bytes = static_cast<std::uint64_t>(dice_.between(1, 78)) << 30;
+    if (p.starts) return;  // they count when it has started
     grown_ = true;
+    terms_[i].parts.clear();
+    p.stays.clear();
+    (void)turns_.set_parts(name(i), {}, now_);
+    turns_.set_stays(name(i), {}, now_);
     if (Status status = turns_.set_needs(name(i), terms_[i].needs, now_); !status.ok())
       broke(status.text());
   }
@@ -321,6 +414,7 @@ class Player {
     stop_working(i);
     programs_[i].where = Where::kOut;
     programs_[i].gone = true;
+    programs_[i].stays.clear();
     programs_[i].started = false;
     programs_[i].waits_since.reset();
     turns_.remove(name(i), now_);
@@ -334,7 +428,9 @@ class Player {
       if (p.where == Where::kSwitching) return;
       say("operator lets go of " + name(i));
       p.of_operator = false;
-      return turns_.released(name(i), false, now_);
+      turns_.released(name(i), false, now_);
+      if (p.starts) turns_.wants(name(i), now_);
+      return;
     }
     if (!p.gone) return;
     if (under_way_ && (has(under_way_->in, i) || has(under_way_->out, i))) return;
@@ -342,9 +438,11 @@ class Player {
     p.gone = false;
     TurnLoad load(trace_.devices);
     for (std::size_t k = 0; k < programs_.size(); ++k)
-      if (programs_[k].where != Where::kOut) load.add(terms_[k].needs);
-    const bool running = !under_way_ && load.has_space_for(terms_[i].needs) && dice_.one_in(2);
-    if (Status status = turns_.add(terms_[i], running, now_); !status.ok()) broke(status.text());
+      if (programs_[k].where != Where::kOut || !programs_[k].stays.empty())
+        load.add(programs_[k].where != Where::kOut ? terms_[k].needs : programs_[k].stays);
+    const bool running =
+        !trace_.starts && !under_way_ && load.has_space_for(terms_[i].needs) && dice_.one_in(2);
+    join(i, running);
     if (!running) return;
     p.where = Where::kIn;
     p.came_in = now_;

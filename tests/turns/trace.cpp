@@ -68,6 +68,23 @@ void make_groups(Trace& trace, Dice& dice) {
   trace.rules.slice = residency + dice.between(seconds(1), seconds(30));
 }
 
+/// Drawn apart: the rest of each trace is as it was before there were parts.
+void make_parts(Trace& trace) {
+  Dice dice(trace.seed ^ 0x9a275ULL);
+  trace.parts = dice.one_in(3);
+  if (!trace.parts) return;
+  for (TurnTerms& each : trace.groups) {
+    TurnNeeds left = each.needs;
+    for (std::int64_t count = dice.between(0, 3); count > 0; --count) {
+      TurnNeeds part;
+      for (const auto& [device, bytes] : left)
+        if (!dice.one_in(4)) part[device] = bytes / static_cast<std::uint64_t>(dice.between(1, 4));
+      left = without(left, part);
+      each.parts.push_back(part);
+    }
+  }
+}
+
 /// Half of the stages that may promise a longest wait do, most of these as short a one as can be.
 void promise(Trace& trace, Dice& dice) {
   if (dice.one_in(2)) return;
@@ -150,7 +167,8 @@ std::string describe(const Trace& trace) {
          " longest waits, " + std::to_string(pieces) + " pieces of work, grace " +
          format_duration(rules.grace) + ", idle " + format_duration(rules.idle) + ", max_hold " +
          format_duration(rules.max_hold) + ", slice " + format_duration(rules.slice) + ", ageing " +
-         format_duration(rules.ageing) + (trace.storms ? ", storms" : "");
+         format_duration(rules.ageing) + (trace.storms ? ", storms" : "") +
+         (trace.starts ? ", starts" : "") + (trace.parts ? ", parts" : "");
 }
 
 Trace make_trace(std::uint64_t seed) {
@@ -160,6 +178,7 @@ Trace make_trace(std::uint64_t seed) {
   trace.kind = dice.one_in(20) ? Kind::kAlways : kKinds[dice.between(0, 1)];
   make_stage(trace, dice);
   make_groups(trace, dice);
+  make_parts(trace);
   trace.work.resize(trace.groups.size());
   if (trace.kind == Kind::kAlways) {
     // Without this a group that always has work keeps the stage.
@@ -175,6 +194,7 @@ Trace make_trace(std::uint64_t seed) {
     return trace;
   }
   trace.storms = dice.one_in(3);
+  trace.starts = trace.storms && seed % 2 == 0;
   trace.comparable = !trace.storms && trace.rules.policy == TurnPolicy::kDemand && dice.one_in(2);
   if (trace.kind == Kind::kBursts)
     make_bursts(trace, dice);
@@ -183,7 +203,11 @@ Trace make_trace(std::uint64_t seed) {
   for (const auto& each : trace.work)
     if (!each.empty()) trace.end = std::max(trace.end, each.back().at);
   if (trace.comparable) {
-    for (TurnTerms& each : trace.groups) each.priority = 0;
+    trace.parts = false;
+    for (TurnTerms& each : trace.groups) {
+      each.priority = 0;
+      each.parts.clear();
+    }
   } else if (!trace.storms) {
     promise(trace, dice);
   }

@@ -50,7 +50,9 @@ struct Trace {
   Duration end{};                       // of the storms, and of a trace without end
   bool exclusive = false;               // no two groups fit beside each other
   bool storms = false;                  // switches fail, groups end, join, grow, operators pause
+  bool starts = false;                  // groups that join have a first turn alone
   bool comparable = false;              // with other ways to choose who leaves
+  bool parts = false;                   // of groups may leave first
 };
 
 /// "seed 7: demand, bursts, 12 groups on 2 GPUs, ...".

@@ -31,7 +31,7 @@ Result<const v1::GroupInfo*> group_to_pause(const v1::NodeStatus& node, const st
                                             bool deep) {
   const v1::GroupInfo* group = group_called(node.groups(), name);
   if (group == nullptr) return no_such_group(name);
-  if (group->state() == v1::GROUP_STATE_RUNNING) return group;
+  if (group->state() == v1::GROUP_STATE_RUNNING || group->partial()) return group;
   if (deep && group->state() == v1::GROUP_STATE_PAUSED && !group->deep()) return group;
   return Status(Code::kFailedPrecondition,
                 "group " + name + " is " + state_text(*group) +

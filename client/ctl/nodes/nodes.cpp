@@ -1,29 +1,17 @@
 #include "client/ctl/nodes/nodes.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <thread>
 #include <utility>
 
 #include "client/core/control_client.h"
 #include "client/core/json.h"
 #include "client/ctl/exit_code.h"
+#include "client/ctl/node_list.h"
 
 namespace amem::ctl {
 namespace {
-
-constexpr std::size_t kAtATime = 64;
-constexpr std::string_view kUnix = "unix:";
-
-client::ControlClient client_of(const CommandLine& options, const std::string& node) {
-  const auto timeout = options.timeout.value_or(client::kDefaultQueryTimeout);
-  if (node.starts_with(kUnix)) return client::ControlClient(node.substr(kUnix.size()), timeout);
-  return client::ControlClient(client::Remote{node, options.tls_dir}, timeout);
-}
 
 /// What one node has answered.
 struct Said {
@@ -36,7 +24,8 @@ Said ask(const CommandLine& options, const std::string& node, const Console& lik
   std::ostringstream out;
   std::ostringstream err;
   Console console{out, err, like.out_style, like.err_style};
-  client::ControlClient broker = client_of(options, node);
+  client::ControlClient broker =
+      client_of(options, node, options.timeout.value_or(client::kDefaultQueryTimeout));
   Said answer;
   answer.code = execute(options, broker, console, nullptr);
   answer.out = out.str();
@@ -46,22 +35,6 @@ Said ask(const CommandLine& options, const std::string& node, const Console& lik
 
 }  // namespace
 
-Result<std::vector<std::string>> nodes_of(const CommandLine& options) {
-  if (options.nodes.empty() || !options.nodes.front().starts_with('@')) return options.nodes;
-  const std::string path = options.nodes.front().substr(1);
-  errno = 0;
-  std::ifstream file(path);
-  if (!file) return errno_status(Code::kInvalidArgument, "--nodes: reading " + path, errno);
-  std::vector<std::string> nodes;
-  for (std::string line; std::getline(file, line);) {
-    line = line.substr(0, line.find('#'));
-    std::erase_if(line, [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
-    if (!line.empty()) nodes.push_back(line);
-  }
-  if (nodes.empty()) return Status(Code::kInvalidArgument, "--nodes: no address is in " + path);
-  return nodes;
-}
-
 bool asks_each_node(Command command) {
   return command == Command::kStatus || command == Command::kGroups ||
          command == Command::kHealth || command == Command::kVersion;
@@ -70,15 +43,12 @@ bool asks_each_node(Command command) {
 int execute_on_each(const CommandLine& options, const std::vector<std::string>& nodes,
                     Console& console, Interrupt* interrupt) {
   int code = kExitOk;
-  for (std::size_t first = 0; first < nodes.size(); first += kAtATime) {
+  for (std::size_t first = 0; first < nodes.size(); first += kNodesAtATime) {
     if (interrupt != nullptr && interrupt->happened()) return kExitInterrupted;
-    const std::size_t count = std::min(kAtATime, nodes.size() - first);
-    std::vector<Said> answers(count);
-    std::vector<std::thread> asking;
-    for (std::size_t i = 0; i < count; ++i)
-      asking.emplace_back([&, i] { answers[i] = ask(options, nodes[first + i], console); });
-    for (std::thread& thread : asking) thread.join();
-    for (std::size_t i = 0; i < count; ++i) {
+    std::vector<Said> answers(std::min(kNodesAtATime, nodes.size() - first));
+    ask_all(answers.size(),
+            [&](std::size_t i) { answers[i] = ask(options, nodes[first + i], console); });
+    for (std::size_t i = 0; i < answers.size(); ++i) {
       const std::string& node = nodes[first + i];
       const Said& answer = answers[i];
       if (options.json && !answer.out.empty())

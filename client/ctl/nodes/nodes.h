@@ -1,5 +1,5 @@
-// Nodes: what of amemctl is about several nodes: their list, and questions that are put to each of
-// them. What they answer is written in the order of the list.
+// Nodes: commands that are put to each of several nodes. What they answer is written in the order
+// of the list.
 #pragma once
 
 #include <string>
@@ -10,10 +10,6 @@
 #include "common/status.h"
 
 namespace amem::ctl {
-
-/// Those of the options; of "@FILE" those in its lines, without empty ones and what follows a '#'.
-/// kInvalidArgument: the file cannot be read, or has none.
-Result<std::vector<std::string>> nodes_of(const CommandLine& options);
 
 /// Whether the command is put to each node by itself.
 bool asks_each_node(Command command);

@@ -1,9 +1,10 @@
 // Operations as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
 //
-// A process for the broker, with a lane for each group: the operation, and in it its phases. A
-// process for each group, with a lane for each rank: what it was asked for, and in that its copies.
-// Loads have a lane of their own, since they run while memory is mapped, and so has each kind of
-// driver call, since they take turns. Times are Unix time, as PyTorch's profiler has it.
+// For each node, a process for the broker, with a lane for each group: the operation, and in it its
+// phases. A process for each group, with a lane for each rank: what it was asked for, and in that
+// its copies. Loads have a lane of their own, since they run while memory is mapped, and so has
+// each kind of driver call, since they take turns. Times are Unix time, as PyTorch's profiler has
+// it; those of several nodes agree as well as their clocks.
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -62,15 +63,19 @@ class Trace {
   std::string events_;
 };
 
-/// Numbers of processes and lanes, given out as they are first asked for.
+/// Numbers of processes and lanes of one node, given out as they are first asked for.
 class Lanes {
  public:
-  static constexpr int kBroker = 1;
+  /// Its processes have the numbers from `first` on. `node`: empty: there are no others.
+  Lanes(Trace& trace, int first, const std::string& node)
+      : trace_(trace), broker_(first), prefix_(node.empty() ? "" : node + ": ") {
+    trace_.process(broker_, prefix_ + "amemd");
+  }
 
-  explicit Lanes(Trace& trace) : trace_(trace) { trace_.process(kBroker, "amemd"); }
-
+  /// The first number that is left.
+  int next() const { return broker_ + static_cast<int>(groups_.size()) + 1; }
   Lane broker(const std::string& group) {
-    return of(kBroker, group_of(group).number, "group " + group);
+    return of(broker_, group_of(group).number, "group " + group);
   }
   /// `row`: of the rank's lanes.
   Lane rank(const std::string& group, const v1::RankSpan& span, int row, const std::string& what) {
@@ -93,8 +98,8 @@ class Lanes {
 
   Group& group_of(const std::string& name) {
     const int number = static_cast<int>(groups_.size()) + 1;
-    const auto [it, fresh] = groups_.try_emplace(name, Group{number, kBroker + number, {}});
-    if (fresh) trace_.process(it->second.process, "group " + name);
+    const auto [it, fresh] = groups_.try_emplace(name, Group{number, broker_ + number, {}});
+    if (fresh) trace_.process(it->second.process, prefix_ + "group " + name);
     return it->second;
   }
   Lane of(int process, int thread, const std::string& name) {
@@ -103,6 +108,8 @@ class Lanes {
   }
 
   Trace& trace_;
+  const int broker_;  // its process
+  const std::string prefix_;
   std::map<std::string, Group> groups_;
   std::set<std::pair<int, int>> known_;
 };
@@ -171,10 +178,14 @@ void add(Trace& trace, Lanes& lanes, const v1::PastOperation& operation) {
 
 }  // namespace
 
-std::string chrome_trace(const v1::ListHistoryResponse& history) {
+std::string chrome_trace(const std::vector<NodeHistory>& nodes) {
   Trace trace;
-  Lanes lanes(trace);
-  for (const v1::PastOperation& operation : history.operations()) add(trace, lanes, operation);
+  int next = 1;
+  for (const auto& [node, history] : nodes) {
+    Lanes lanes(trace, next, node);
+    for (const v1::PastOperation& operation : history.operations()) add(trace, lanes, operation);
+    next = lanes.next();
+  }
   return trace.text();
 }
 

@@ -11,6 +11,8 @@ namespace amem::ctl {
 namespace {
 
 constexpr std::size_t kBarWidth = 26;
+/// In a log, how often a long copy says how far it is.
+constexpr std::uint64_t kLogEveryUs = 5'000'000;
 
 /// "12.3 GiB of 110 GiB, 47.9 GB/s, 2.05 s left": at the rate since the phase began.
 std::string copies_text(const v1::Progress& progress, std::uint64_t began_us) {
@@ -69,22 +71,26 @@ std::string ProgressView::update(const v1::Progress& progress) {
   if (progress.done()) return clear();
   const std::string group = name_of(progress);
   const std::string phase = printable(progress.phase());
+  Began& began = began_[group];
+  if (began.phase != phase) began = {phase, progress.elapsed_us(), progress.elapsed_us()};
+  const bool copies = progress.to_copy_bytes() > 0;
   if (columns_ == 0) {
-    // Lines are for logs: one when a phase begins says enough. In a swap the groups take turns, and
-    // the phases of waves come again.
+    // Lines are for logs: one when a phase begins, and a few of a long copy. In a swap the groups
+    // take turns, and the phases of waves come again.
     const std::string waits = progress.waits_for().empty()
                                   ? std::string()
                                   : ", waits: " + printable(progress.waits_for());
     const std::string now = group + ": " + phase + waits;
-    if (!told_[group].insert(phase + waits).second) return {};
+    if (!told_[group].insert(phase + waits).second) {
+      if (!copies || progress.elapsed_us() < began.logged_us + kLogEveryUs) return {};
+      began.logged_us = progress.elapsed_us();
+      return now + ", " + copies_text(progress, began.elapsed_us) + "\n";
+    }
     if (progress.ranks_total() == 0) return now + "\n";
     return now + ", " + std::to_string(progress.ranks_total()) +
            (progress.ranks_total() == 1 ? " rank\n" : " ranks\n");
   }
 
-  Began& began = began_[group];
-  if (began.phase != phase) began = {phase, progress.elapsed_us()};
-  const bool copies = progress.to_copy_bytes() > 0;
   std::string line = group + "  " + phase;
   // The bar keeps its place while the phases change.
   line.append(phase.size() < 8 ? 8 - phase.size() : 0, ' ');

@@ -1,6 +1,6 @@
 // ProgressView: a pause, resume or swap as it goes, for people: one line that is redrawn on a
-// terminal, a line per phase elsewhere; and what is said of it when it has ended. Makes text and
-// does no I/O; one thread.
+// terminal, elsewhere a line per phase and one every 5 s of a copy; and what is said of it when it
+// has ended. Makes text and does no I/O; one thread.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +33,7 @@ class ProgressView {
   struct Began {
     std::string phase;
     std::uint64_t elapsed_us = 0;
+    std::uint64_t logged_us = 0;  // its last line in a log
   };
   std::map<std::string, Began> began_;  // by group: its phase, and when that was seen first
 };

@@ -266,7 +266,7 @@ std::string state_text(const v1::GroupInfo& group) {
     case v1::GROUP_STATE_PAUSING:
       return "pausing" + phase;
     case v1::GROUP_STATE_PAUSED:
-      return group.deep() ? "paused (deep)" : "paused";
+      return group.deep() ? "paused (deep)" : group.partial() ? "paused (partial)" : "paused";
     case v1::GROUP_STATE_RESUMING:
       return "resuming" + phase;
     default:
@@ -544,14 +544,14 @@ std::string to_json(const SummaryRow& row) {
 }
 
 std::string operation_text(const v1::PastOperation& operation) {
-  return (operation.deep() ? "deep " : "") + operation.operation() +
-         (operation.tags().empty() ? "" : " of " + operation.tags());
+  const std::string kind = operation.deep() ? "deep " : operation.partial() ? "partial " : "";
+  return kind + operation.operation() + (operation.tags().empty() ? "" : " of " + operation.tags());
 }
 
 namespace {
 
 Tone turn_tone(const std::string& turn) {
-  if (turn == "runs") return Tone::kGood;
+  if (turn == "runs" || turn == "starts") return Tone::kGood;
   if (turn == "waits") return Tone::kBusy;
   return turn == "apart" ? Tone::kBad : Tone::kIdle;
 }
@@ -563,6 +563,20 @@ std::string switch_line(const v1::StageSwitch& last, const Style& style) {
   if (last.us() == 0) return line + "under way\n";
   if (last.code() == 0) return line + "it took " + format_micros(last.us()) + "\n";
   return line + style(Tone::kBad, "it has failed") + ": " + printable(last.error()) + "\n";
+}
+
+/// What leaves first, and so on; empty: nobody has set that.
+std::string parts_line(const v1::TurnInfo& group) {
+  std::string text;
+  const auto add = [&text](const char* what, const auto& tags) {
+    for (int i = 0; i < tags.size(); ++i)
+      text += (i > 0 ? ", " : (text.empty() ? "" : "; ") + std::string(what)) + tags[i];
+  };
+  add("leaves first: ", group.leave_first());
+  add("returns first: ", group.return_order());
+  if (group.stays_bytes() > 0)
+    text += (text.empty() ? "" : "; ") + format_bytes(group.stays_bytes()) + " still on a GPU";
+  return text.empty() ? text : "  " + printable(group.group()) + ": " + printable(text) + "\n";
 }
 
 }  // namespace
@@ -599,6 +613,7 @@ std::string turns_view(const v1::TurnsResponse& turns, const Style& style) {
                  group.call().empty() ? "-" : group.call()});
       if (!group.note().empty())
         notes += "  " + printable(group.group()) + ": " + printable(group.note()) + "\n";
+      notes += parts_line(group);
     }
     if (!table.empty()) text += table.render(style);
     text += notes;

@@ -68,9 +68,14 @@ std::string operation_text(const v1::PastOperation& operation);
 /// A line for each operation, then the errors, in full.
 std::string turns_view(const v1::TurnsResponse& turns, const Style& style);
 std::string history_view(const v1::ListHistoryResponse& history, const Style& style);
+/// What one node has answered.
+struct NodeHistory {
+  std::string node;  // empty: it is the only one
+  v1::ListHistoryResponse history;
+};
 /// The same as Chrome's trace events: a JSON object with a newline at the end. Of operations that
 /// were asked for with their spans.
-std::string chrome_trace(const v1::ListHistoryResponse& history);
+std::string chrome_trace(const std::vector<NodeHistory>& nodes);
 
 /// One line.
 std::string event_line(const v1::Event& event, const Style& style);

@@ -377,6 +377,16 @@ AMEM_API int amem_client_swap_groups(amem_client* client, const char* const* out
                                      uint32_t timeout_ms, amem_progress_callback callback,
                                      void* user, amem_error* error);
 
+/* As amem_client_swap_groups; the pause of `out` is of this selection, NULL: everything. A swap is
+ * of whole groups, so the selection has no tags and no except_tags. With `deep` the groups of `out`
+ * become deep after they have left, and `in` does not wait for that.
+ *   AMEM_ERROR_INVALID_ARGUMENT  as amem_client_pause_selected; the selection has tags */
+AMEM_API int amem_client_swap_selected(amem_client* client, const char* const* out,
+                                       size_t out_count, const char* const* in, size_t in_count,
+                                       const amem_selection* selection, uint32_t timeout_ms,
+                                       amem_progress_callback callback, void* user,
+                                       amem_error* error);
+
 typedef enum amem_group_state {
   AMEM_GROUP_STATE_UNSPECIFIED = 0,
   AMEM_GROUP_STATE_RUNNING = 1,

@@ -371,6 +371,21 @@ class Client {
     callback.finish(code, error);
   }
 
+  /// The pause of `out` is of `what`, which has no tags and no excepted tags: it may be deep.
+  void swap_selected(const Groups& out, const Groups& in, const Selection& what,
+                     Timeout timeout = Timeout::zero(), const OnProgress& progress = {}) {
+    const detail::RawSelection names(what);
+    const amem_selection selection = names.get();
+    const auto going = detail::pointers(out);
+    const auto coming = detail::pointers(in);
+    detail::Callback<amem_progress> callback(progress);
+    amem_error error;
+    const int code = amem_client_swap_selected(
+        get(), going.data(), going.size(), coming.data(), coming.size(), &selection,
+        detail::to_ms(timeout), &detail::Callback<amem_progress>::call, &callback, &error);
+    callback.finish(code, error);
+  }
+
   /// Returns when the callback returns false; throws when anything else ends it.
   void watch(const std::string& group, const OnEvent& event) {
     bool stopped = false;

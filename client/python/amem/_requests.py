@@ -131,7 +131,7 @@ def end_lease(group: str) -> Question[None]:
 
 
 def set_turn(group: str, stage: str | None, weight: int | None, priority: int | None,
-             longest_wait: float | None) -> Question[None]:
+             longest_wait: float | None, leave_first: Tags = None, return_order: Tags = None) -> Question[None]:
     fields: dict[str, Any] = {"group": group_address(group)}
     if stage is not None:
         fields.update(set_stage=True, stage=stage)
@@ -147,8 +147,12 @@ def set_turn(group: str, stage: str | None, weight: int | None, priority: int | 
         if not longest_wait >= 0:
             raise InvalidArgumentError(f"longest_wait is {longest_wait}. It must be 0 or more")
         fields.update(set_longest_wait=True, longest_wait_ms=int(min(longest_wait * 1000, 2**32)))
+    if leave_first is not None:
+        fields.update(set_leave_first=True, leave_first=optional_tags(leave_first))
+    if return_order is not None:
+        fields.update(set_return_order=True, return_order=optional_tags(return_order))
     if len(fields) == 1:
-        raise InvalidArgumentError("set stage, weight, priority or longest_wait")
+        raise InvalidArgumentError("set stage, weight, priority, longest_wait, leave_first or return_order")
     return Question("SetTurn", fields, lambda answer: None)
 
 

@@ -1,4 +1,4 @@
-"""Keeps paused time out of PyTorch's timeout for collectives.
+"""PyTorch's timeouts for collectives: extends them by paused time, and finds those that are shorter than a turn may take.
 
 ProcessGroupNCCL compares the clock with the time at which a collective was made. A collective that waits at the gate is made
 before the resume and starts after it. So PyTorch's watchdog would end the job at its next check. PyTorch extends the timeout of
@@ -101,3 +101,33 @@ def extend_timeouts() -> None:
             return
         threading.Thread(target=_watch, args=(extend,), name="amem-timeouts", daemon=True).start()
         _started = True
+
+
+def shortest_timeout() -> tuple[float, str] | None:
+    """The shortest timeout of this process's process groups, without those that extend_timeouts() extends.
+
+    Returns:
+        (seconds, name of the backend). None: it has no process group of several ranks, or this PyTorch does not say.
+    """
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    found: list[tuple[float, str]] = []
+    try:
+        for group in list(distributed._world.pg_map) if distributed is not None else []:
+            for device in group._device_types if group.size() > 1 else []:
+                backend = group._get_backend(device)
+                found.append((backend.options._timeout.total_seconds(), backend.name()))
+    except Exception:  # noqa: BLE001: not public, so another PyTorch may not have it. Nobody waits because of a warning
+        _logger.debug("amem: this PyTorch does not say what timeouts its process groups have", exc_info=True)
+    return min((each for each in found if not (_started and each[1] == "nccl")), default=None)
+
+
+def warn_of_short(wait: float | None) -> None:
+    """Warns in the log if a rank that waits for `wait` seconds can outlast the timeout of a process group. None: without limit."""
+    shortest = shortest_timeout()
+    if shortest is None or (wait is not None and wait < shortest[0]):
+        return
+    _logger.warning(
+        "amem: the wait for a turn %s, but a process group of this process (%s) has a timeout of %.0f s. Ranks that wait for this rank "
+        "in a collective may give up. Call amem.extend_timeouts(), give the process group a longer timeout=, or give the turn a shorter "
+        "one (docs/frameworks.md, \"Time limits of the job\")", "has no timeout" if wait is None else f"may take {wait:.0f} s",
+        shortest[1], shortest[0])

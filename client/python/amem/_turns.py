@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from amem import _rank
+from amem import _rank, _timeouts
 from amem.aio import Broker as AsyncBroker
 from amem.broker import Broker
 
@@ -24,6 +24,7 @@ class Turn:
         self._timeout = timeout
 
     def __enter__(self) -> Turn:
+        _timeouts.warn_of_short(self._timeout)
         with Broker() as broker:
             self.waited = broker.lease(self._group, self._timeout)
         return self
@@ -34,6 +35,7 @@ class Turn:
             broker.end_lease(self._group)
 
     async def __aenter__(self) -> Turn:
+        _timeouts.warn_of_short(self._timeout)
         async with AsyncBroker() as broker:
             self.waited = await broker.lease(self._group, self._timeout)
         return self
@@ -48,7 +50,7 @@ def turn(group: str | None = None, timeout: float | None = None) -> Turn:
     """Returns a context manager in which a group has its turn in a stage with the policy lease (docs/turns.md).
 
     It waits for the turn where it is entered, and ends the turn where it is left. A group has one turn: let one rank enter it, and
-    let the others wait for that rank.
+    let the others wait for that rank. It logs a warning if a process group of PyTorch has a timeout that the wait can exceed.
 
     Args:
         group: The group's name. None: the group of this process.

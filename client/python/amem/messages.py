@@ -214,6 +214,7 @@ class GroupInfo:
         deep: paused, and its processes are checkpointed: nothing of them is on the GPUs
         stage: in which it takes turns; empty: none
         paused_by_stage: it is paused until its next turn; false while paused: until somebody resumes it
+        partial: paused, and some of its memory did not have to leave
     """
 
     name: str
@@ -243,6 +244,7 @@ class GroupInfo:
     deep: bool
     stage: str
     paused_by_stage: bool
+    partial: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -469,13 +471,14 @@ class Progress:
         dropped_bytes: with done, of a pause: dropped bytes; a resume provides zeros
         guests: with done, of a pause: guests whose open memory has stayed on its device
         waits_for: what the phase waits for before it asks its ranks; empty: it waits for the ranks
-        transaction: as in PastOperation
+        transaction: as in PastOperation, of the node
         copied_bytes: While ranks copy between devices and pool: bytes in this phase so far. Ranks report them every quarter of a second.
         to_copy_bytes: the total; 0: no rank has reported it yet
         unknown_calls: With done, of a pause: the number of driver calls that ranks have looked up, that their shims do not know and that
             are not on the list of allowed calls.
         node: of an operation over several nodes: the node of this message; else empty
         saves: with done, of a pause: of each tag whose bytes it kept, by name
+        node_number: with node: its place in the request's `nodes`, from 0
     """
 
     group: str
@@ -498,6 +501,7 @@ class Progress:
     unknown_calls: int
     node: str
     saves: tuple[TagSave, ...]
+    node_number: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -595,6 +599,7 @@ class PastOperation:
         by_broker: the broker's setting deep.after began it
         stage: the stage that switched its groups; empty: none did
         why: why it did; empty if other owners' groups were part of it, except for operators
+        partial: of a pause of tags by a stage: the group does not run on
     """
 
     transaction: int
@@ -614,6 +619,7 @@ class PastOperation:
     by_broker: bool
     stage: str
     why: str
+    partial: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -725,10 +731,10 @@ class TurnInfo:
 
     Attributes:
         group:
-        turn: "runs", "waits" (for its turn), "idle" (it is paused and wants nothing), "comes", "leaves", "paused" (by an operator or by
-            itself), "apart" (it takes no turns, and note says why)
+        turn: "starts" (has its first turn), "runs", "waits" (for its turn), "idle" (it is paused and wants nothing), "comes", "leaves",
+            "paused" (by an operator or by itself), "apart" (it takes no turns, and note says why)
         since_ms: it runs, or waits, for so long; else 0
-        call: the driver call that waits at the gate; empty: none
+        call: the driver call that waits at the gate, or "its start"; empty: none
         leased: it has asked for its turn and has not yielded
         weight:
         priority:
@@ -738,6 +744,9 @@ class TurnInfo:
         there_ms: it is in the stage, since the broker started
         ran_ms: of there_ms
         waited_ms: of there_ms
+        leave_first: tags whose memory leaves first, in this order
+        return_order: tags whose memory returns before all other memory, in this order
+        stays_bytes: of a group that its stage has paused: on the GPU where it still has most
     """
 
     group: str
@@ -753,6 +762,9 @@ class TurnInfo:
     there_ms: int
     ran_ms: int
     waited_ms: int
+    leave_first: tuple[str, ...]
+    return_order: tuple[str, ...]
+    stays_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)

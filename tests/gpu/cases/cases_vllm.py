@@ -165,10 +165,10 @@ def vllm_swap(bench):
 
 class Server:
     """`vllm serve`, with amem found by its entry point as where it is installed. `sleep`: the backend of its sleep mode; None: it has
-    none. `graphs`: it captures CUDA graphs. `brokered` False: without amem in it."""
+    none. `graphs`: it captures CUDA graphs. `brokered` False: without amem in it. `tp`: how many GPUs it uses, else as many as it can."""
 
-    def __init__(self, bench, sleep="amem", graphs=False, brokered=True, arguments=()):
-        name = f"server-{sleep or 'plain'}-{'graphs' if graphs else 'eager'}"
+    def __init__(self, bench, sleep="amem", graphs=False, brokered=True, arguments=(), group="vllm", tp=None, env=None):
+        name = f"server-{group}-{sleep or 'plain'}-{'graphs' if graphs else 'eager'}"
         site, self.model = bench.folder / f"site-{name}", bench.folder / f"model-{name}"
         info = site / "amem-0.dist-info"
         for folder in (info, self.model):
@@ -182,16 +182,16 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         environment = {name: value for name, value in vllm_engine.ENVIRONMENT.items() if "MULTIPROC" not in name}
         paths = [*([site] if brokered else []), pathlib.Path(vllm_engine.__file__).parent, bench.environment["PYTHONPATH"]]
-        environment |= {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": ":".join(map(str, paths))}
+        environment |= {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": ":".join(map(str, paths)), **(env or {})}
         modes = ["--compilation-config", json.dumps(vllm_engine.GRAPHS)]
         self.program = bench.start(
             [sys.executable, "-c", "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())", "serve", self.model,
              "--host", "127.0.0.1", "--port", port, "--load-format", "dummy", "--skip-tokenizer-init",
-             "--max-model-len", 2048, "--generation-config", "vllm", "--tensor-parallel-size", tp_of(bench), "--seed", 0,
+             "--max-model-len", 2048, "--generation-config", "vllm", "--tensor-parallel-size", tp or tp_of(bench), "--seed", 0,
              "--no-enable-prefix-caching", "--worker-extension-cls", "vllm_engine.Extension",
              "--kv-cache-memory-bytes", CACHE_GIB << 30, *(modes if graphs else ["--enforce-eager"]),
              *(["--enable-sleep-mode", "--sleep-mode-backend", sleep] if sleep else []), *arguments],
-            env=environment, group="vllm", **({"scope": "heap"} if brokered else {"shim": False}))
+            env=environment, group=group, **({"scope": "heap"} if brokered else {"shim": False}))
         end = time.monotonic() + 250
         while self.ask("GET", "/health") != 200:
             if not self.program.running():
@@ -216,11 +216,11 @@ class Server:
         except OSError:
             return 0
 
-    def post(self, path, body=None):
+    def post(self, path, body=None, timeout=100):
         """What it answers. Failure: it refuses."""
         request = urllib.request.Request(self.url + path, json.dumps(body or {}).encode(), {"Content-Type": "application/json"}, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=100) as answer:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             raise Failure(f"{path}: {error.code} {error.read().decode(errors='replace')[:300]}; {tail(self.program.err, 2)}") from None
@@ -231,11 +231,11 @@ class Server:
         """A method of vllm_engine.Extension, in each worker."""
         return self.post("/collective_rpc", {"method": method, "args": list(arguments)})
 
-    def tokens(self, prompts=vllm_engine.PROMPTS, new=vllm_engine.MOST_NEW):
+    def tokens(self, prompts=range(vllm_engine.PROMPTS), new=vllm_engine.MOST_NEW, timeout=100):
         """Of one prompt after the other, so that batches are the same each time."""
         return [self.post("/v1/completions", {"model": str(self.model), "prompt": vllm_engine.prompt(number), "max_tokens": new, "temperature": 0,
-                                              "ignore_eos": True, "return_token_ids": True})["choices"][0]["token_ids"]
-                for number in range(prompts)]
+                                              "ignore_eos": True, "return_token_ids": True}, timeout)["choices"][0]["token_ids"]
+                for number in prompts]
 
     def timed(self, path):
         """Milliseconds."""
@@ -320,12 +320,12 @@ def vllm_http_stream(bench):
     broker = bench.broker(pool_of(tp_of(bench)))
     server = Server(bench, None, graphs=True)
     server.call("rescale")
-    tokens = server.tokens(1)
-    if server.tokens(1) != tokens:
+    tokens = server.tokens([0])
+    if server.tokens([0]) != tokens:
         raise Failure("two undisturbed runs give different tokens")
     with concurrent.futures.ThreadPoolExecutor(1) as asking:
         for number in range(1, bench.operator_pauses + 1):
-            answer = asking.submit(server.tokens, 1)
+            answer = asking.submit(server.tokens, [0])
             time.sleep(random.uniform(0, 0.3))
             for verb in ("pause", "resume"):
                 broker.amemctl(verb, "vllm")

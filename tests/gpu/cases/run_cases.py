@@ -22,6 +22,7 @@ import cases_nodes  # noqa: E402, F401
 import cases_nvls  # noqa: E402, F401
 import cases_restart  # noqa: E402, F401
 import cases_torch  # noqa: E402, F401
+import cases_turns  # noqa: E402, F401
 import cases_vllm  # noqa: E402, F401
 import figures  # noqa: E402
 from harness import (Broker, Failure, Gpus, Program, SKIPPED, Skip, end_processes, find_nccl, has_torch,  # noqa: E402
@@ -43,6 +44,7 @@ class Bench:
         self.given_pool = options.pool
         self.pool = self.pool_of(self.ranks)
         self.one_pool = options.one_pool
+        self.quick = options.quick
         self.cycles = 4 if options.quick else 20
         self.few = 3 if options.quick else 6
         self.operator_pauses = 5 if options.quick else 50

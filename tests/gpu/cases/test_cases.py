@@ -17,10 +17,11 @@ import cases_nccl  # noqa: E402, F401
 import cases_nvls  # noqa: E402
 import cases_restart  # noqa: E402, F401
 import cases_torch  # noqa: E402
+import cases_turns  # noqa: E402, F401
 import cases_vllm  # noqa: E402
 import registry  # noqa: E402
 
-CTEST_LIMIT_S = 480
+CTEST_LIMIT_S = 600
 BROKER_START_S = 140  # with the pool for eight GPUs
 SCRIPTS = sorted([*HERE.glob("*.py"), *PROGRAMS.rglob("*.py")])
 
@@ -42,7 +43,7 @@ def test_scripts_compile(script):
     compile(script.read_text(encoding="utf-8"), str(script), "exec")
 
 
-@pytest.mark.parametrize("file", [HERE / "cases.py", HERE / "cases_deep.py", HERE / "cases_nccl.py", HERE / "cases_nvls.py", HERE / "cases_restart.py", HERE / "cases_torch.py", HERE / "cases_vllm.py", HERE / "run_cases.py"],
+@pytest.mark.parametrize("file", [HERE / "cases.py", HERE / "cases_deep.py", HERE / "cases_nccl.py", HERE / "cases_nvls.py", HERE / "cases_restart.py", HERE / "cases_torch.py", HERE / "cases_turns.py", HERE / "cases_vllm.py", HERE / "run_cases.py"],
                          ids=lambda each: each.name)
 def test_programs_that_cases_start_exist(file):
     for name in re.findall(r'"([\w/]+\.py)"', file.read_text(encoding="utf-8")):

@@ -4,6 +4,7 @@ By hand, with nothing said between the nodes for a minute, and for ten:
 
     AMEM_NODE_QUIET=60,600 python3 -m pytest -s tests/integration/nodes/test_nodes.py --build-dir build/release -k quiet
 """
+import json
 import os
 import signal
 import time
@@ -43,6 +44,29 @@ def test_a_pause_of_one_node_alone_stalls_where_another_node_waits(nodes):
         nodes("pause", "train")
         nodes("resume", "train")
     job.ask("loop off")
+    job.check()
+
+
+def test_a_trace_has_all_nodes(nodes, tmp_path):
+    job = nodes.job("train")
+    nodes[0].job("other", ranks=1)
+    for _ in range(2):  # so that the nodes count differently
+        nodes[0].ctl("pause", "other")
+        nodes[0].ctl("resume", "other")
+    path = str(tmp_path / "trace.json")
+    nodes("pause", "train", "--trace", path)
+    with open(path, encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    names = [name.rpartition(": ") for name in processes.values()]
+    assert [name[2] for name in names] == ["amemd", "group train"] * 2
+    assert len({name[0] for name in names}) == 2, "the second node has a name of its own"
+    pauses = [event for event in events if event["name"] == "pause"]
+    assert [processes[event["pid"]].endswith("amemd") for event in pauses] == [True, True]
+    assert {event["args"]["transaction"] for event in pauses} != {1}
+    saves = [processes[event["pid"]] for event in events if event["name"] == "save" and "rank id" in event["args"]]
+    assert len(saves) == 2 and all(name.endswith("group train") for name in saves), "a lane for the rank of each node"
+    nodes("resume", "train")
     job.check()
 
 

@@ -1,10 +1,12 @@
 """Deep pauses: the driver checkpoints a group's processes after the pause, and nothing of them stays on the GPUs."""
 import glob
+import json
+import subprocess
 import time
 
 import pytest
 
-from sim_node import eventually, patience
+from sim_node import eventually, patience, wire
 from sim_node.flipped import FlippedMemory as Memory
 
 MIB = 1 << 20
@@ -152,6 +154,49 @@ def test_a_process_that_dies_while_it_is_checkpointed(deep_node):
     runs_on(deep_node, ranks[:1])
 
 
+@pytest.mark.parametrize("when", ["deep", "restore"])
+def test_a_session_that_breaks(deep_node, when):
+    """Its process is restored with the others, and has its memory."""
+    ranks = started(deep_node)
+    deep_node.ctl("pause", "train", "--deep")
+    if when == "restore":
+        operation = held_restore(deep_node)
+    wire.cut_off(ranks[1].puppet)
+    ranks[1].puppet.wait_for("has reconnected to the broker")
+    if when == "restore":
+        deep_node.broker.faults()
+        assert operation.finish().code == 0
+    else:
+        deep_node.ctl("resume", "train")
+    assert f"(pid {ranks[1].puppet.pid}): disconnected" in logged(deep_node)
+    runs_on(deep_node, ranks)
+
+
+def process_state(node, process):
+    words = [node.build.program("amem-checkpoint"), "state", str(process.pid)]
+    return json.loads(subprocess.run(words, env=node.env(), stdout=subprocess.PIPE, check=True, timeout=patience(20)).stdout)["state"]
+
+
+@pytest.mark.parametrize("holder", ["auto", "off"])
+def test_a_session_that_does_not_return(deep_node, holder):
+    """amemd restores its process all the same, and says which one to end."""
+    deep_node.start_broker("--deep-enabled", "true", "--deadlines-release", f"{patience(2):.0f}s", "--holder", holder)
+    stays = Memory(deep_node, 4 * MIB, name="stays")
+    lost = Memory(deep_node, 4 * MIB, name="lost", device=1, env={"AMEM_RECONNECT": "0"}).puppet
+    deep_node.ctl("pause", "train", "--deep")
+    wire.cut_off(lost)
+    eventually(lambda: f"(pid {lost.pid}): disconnected" in logged(deep_node), what="amemd sees it")
+    answer = deep_node.ctl.try_("resume", "train")
+    assert answer.code != 0 and f"(pid {lost.pid})" in answer.error, answer
+    assert deep_node.ctl.state("train") == "paused" and not is_deep(deep_node)
+    assert process_state(deep_node, lost) == "running"
+    lost.kill()
+    lost.wait()
+    eventually(lambda: deep_node.ctl.group("train")["rank_count"] == 1, what="amemd sees its end")
+    deep_node.ctl("resume", "train")
+    runs_on(deep_node, [stays])
+
+
 def test_all_end_while_they_are_checkpointed(deep_node):
     """The calls that are under way end after their operation, and their group."""
     ranks = started(deep_node)
@@ -269,8 +314,16 @@ def test_a_restore_waits_for_space(deep_node):
     operation = deep_node.ctl.start("resume", "train")
     eventually(lambda: "the resume waits" in logged(deep_node), what="it waits")
     assert is_deep(deep_node) or deep_node.ctl.state("train") == "resuming"
+    why = "free, but to restore the processes of group 'train' takes"
+    note = deep_node.ctl.group("train")["note"]
+    assert note.startswith("waits: ") and why in note, note
     crowd.ask(f"free {block}")
-    assert operation.finish().code == 0
+    answer = operation.finish()
+    assert answer.code == 0
+    waits = [line["waits_for"] for line in answer.lines if line["phase"] == "restore"]
+    assert len(waits) == 3 and why in waits[1], waits
+    assert waits[0] == waits[2] == ""
+    assert deep_node.ctl.group("train").get("note", "") == ""
     runs_on(deep_node, ranks)
 
 

@@ -103,6 +103,7 @@ def test_every_alert_fires_when_it_should(tmp_path):
     node = 'instance="n:1", job="amem"'
     cases = {
         "AmemdDown": ('up{job="amem", instance="n:1"}', "0x20"),
+        "AmemdGone": ('up{job="amem", instance="n:1"}', "1x2 _x20"),
         "AmemNoHolder": (f"amem_holder_attached{{{node}}}", "0x20"),
         "AmemDeviceHangs": (f'amem_device_hanging{{{node}, device="0", UUID="GPU-1"}}', "1x20"),
         "AmemRankHoldsUpItsGroup": (f'amem_rank_waiting{{{node}, group="train", owner="0", rank="1", pid="12", phase="save"}}', "1x20"),
@@ -122,6 +123,7 @@ def test_every_alert_fires_when_it_should(tmp_path):
     }
     for name, (series, values) in cases.items():
         inputs = [{"series": series, "values": values}] + [{"series": one, "values": of} for one, of in beside.get(name, ())]
+        inputs.append({"series": 'up{job="amem", instance="other:1"}', "values": "1x20"})
         file = tmp_path / f"{name}.json"  # which is YAML too
         file.write_text(json.dumps({"rule_files": [ALERTS], "evaluation_interval": "1m", "tests": [{
             "interval": "1m", "input_series": inputs,
@@ -130,6 +132,41 @@ def test_every_alert_fires_when_it_should(tmp_path):
                                  {"expr": f'count(ALERTS{{alertname!="{name}"}})', "eval_time": "15m", "exp_samples": []}]}]}))
         said = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
         assert said.returncode == 0, f"{name}: {said.stdout}{said.stderr}"
+
+
+@needs_prometheus
+def test_a_pod_that_another_follows_is_not_gone(tmp_path):
+    """With a PodMonitor the instance is the node. A node that was removed is forgotten after an hour. Without any target all are gone."""
+    gone = 'ALERTS{alertstate="firing", alertname="AmemdGone"}'
+    stays = ['up{job="amem", instance="node1", pod="a"}', "1x10 _x110"], ['up{job="amem", instance="node1", pod="b"}', "_x12 1x108"]
+    leaves = ['up{job="amem", instance="node2", pod="c"}', "1x10 _x110"]
+    tests = []
+    for inputs, minute, instances in (((*stays, leaves), "14m", []), ((*stays, leaves), "22m", ["node2"]), ((*stays, leaves), "100m", []), ((), "10m", [None])):
+        tests.append({"interval": "1m", "input_series": [{"series": series, "values": values} for series, values in inputs], "promql_expr_test": [{
+            "expr": f"count by (instance) ({gone})", "eval_time": minute,
+            "exp_samples": [{"labels": f'{{instance="{each}"}}' if each else "{}", "value": 1} for each in instances]}]})
+    file = tmp_path / "gone.json"
+    file.write_text(json.dumps({"rule_files": [ALERTS], "evaluation_interval": "1m", "tests": tests}))
+    said = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, f"{said.stdout}{said.stderr}"
+
+
+@needs_prometheus
+def test_the_service_levels_are_queries(tmp_path):
+    """What docs/fleet-operation.md asks Prometheus: promtool reads it, and a fleet that does well meets it."""
+    with open(os.path.join(GRAFANA, "..", "..", "docs", "fleet-operation.md"), encoding="utf-8") as file:
+        rows = re.findall(r"(?m)^\| ([^|]+) \| `(.+)` \|$", file.read().partition("## Service levels")[2])
+    assert len(rows) >= 3
+    inputs = {'up{job="amem", instance="n:1"}': "1x120", 'amem_operations_total{result="ok", operation="swap"}': "0+10x120",
+              'amem_operations_total{result="aborted", operation="swap"}': "0x120", 'amem_operation_seconds_bucket{operation="swap", le="1"}': "0+10x120",
+              'amem_operation_seconds_bucket{operation="swap", le="+Inf"}': "0+10x120",
+              'amem_pool_bytes{state="free"}': "8x120", "amem_pool_configured_bytes": "8x120"}
+    file = tmp_path / "levels.json"
+    file.write_text(json.dumps({"evaluation_interval": "1m", "tests": [{
+        "interval": "1m", "input_series": [{"series": series, "values": values} for series, values in inputs.items()],
+        "promql_expr_test": [{"expr": f"count({query})", "eval_time": "2h", "exp_samples": [{"labels": "{}", "value": 1}]} for _, query in rows]}]}))
+    said = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, f"{said.stdout}{said.stderr}"
 
 
 def test_the_board_is_what_its_script_writes():

@@ -1,15 +1,11 @@
 """Ranks that die, hang or are slow, in each phase."""
-import contextlib
-import ctypes
 import os
 import signal
-import socket
 
 import pytest
 
 from sim_node import MIB, Program, eventually, wire
 
-SYS_PIDFD_GETFD = 438
 SHARED_AND_OWN = 9  # allocations of a rank without slabs: 8 and a communicator's
 
 
@@ -196,30 +192,13 @@ def test_all_ranks_killed_in_the_middle(node):
     node.job("train").check()
 
 
-def cut_off(rank):
-    """The broker closes the rank's session, because of a packet that makes no sense; the rank lives on."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    process = os.pidfd_open(rank.pid)
-    for name in os.listdir(f"/proc/{rank.pid}/fd"):
-        if not os.readlink(f"/proc/{rank.pid}/fd/{name}").startswith("socket:"):
-            continue
-        number = libc.syscall(SYS_PIDFD_GETFD, process, int(name), 0)
-        if number < 0:
-            pytest.skip(f"this user may not take another process's descriptor: {os.strerror(ctypes.get_errno())}")
-        with socket.socket(fileno=number) as session:
-            with contextlib.suppress(OSError):  # it is not connected
-                if session.type == socket.SOCK_SEQPACKET and session.getpeername().endswith("/session.sock"):
-                    session.send(b"\xff\xff\xff\xff")
-    os.close(process)
-    rank.wait_for("the broker has ended")
-
-
 def test_a_rank_that_lives_on_without_a_session(node):
     """It writes to what its peer has too, so nothing may be taken away before it has ended."""
     job = node.job()
     job.ask("loop on")
     lost = job.ranks[1]
-    cut_off(lost)
+    wire.cut_off(lost)
+    lost.wait_for("the broker has ended")
     node.broker.wait_for("its process continues to run with memory that other ranks share")
     answer = node.ctl.try_("pause", "train", "--timeout", "500ms")
     assert answer.code == 6, answer

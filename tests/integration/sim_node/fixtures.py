@@ -35,14 +35,19 @@ def bare_node(request: pytest.FixtureRequest, build: Build, tmp_path: pathlib.Pa
     node.close()
 
 
+def install(node: Node) -> str:
+    """A copy of amemd, with its holder beside it, that a test may replace. Its path."""
+    folder = os.path.join(node.dir, "bin")
+    os.mkdir(folder)
+    for name in ("amemd", "amem-holder"):
+        shutil.copy(node.build.program(name), folder)
+    return os.path.join(folder, "amemd")
+
+
 @pytest.fixture
 def installed(bare_node: Node) -> str:
     """amemd's path on a node on which it may be replaced. It serves."""
-    folder = os.path.join(bare_node.dir, "bin")
-    os.mkdir(folder)
-    for name in ("amemd", "amem-holder"):
-        shutil.copy(bare_node.build.program(name), folder)
-    path = os.path.join(folder, "amemd")
+    path = install(bare_node)
     bare_node.start_broker(program=path)
     return path
 

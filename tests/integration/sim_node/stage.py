@@ -16,8 +16,8 @@ LARGE: dict[str, Any] = {"ranks": 1, "allocations": 8, "size": "2MiB", "shared":
 
 
 def start_stage(node: Node, *flags: str, **settings: str) -> Node:
-    """Starts amemd with the stage `night`, with these settings, and with these flags."""
-    settings = {"policy": "lease", "margin": "1MiB", "min_residency": "0s", **settings}
+    """Starts amemd with the stage `night`, with these settings, and with these flags. Groups start at once unless the settings say else."""
+    settings = {"policy": "lease", "margin": "1MiB", "min_residency": "0s", "start": "beside", **settings}
     with open(_configuration(node), "w", encoding="utf-8") as file:
         file.write("[stage.night]\ndevices = [0]\n" + "".join(f'{key} = "{value}"\n' for key, value in settings.items()))
     node.settings.update({"AMEM_SIM_MEMORY": str(MEMORY), "AMEM_SIM_DEVICES": "1", "AMEM_SLAB": "0", "AMEM_STAGE": "night"})

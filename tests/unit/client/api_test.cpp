@@ -20,6 +20,7 @@ using test::make_done;
 using test::make_progress;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 using testing::StartsWith;
 
 TEST(WithoutShim, RanksCallsSayHowToLoadItAndRegionsDoNothing) {
@@ -244,7 +245,32 @@ TEST_F(ClientApi, SetsOfGroups) {
                                     &error),
             AMEM_ERROR_INVALID_ARGUMENT);
 
+  amem_selection selection{};
+  selection.size = sizeof selection;
+  selection.discard = tags;
+  selection.discard_count = 1;
+  selection.guests = AMEM_GUESTS_REFUSE;
+  selection.deep = 1;
+  const auto swap = [&](const amem_selection* what) {
+    return amem_client_swap_selected(client, groups, 2, others, 2, what, 0, nullptr, nullptr,
+                                     &error);
+  };
+  EXPECT_EQ(swap(&selection), AMEM_OK);
+  EXPECT_TRUE(broker.asked_deep);
+  EXPECT_EQ(broker.asked_guests, v1::GUEST_POLICY_REFUSE);
+  EXPECT_THAT(broker.asked_discard, ElementsAre("kv"));
+  EXPECT_EQ(swap(nullptr), AMEM_OK);
+  EXPECT_FALSE(broker.asked_deep);
+  EXPECT_THAT(broker.asked_discard, IsEmpty());
+  selection.tags = tags;
+  selection.tag_count = 1;
+  EXPECT_EQ(swap(&selection), AMEM_ERROR_INVALID_ARGUMENT) << "a swap is of whole groups";
+
   Client cpp(Options{.runtime_dir = dir.path(), .socket = {}, .query_timeout = {}});
+  Selection deep;
+  deep.deep = true;
+  cpp.swap_selected({"a", "b"}, {"c", "d"}, deep);
+  EXPECT_TRUE(broker.asked_deep);
   cpp.swap_groups({"a", "b"}, {"c", "d"}, {"kv"});
   broker.progress.resize(2);
   cpp.pause_groups({"a", "b"});

@@ -196,6 +196,18 @@ std::vector<std::string> commands() {
   return names;
 }
 
+TEST(CommandLine, TagsThatLeaveOrReturnFirst) {
+  const v1::SetTurnRequest both =
+      parse({"stage", "train", "--leave-first", "kv,workspace", "--return", "weights"})
+          .options->turn;
+  EXPECT_TRUE(both.set_leave_first() && both.set_return_order() && !both.set_stage());
+  EXPECT_THAT(both.leave_first(), ElementsAre("kv", "workspace"));
+  EXPECT_THAT(both.return_order(), ElementsAre("weights"));
+  const v1::SetTurnRequest none = parse({"stage", "train", "--leave-first", "none"}).options->turn;
+  EXPECT_TRUE(none.set_leave_first() && !none.set_return_order());
+  EXPECT_THAT(none.leave_first(), ElementsAre());
+}
+
 TEST(CommandLine, EachCommandHasAnExampleThatItTakes) {
   EXPECT_GE(commands().size(), 20U);
   for (const std::string& command : commands()) {

@@ -83,7 +83,7 @@ TEST(ChromeTrace, ALaneForTheBrokerAndEachRank) {
   v1::CallSpan& unmap = *unknown.add_calls();
   unmap.set_name("cuMemUnmap");
   unmap.set_in_calls_us(900);
-  const std::string trace = chrome_trace(history);
+  const std::string trace = chrome_trace({{"", history}});
   EXPECT_THAT(trace, HasSubstr(R"("name":"process_name","args":{"name":"amemd"})"));
   EXPECT_THAT(trace, HasSubstr(R"("name":"process_name","args":{"name":"group tr\"ain"})"));
   EXPECT_THAT(trace,
@@ -97,6 +97,19 @@ TEST(ChromeTrace, ALaneForTheBrokerAndEachRank) {
   EXPECT_THAT(trace, HasSubstr(R"("rate":"62.5 GiB/s")"));
   EXPECT_THAT(trace, HasSubstr(R"("name":"thread_name","args":{"name":"rank #5: cuMemUnmap"})"));
   EXPECT_THAT(trace, HasSubstr(R"("save: broker's CPU":"500 us")"));
+}
+
+TEST(ChromeTrace, NodesHaveProcessesOfTheirOwn) {
+  v1::ListHistoryResponse history;
+  *history.add_operations() = make_past("train", "pause");
+  const std::string trace = chrome_trace({{"a", history}, {"b", history}});
+  for (const char* name :
+       {R"("pid":1,"tid":0,"name":"process_name","args":{"name":"a: amemd"})",
+        R"("pid":2,"tid":0,"name":"process_name","args":{"name":"a: group train"})",
+        R"("pid":3,"tid":0,"name":"process_name","args":{"name":"b: amemd"})",
+        R"("pid":4,"tid":0,"name":"process_name","args":{"name":"b: group train"})"})
+    EXPECT_THAT(trace, HasSubstr(name));
+  EXPECT_THAT(trace, HasSubstr(R"("pid":3,"tid":1,"ts":1714567890123000,"dur":30000)"));
 }
 
 v1::NodeStatus with_group(const std::string& name, std::uint64_t resident) {

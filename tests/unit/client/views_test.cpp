@@ -295,6 +295,22 @@ TEST(ProgressView, ALinePerPhaseElsewhere) {
   EXPECT_EQ(view.clear(), "");
 }
 
+TEST(ProgressView, ALineEveryFiveSecondsOfALongCopyElsewhere) {
+  ProgressView view({}, 0);
+  const auto update = [&](std::uint64_t seconds, std::uint64_t copied) {
+    v1::Progress progress = make_progress("train", "save", 0, 2);
+    progress.set_elapsed_us(seconds * 1'000'000);
+    progress.set_copied_bytes(copied * kGiB);
+    progress.set_to_copy_bytes(400 * kGiB);
+    return view.update(progress);
+  };
+  EXPECT_EQ(update(1, 0), "train: save, 2 ranks\n");
+  EXPECT_EQ(update(5, 100), "");
+  EXPECT_EQ(update(6, 125), "train: save, 125 GiB of 400 GiB, 26.8 GB/s, 11.0 s left\n");
+  EXPECT_EQ(update(10, 225), "");
+  EXPECT_EQ(update(11, 250), "train: save, 250 GiB of 400 GiB, 26.8 GB/s, 6.00 s left\n");
+}
+
 TEST(ProgressView, ALinePerPhaseOfEachGroupOfASwap) {
   ProgressView view({}, 0);
   EXPECT_EQ(view.update(make_progress("train", "save", 0, 1)), "train: save, 1 rank\n");

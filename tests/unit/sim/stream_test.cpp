@@ -318,7 +318,7 @@ TEST_F(SimStreams, AnEventOfAContextComesAfterAllWorkOfItsStreams) {
   ASSERT_EQ(cuCtxGetCurrent(&context), CUDA_SUCCESS);
   const CUevent event = NewEvent();
   EXPECT_EQ(cuCtxRecordEvent(context, event), CUDA_SUCCESS);
-  EXPECT_EQ(cuEventQuery(event), CUDA_SUCCESS) << "nothing is to be done";
+  EXPECT_EQ(cuEventQuery(event), CUDA_SUCCESS) << "it has no work";
   const CUstream stream = NewStream();
   ASSERT_EQ(Block(stream), CUDA_SUCCESS);
   EXPECT_EQ(cuCtxRecordEvent(context, event), CUDA_SUCCESS);

@@ -193,7 +193,7 @@ class Broker:
             stage: Only this stage. Empty: all stages.
 
         Returns:
-            The stages, with those of their groups that the caller may see.
+            The stages, each with its groups that the caller may see.
 
         Raises:
             NotFoundError: There is no such stage.
@@ -233,7 +233,7 @@ class Broker:
         await self._ask(_requests.end_lease(group))
 
     async def set_turn(self, group: str, *, stage: str | None = None, weight: int | None = None, priority: int | None = None,
-                       longest_wait: float | None = None) -> None:
+                       longest_wait: float | None = None, leave_first: Tags = None, return_order: Tags = None) -> None:
         """Sets in which stage a group takes turns, and what its turns depend on. None does not change a value.
 
         Args:
@@ -242,13 +242,15 @@ class Broker:
             weight: 1 to 100. In a stage with the policy slice, its turns are that many times as long.
             priority: -100 to 100. In a stage with another policy, more comes first.
             longest_wait: The longest wait for a turn, in seconds. 0: none.
+            leave_first: Tags. At the end of a turn only their memory leaves, in this order, where that is enough. Empty: all leaves.
+            return_order: Tags. Their memory returns before all other memory, in this order. Empty: in no order.
 
         Raises:
             InvalidArgumentError: A value is not valid, or all are None.
             FailedPreconditionError: amemd could not promise this longest wait, or those of other groups.
             NotFoundError: There is no such group or stage.
         """
-        await self._ask(_requests.set_turn(group, stage, weight, priority, longest_wait))
+        await self._ask(_requests.set_turn(group, stage, weight, priority, longest_wait, leave_first, return_order))
 
     # ---- operations ----
     @overload

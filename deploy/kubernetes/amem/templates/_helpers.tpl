@@ -2,11 +2,22 @@
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- define "amem.fullname" -}}
+{{ .Values.fullnameOverride | default .Release.Name }}
+{{- end }}
+
+{{- define "amem.name" -}}
+{{ .Values.nameOverride | default "amem" }}
+{{- end }}
+
 {{- define "amem.labels" -}}
-app.kubernetes.io/name: amem
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{ include "amem.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- with .Values.labels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- /* What amemd of the image prints with --speaks; check.py compares them. */ -}}
@@ -15,17 +26,32 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
 {{- define "amem.selector" -}}
-app.kubernetes.io/name: amem
+app.kubernetes.io/name: {{ include "amem.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- /* What each object's metadata has: list of the context, and of what comes after the name. */ -}}
+{{- define "amem.metadata" -}}
+{{- $root := index . 0 -}}
+name: {{ include "amem.fullname" $root }}{{ index . 1 }}
+namespace: {{ $root.Release.Namespace }}
+labels: {{- include "amem.labels" $root | nindent 2 }}
+{{- end }}
+
+{{- define "amem.annotations" }}
+{{- with .Values.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+{{- end }}
+{{- end }}
+
+{{- define "amem.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "amem.fullname" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
 
 {{- /* What both DaemonSets' pods have: the nodes that they are for, and that a full node does not drop them. */ -}}
 {{- define "amem.nodes" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-{{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 0 }}
 {{- end }}
@@ -37,5 +63,73 @@ tolerations: {{- toYaml . | nindent 0 }}
 {{- end }}
 {{- with .Values.affinity }}
 affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* What amemd's container and its init container have alike, so that each reads the node's folders. */ -}}
+{{- define "amem.root" -}}
+runAsUser: 0  # ranks of all users believe root's broker
+runAsGroup: 0
+{{- with .Values.seLinuxOptions }}
+seLinuxOptions: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "amem.powerless" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- /* A table of amemd.toml: its name, its keys. */ -}}
+{{- define "amem.table" }}
+
+[{{ index . 0 }}]
+{{- range $key, $value := index . 1 }}
+{{ $key }} = {{ $value | toJson }}
+{{- end }}
+{{- end }}
+
+{{- /* Values that the schema alone cannot refuse. */ -}}
+{{- define "amem.check" -}}
+{{- $v := .Values }}
+{{- if and (ne $v.isolation "uid") (not $v.hostPID) }}
+{{- fail (printf "amem: isolation: %s requires hostPID: true, because amemd looks at the processes of other pods" $v.isolation) }}
+{{- end }}
+{{- if and (not $v.metrics.port) (or $v.metrics.podMonitor.enabled $v.metrics.alerts.enabled $v.metrics.dashboard.enabled) }}
+{{- fail "amem: metrics.podMonitor, metrics.alerts and metrics.dashboard require metrics.port, for example 9464" }}
+{{- end }}
+{{- if and $v.control.port (not $v.control.secret) }}
+{{- fail "amem: control.port requires control.secret, a Secret with ca.crt, tls.crt and tls.key (docs/kubernetes.md, Several nodes)" }}
+{{- end }}
+{{- if and $v.control.secret (not $v.control.port) }}
+{{- fail "amem: control.secret requires control.port, for example 7070" }}
+{{- end }}
+{{- if and $v.control.port (eq (int $v.control.port) (int $v.metrics.port)) }}
+{{- fail "amem: control.port and metrics.port are the same" }}
+{{- end }}
+{{- if and $v.networkPolicy.enabled $v.metrics.port (not $v.networkPolicy.metricsFrom) }}
+{{- fail "amem: networkPolicy.metricsFrom is empty, so Prometheus could not reach metrics.port" }}
+{{- end }}
+{{- if and $v.jobs.inject (not $v.jobs.shimDir) }}
+{{- fail "amem: jobs.inject requires jobs.shimDir" }}
+{{- end }}
+{{- if and $v.jobs.cdiDir (not $v.jobs.shimDir) }}
+{{- fail "amem: jobs.cdiDir requires jobs.shimDir" }}
+{{- end }}
+{{- range $what, $oldest := dict "jobs.inject: true" (ternary "1.36.0-0" "" $v.jobs.inject) "gpus: claim" (ternary "1.34.0-0" "" (eq $v.gpus "claim")) }}
+{{- if and $oldest (semverCompare (print "<" $oldest) $.Capabilities.KubeVersion.Version) }}
+{{- fail (printf "amem: %s requires Kubernetes %s; this cluster has %s" $what (trimSuffix ".0-0" $oldest) $.Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- end }}
+{{- /* A Secret that is there has its keys. Without a cluster (helm template) lookup finds nothing; the hook looks again. */ -}}
+{{- with $v.control.secret }}
+{{- $secret := lookup "v1" "Secret" $.Release.Namespace . }}
+{{- range $key := list "ca.crt" "tls.crt" "tls.key" }}
+{{- if and $secret (not (hasKey ($secret.data | default dict) $key)) }}
+{{- fail (printf "amem: the Secret %s has no %s; it requires ca.crt, tls.crt and tls.key (docs/kubernetes.md, Several nodes)" $v.control.secret $key) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}

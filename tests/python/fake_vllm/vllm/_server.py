@@ -35,8 +35,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.answer(200, {"results": self.core.model_executor.collective_rpc(body["method"], args=body["args"])})
             elif url.path == "/v1/completions":
                 assert not self.core.is_sleeping(), "requests wait"
-                tokens = self.core.model_executor.collective_rpc("execute", args=(
-                    [each % 256 for each in body["prompt"]], body["max_tokens"]))[0]
+                prompt = body["prompt"].encode() if isinstance(body["prompt"], str) else body["prompt"]
+                tokens = self.core.model_executor.collective_rpc("execute", args=([each % 256 for each in prompt], body["max_tokens"]))[0]
                 return self.answer(200, {"choices": [{"token_ids": tokens}]})
             elif url.path == "/wake_up":
                 self.core.wake_up(query.get("tags"))

@@ -1,4 +1,8 @@
 // Turns: a stage of one GPU, and groups whose ranks report their work.
+#include <unistd.h>
+
+#include <mutex>
+
 #include "tests/unit/fixtures/swap_fixture.h"
 
 namespace amem {
@@ -19,6 +23,7 @@ class BrokerTurnsTest : public SwapTest {
     stage.rules.grace = milliseconds(20);
     stage.rules.idle = milliseconds(200);
     stage.rules.slice = milliseconds(400);
+    stage.rules.start_idle = std::chrono::hours(1);
     with.stages = {stage};
   }
   /// Group `name` of one rank, with so much memory on GPU 0.
@@ -133,6 +138,92 @@ TEST_F(BrokerTurnsTest, AnotherOwnersTurnsAreNotToBeSet) {
   change.priority = 1000;
   EXPECT_EQ(on_loop([&] { return broker->set_turn(Caller{}, "train", change); }).code(),
             Code::kInvalidArgument);
+}
+
+TEST_F(BrokerTurnsTest, AnOperatorsCommandWaitsForTheSwitchOfItsGroup) {
+  make_member(b, rollout);
+  pause_for_stage("rollout");
+  make_member(a, train);
+  let_go("rollout");
+  ASSERT_TRUE(needs_are_known("train"));
+  ASSERT_TRUE(needs_are_known("rollout"));
+  a.moods[kSave] = Mood::kLate;
+  report(b, true, false);
+  report(a, false, false);
+  ASSERT_TRUE(eventually([&] { return a.received[kSave] > 0; }));
+  const auto command = [&](Duration timeout) {
+    auto watcher = std::make_shared<Watcher>();
+    on_loop([&] {
+      broker->start_operation(Caller{}, Task(Operation::kPause), {"rollout"}, timeout, watcher);
+    });
+    return watcher;
+  };
+  const Status late = complete(command(milliseconds(50)));
+  EXPECT_EQ(late.code(), Code::kDeadlineExceeded);
+  EXPECT_NE(late.text().find("stage 'night' has been switching group 'rollout'"), std::string::npos)
+      << late.text();
+  const auto waiting = command({});
+  settle();
+  EXPECT_FALSE(waiting->done());
+  a.moods.clear();
+  a.catch_up();
+  EXPECT_TRUE(complete(waiting).ok());
+  EXPECT_EQ(group("rollout").state(), kPaused);
+  EXPECT_FALSE(group("rollout").paused_by_stage());
+}
+
+class BrokerStartsTest : public BrokerTurnsTest {
+ protected:
+  /// A process asks to start group `name`.
+  std::shared_ptr<std::optional<Status>> ask(const std::string& name, Duration timeout = {}) {
+    auto answer = std::make_shared<std::optional<Status>>();
+    number = on_loop([&] {
+      Caller caller;
+      caller.account = broker->accounts().of(Owner{::getuid(), ""});
+      return broker->start_group(caller, name, "night", timeout, [this, answer](const Status& is) {
+        const std::lock_guard lock(mutex);
+        *answer = is;
+      });
+    });
+    return answer;
+  }
+  bool told(const std::shared_ptr<std::optional<Status>>& answer, Code code = Code::kOk) {
+    return eventually([&] {
+      const std::lock_guard lock(mutex);
+      return answer->has_value() && (*answer)->code() == code;
+    });
+  }
+
+  Starts::Number number = 0;
+  std::mutex mutex;
+};
+
+TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
+  ASSERT_TRUE(told(ask("train")));
+  EXPECT_EQ(turn("train").what, "starts");
+  const auto second = ask("rollout");
+  ASSERT_TRUE(eventually([&] { return turn("rollout").what == "waits"; }));
+  EXPECT_EQ(turn("rollout").call, "its start");
+  EXPECT_TRUE(told(ask("third", milliseconds(20)), Code::kDeadlineExceeded));
+  EXPECT_EQ(turn("third").what, "none");
+  const auto gone = ask("third");
+  on_loop([&] { broker->forget_start(number); });
+  EXPECT_TRUE(told(gone, Code::kCancelled));
+  EXPECT_EQ(turn("third").what, "none");
+  // Its first rank takes its place, and it runs.
+  make(a, train, 80 * kMiB, 2);
+  EXPECT_EQ(turn("train").what, "starts");
+  EXPECT_EQ(group("train").state(), kRunning);
+  settle();
+  EXPECT_EQ(a.received[kReports], 1);
+  EXPECT_TRUE(told(ask("train"))) << "its other ranks do not wait";
+  ASSERT_TRUE(needs_are_known("train"));
+  EXPECT_TRUE(on_loop([&] { return broker->yield(Caller{}, "train"); }).ok());
+  report(a, false, false);
+  ASSERT_TRUE(told(second)) << "train has started";
+  EXPECT_EQ(group("train").state(), kPaused);
+  make(b, rollout, 80 * kMiB, 2);
+  EXPECT_EQ(group("rollout").state(), kRunning);
 }
 
 class BrokerSlicesTest : public BrokerTurnsTest {

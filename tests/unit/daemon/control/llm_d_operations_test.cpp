@@ -183,6 +183,7 @@ TEST(LlmdWords, RequestsThatAGroupCannotAnswer) {
   llm_d::BackendConfig backend;
   EXPECT_TRUE(check("train", backend).ok());
   EXPECT_EQ(check("", backend).code(), Code::kInvalidArgument);
+  EXPECT_EQ(check(std::string(5000, 'x'), backend).code(), Code::kInvalidArgument);
   backend.mutable_cuda();
   EXPECT_TRUE(check("train", backend).ok());
   backend.mutable_app_channel();

@@ -17,15 +17,23 @@ class GroupDeepTest : public GroupTest {
     task.deep = true;
     return task;
   }
-  void to_detach() {
-    ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
+  /// A pause that has begun goes on until its memory has been saved.
+  void save() {
     quiet(1);
     quiet(2);
     group.save_sent(kOk, {1}, now);
     done(1, RankPhase::kSave);
+  }
+  /// Until its memory has left.
+  void leave() {
+    save();
     both(RankPhase::kRelease);
     group.dropped("", now);
     drain();
+  }
+  void to_detach() {
+    ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
+    leave();
     ASSERT_EQ(group.phase(), Phase::kDetach);
   }
   void to_checkpoint() {
@@ -88,10 +96,7 @@ TEST_F(GroupDeepTest, ForOthersItIsPausedOnceAllHasLeft) {
 
 TEST_F(GroupDeepTest, ForOthersItHasNotLeftIfSomethingMayHaveStayed) {
   ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
-  quiet(1);
-  quiet(2);
-  group.save_sent(kOk, {1}, now);
-  done(1, RankPhase::kSave);
+  save();
   done(1, RankPhase::kRelease);
   done(2, RankPhase::kRelease, {Code::kAborted, "it is stuck"});
   group.dropped("", now);
@@ -107,12 +112,7 @@ TEST_F(GroupDeepTest, TheRanksCanAskForIt) {
   group.request(2, 6, deep_pause(), {}, now);
   drain();
   EXPECT_EQ(group.phase(), Phase::kQuiesce);
-  quiet(1);
-  quiet(2);
-  group.save_sent(kOk, {1}, now);
-  done(1, RankPhase::kSave);
-  both(RankPhase::kRelease);
-  group.dropped("", now);
+  leave();
   both(RankPhase::kDetach);
   drain();
   EXPECT_EQ(find<action::Answer>(), nullptr) << "not before it is deep";
@@ -129,12 +129,7 @@ TEST_F(GroupDeepTest, TheRanksCanAskForIt) {
 TEST_F(GroupDeepTest, WhoMakesItDeepHasNotPausedIt) {
   const Task some(Operation::kResume, {{"kv_cache"}});
   for (const RankId rank : {1U, 2U}) group.request(rank, rank, Operation::kPause, {}, now);
-  quiet(1);
-  quiet(2);
-  group.save_sent(kOk, {1}, now);
-  done(1, RankPhase::kSave);
-  both(RankPhase::kRelease);
-  group.dropped("", now);
+  leave();
   ASSERT_TRUE(group.start(deep_pause(), {}, now).ok());
   both(RankPhase::kDetach);
   group.checkpointed(kOk, now);
@@ -305,6 +300,47 @@ TEST_F(GroupDeepTest, ARankThatEndsIsNotWaitedFor) {
   const auto* checkpoint = find<action::Checkpoint>();
   ASSERT_NE(checkpoint, nullptr);
   EXPECT_THAT(checkpoint->ranks, ElementsAre(1));
+}
+
+TEST_F(GroupDeepTest, OneThatLosesItsSessionIsRestoredAndMayComeBack) {
+  to_deep();
+  group.expect(2);
+  EXPECT_EQ(group.waiting_for(2), "comeback");
+  EXPECT_EQ(group.start(deep_pause(), {}, now).code(), Code::kUnavailable);
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok()) << "a restore needs no session";
+  drain();
+  const auto* restore = find<action::Restore>();
+  ASSERT_NE(restore, nullptr);
+  EXPECT_THAT(restore->ranks, ElementsAre(1, 2));
+  group.restored(kOk, now);
+  done(1, RankPhase::kRest);
+  drain();
+  EXPECT_EQ(group.phase(), Phase::kSettle);
+  EXPECT_TRUE(group.join(2, "")) << "its gate stays shut";
+  drain();
+  const auto* ask = find<action::Ask>();
+  ASSERT_NE(ask, nullptr);
+  EXPECT_THAT(ask->ranks, ElementsAre(2));
+  done(2, RankPhase::kRest);
+  expect<action::Admit>("Admit");
+}
+
+TEST_F(GroupDeepTest, OneThatDoesNotComeBackIsNamedAndTheOthersGoOnOnceItHasEnded) {
+  to_deep();
+  group.expect(2);
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  group.restored(kOk, now);
+  done(1, RankPhase::kRest);
+  now = group.wakeup();
+  group.tick(now);
+  drain();
+  expect_finished(Code::kDeadlineExceeded, GroupState::kPaused, "rank 1 (pid 22)");
+  EXPECT_FALSE(group.deep());
+  const Status refused = group.start(Operation::kResume, {}, now);
+  EXPECT_EQ(refused.code(), Code::kUnavailable);
+  EXPECT_THAT(refused.text(), ::testing::HasSubstr("waits for rank 1 (pid 22)"));
+  group.leave(2, false, now);
+  EXPECT_TRUE(group.start(Operation::kResume, {}, now).ok());
 }
 
 TEST_F(GroupDeepTest, ANextBrokerGoesOnWithADetach) {

@@ -110,6 +110,24 @@ TEST_F(PlanTest, OnlyWhatIsPausedIsBroughtBack) {
   EXPECT_EQ(nccl[1].needed, 100U);
 }
 
+TEST_F(PlanTest, TagsComeBackInTheirOrderAndWhatHasNoneOfThemLast) {
+  std::vector<AllocationId> ids;
+  for (const char* tag : {"kv", "heap", "weights", "kv"}) {
+    Allocation& a = make({1}, 100);
+    a.tag = tag;
+    ids.push_back(a.id);
+  }
+  const auto in_order = [&](const std::vector<std::string>& order) {
+    std::vector<AllocationId> back;
+    for (const Creation::Item& item : to_bring_back(table, kOwnGroup, {}, order))
+      back.push_back(item.id);
+    return back;
+  };
+  EXPECT_EQ(in_order({}), ids);
+  EXPECT_EQ(in_order({"weights", "nothing", "kv"}),
+            (std::vector<AllocationId>{ids[2], ids[0], ids[3], ids[1]}));
+}
+
 TEST_F(PlanTest, KeepersLoadWhatWasSavedAndClearTheRest) {
   Allocation& saved = make({1, 2}, 100);
   saved.saved.extents = {{0, 64, 128}};

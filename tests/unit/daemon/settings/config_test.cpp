@@ -386,6 +386,8 @@ TEST(Config, WrongStagesAreNamed) {
             "stage.b.devices: GPU 0 is in stage 'a', too. A GPU can be in one stage");
   EXPECT_EQ(first("[stage.a]\ndevices = [0]\npolicy = \"fair\""),
             "f.toml:3: stage.a.policy: \"fair\" is not one of lease demand slice");
+  EXPECT_EQ(first("[stage.a]\ndevices = [0]\nstart = \"now\""),
+            "f.toml:3: stage.a.start: \"now\" is not one of alone beside");
   EXPECT_EQ(first("[stage.a]\ndevices = [0]\ndevice = 1").substr(0, 60),
             "f.toml:3: stage.a.device: a stage has no such setting. Its s");
   EXPECT_EQ(first("[stage.a]\ndevices = [0, 0]"),

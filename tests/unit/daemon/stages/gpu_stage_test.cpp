@@ -7,6 +7,7 @@
 namespace amem {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -16,15 +17,23 @@ class GpuStageTest : public testing::Test, public GpuStage::Host {
  protected:
   static constexpr GroupId kA = 1, kB = 2, kC = 3;
 
-  void make(TurnPolicy policy, Duration max_hold = {}) {
+  void make(TurnPolicy policy, Duration max_hold = {}, bool starts_alone = true) {
+    wanted_.reset();
+    recorded_.clear();
     TurnRules rules = some_rules(policy);
     rules.max_hold = max_hold;
+    rules.starts_alone = starts_alone;
+    rules.start_idle = s(8);
     stage_ = std::make_unique<GpuStage>(*this, "night", rules, some_stage(), s(0), figures_);
   }
   /// Two do not fit.
   void join(GroupId id, const std::string& name, Whereabouts where, std::uint64_t gib = 50) {
     stage_->join(id, name, {}, where, false, at(0));
     stage_->needs(id, {{some_device(1), gib * kGiB}}, at(0));
+  }
+  void start(GroupId id, const std::string& name, double time,
+             FirstTurn first = FirstTurn::kOfRanks) {
+    stage_->join(id, name, {}, Whereabouts::kPausedByStage, false, at(time), first);
   }
   void carry_out(GpuStage&, const StageSwitch& what) override {
     EXPECT_FALSE(wanted_) << "two switches at a time";
@@ -403,6 +412,207 @@ TEST_F(GpuStageTest, SharesOfTimeAreCounted) {
   EXPECT_EQ(figures_.groups[kB].ran, s(20));
   EXPECT_EQ(figures_.groups[kB].waited, s(7));
   EXPECT_EQ(figures_.groups[kB].there, s(31));
+}
+
+// ---- first turns
+
+TEST_F(GpuStageTest, GroupsThatStartComeOneAfterTheOther) {
+  for (const TurnPolicy policy : {TurnPolicy::kLease, TurnPolicy::kDemand, TurnPolicy::kSlice}) {
+    SCOPED_TRACE(to_string(policy));
+    make(policy, s(60));
+    start(kA, "a", 0);
+    start(kB, "b", 1);
+    EXPECT_EQ(turn(kB, 1), "waits");
+    expect_switch(2, {}, {kA});
+    EXPECT_EQ(turn(kA, 2), "starts");
+    stage_->needs(kA, {{some_device(1), 20 * kGiB}}, at(3));
+    works(kA, 4);
+    expect_nothing(5);
+    rests(kA, 6);
+    // After 8 s without work, or when its slice of 10 s is over.
+    const double ends = policy == TurnPolicy::kSlice ? 12 : 14;
+    expect_nothing(ends - 0.1);
+    stage_->tick(at(ends));
+    EXPECT_FALSE(stage_->starts(kA));
+    EXPECT_THAT(recorded_, Contains(kA));
+    expect_switch(ends + 1, {kA}, {kB});
+    EXPECT_EQ(turn(kB, ends + 1), "starts");
+  }
+}
+
+TEST_F(GpuStageTest, WhatHasStartedRunsBesideOthers) {
+  make(TurnPolicy::kDemand);
+  start(kA, "a", 0);
+  expect_switch(0, {}, {kA});
+  rests(kA, 0);
+  stage_->needs(kA, {{some_device(1), 20 * kGiB}}, at(1));
+  start(kB, "b", 1);
+  expect_nothing(7.9);
+  stage_->tick(at(8));
+  expect_switch(9, {kA}, {kB});
+  rests(kB, 9);
+  stage_->needs(kB, {{some_device(1), 20 * kGiB}}, at(10));
+  waits(kA, 10);
+  expect_nothing(16);
+  EXPECT_EQ(turn(kA, 16), "waits") << "one that starts is alone";
+  stage_->tick(at(17));
+  expect_switch(18, {}, {kA});
+  EXPECT_EQ(turn(kA, 18), "runs");
+  EXPECT_EQ(turn(kB, 18), "runs");
+}
+
+TEST_F(GpuStageTest, OneThatIsNeverIdleMakesWayAfterMaxHold) {
+  make(TurnPolicy::kDemand, s(60));
+  join(kA, "a", Whereabouts::kRuns, 20);
+  works(kA, 0);
+  start(kB, "b", 10);
+  EXPECT_EQ(turn(kB, 10), "waits") << "though it would fit";
+  expect_nothing(59);
+  stage_->tick(at(60));
+  expect_switch(61, {kA}, {kB});
+  // And it has started after as long.
+  works(kB, 62);
+  waits(kA, 62);
+  stage_->needs(kB, {{some_device(1), 20 * kGiB}}, at(63));
+  expect_nothing(120);
+  stage_->tick(at(121));
+  expect_switch(121, {}, {kA});
+}
+
+TEST_F(GpuStageTest, AGroupWithoutRanksIsNotIdle) {
+  make(TurnPolicy::kDemand);
+  start(kA, "a", 0, FirstTurn::kAnnounced);
+  start(kB, "b", 0);
+  expect_switch(0, {}, {kA});
+  expect_nothing(1000);
+  stage_->arrived(kA, at(1000));
+  rests(kA, 1000);
+  expect_nothing(1007);
+  stage_->tick(at(1008));
+  expect_switch(1008, {kA}, {kB});
+}
+
+TEST_F(GpuStageTest, AGroupThatNeverGetsRanksIsForgotten) {
+  make(TurnPolicy::kLease);
+  start(kA, "a", 0, FirstTurn::kAnnounced);
+  start(kB, "b", 0);
+  expect_switch(0, {}, {kA});
+  stage_->leave(kA, at(5));
+  expect_switch(5, {}, {kB});
+}
+
+TEST_F(GpuStageTest, AYieldEndsAFirstTurnWithEveryPolicy) {
+  for (const TurnPolicy policy : {TurnPolicy::kLease, TurnPolicy::kDemand, TurnPolicy::kSlice}) {
+    SCOPED_TRACE(to_string(policy));
+    make(policy);
+    start(kA, "a", 0);
+    expect_switch(0, {}, {kA});
+    start(kB, "b", 1);
+    EXPECT_TRUE(stage_->yield(kA, at(2)).ok());
+    EXPECT_FALSE(stage_->starts(kA));
+    stage_->tick(at(7));  // demand and slice: it must be idle, too
+    expect_switch(7, {kA}, {kB});
+  }
+}
+
+TEST_F(GpuStageTest, ALeaseInAFirstTurnIsPartOfIt) {
+  make(TurnPolicy::kLease);
+  start(kA, "a", 0);
+  expect_switch(0, {}, {kA});
+  start(kB, "b", 1);
+  std::optional<Status> a;
+  stage_->lease(kA, into(a), at(2));
+  ASSERT_TRUE(a && a->ok()) << "it runs";
+  expect_nothing(100);
+  EXPECT_TRUE(stage_->yield(kA, at(100)).ok());
+  expect_switch(100, {kA}, {kB});
+}
+
+TEST_F(GpuStageTest, WhoeverPausesAGroupThatStartsEndsItsFirstTurn) {
+  make(TurnPolicy::kDemand);
+  start(kA, "a", 0);
+  expect_switch(0, {}, {kA});
+  start(kB, "b", 1);
+  stage_->place(kA, Whereabouts::kPausedByOperator, at(2));
+  EXPECT_FALSE(stage_->starts(kA));
+  expect_switch(2, {}, {kB});
+  // One that waits for its first turn does so after the operator's pause, too.
+  start(kC, "c", 3);
+  stage_->place(kC, Whereabouts::kPausedByOperator, at(4));
+  EXPECT_TRUE(stage_->starts(kC));
+  rests(kB, 5);
+  expect_nothing(100);
+  stage_->place(kC, Whereabouts::kPausedByStage, at(100));
+  expect_switch(100, {kB}, {kC});
+}
+
+TEST_F(GpuStageTest, AHeldStageDecidesNothing) {
+  make(TurnPolicy::kLease);
+  stage_->hold(true);
+  start(kA, "a", 0);
+  expect_nothing(1);
+  stage_->hold(false);
+  stage_->tick(at(2));
+  expect_switch(2, {}, {kA});
+}
+
+TEST_F(GpuStageTest, AGroupThatTurnsOutTooLargeIsLeftAlone) {
+  make(TurnPolicy::kDemand);
+  start(kA, "a", 0);
+  expect_switch(0, {}, {kA});
+  for (const double time : {1.0, 2.0}) {
+    stage_->needs(kA, {{some_device(1), 79 * kGiB}}, at(time));
+    EXPECT_EQ(turn(kA, time), "apart");
+  }
+  stage_->needs(kA, {{some_device(1), 20 * kGiB}}, at(3));
+  EXPECT_EQ(turn(kA, 3), "starts");
+}
+
+TEST_F(GpuStageTest, ARuleSaysThatGroupsStartBesideOthers) {
+  make(TurnPolicy::kDemand, {}, false);
+  start(kA, "a", 0);
+  EXPECT_FALSE(stage_->starts(kA));
+  expect_nothing(100);
+}
+
+// ---- partial turns
+
+TEST_F(GpuStageTest, OnlyTheTagsThatAreNeededLeave) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kRuns, 60);
+  join(kB, "b", Whereabouts::kPausedByStage, 40);
+  const TurnNeeds some = {{some_device(1), 12 * kGiB}};
+  stage_->parts(kA, {{"kv", some}, {"workspace", some}, {"weights", some}}, at(0));
+  std::optional<Status> b;
+  stage_->lease(kB, into(b), at(1));
+  ASSERT_TRUE(wanted_);
+  EXPECT_THAT(wanted_->parts,
+              ElementsAre(std::pair(kA, std::vector<std::string>{"kv", "workspace"})));
+  EXPECT_THAT(wanted_->why, HasSubstr("of group 'a' only kv, workspace leaves"));
+  stage_->place(kA, Whereabouts::kMoves, at(1));
+  stage_->stays(kA, {{some_device(1), 36 * kGiB}}, at(2));
+  expect_switch(2, {kA}, {kB});
+  ASSERT_TRUE(b && b->ok());
+  for (const GpuStage::GroupView& view : stage_->groups(at(2)))
+    EXPECT_EQ(view.stays, view.id == kA ? 36 * kGiB : 0U);
+}
+
+TEST_F(GpuStageTest, WhatIsLeftLeavesForAThirdGroup) {
+  make(TurnPolicy::kLease);
+  join(kA, "a", Whereabouts::kPausedByStage, 60);
+  stage_->stays(kA, {{some_device(1), 36 * kGiB}}, at(0));
+  join(kB, "b", Whereabouts::kRuns, 40);
+  join(kC, "c", Whereabouts::kPausedByStage, 30);
+  std::optional<Status> b, c;
+  stage_->lease(kB, into(b), at(1));
+  stage_->lease(kC, into(c), at(2));
+  ASSERT_TRUE(wanted_);
+  EXPECT_THAT(wanted_->parts, IsEmpty());
+  stage_->stays(kA, {}, at(3));
+  expect_switch(3, {kA}, {kC});
+  ASSERT_TRUE(c && c->ok());
+  EXPECT_EQ(turn(kA, 3), "idle");
+  EXPECT_EQ(turn(kB, 3), "runs");
 }
 
 }  // namespace

@@ -426,6 +426,22 @@ TEST_F(DemandTest, AClockThatJumpsBackHasNoEffect) {
   expect(10, {"a"}, {"b"});
 }
 
+TEST_F(DemandTest, AClockThatJumpsAheadMakesOneSwitch) {
+  constexpr double kDay = 86400;
+  add_three();
+  bring_in("a", 1);
+  turns_->worked("a", at(2));
+  turns_->wants("b", at(2));
+  expect_nothing(3);
+  expect(kDay, {"a"}, {"b"});
+  turns_->worked("b", at(kDay));
+  turns_->wants("a", at(kDay));
+  expect_nothing(kDay + 2);  // b stays for as long as after any switch
+  turns_->worked("b", at(kDay + 2));
+  expect_nothing(kDay + 6.9);
+  expect(kDay + 7, {"b"}, {"a"});
+}
+
 TEST_F(DemandTest, OneSwitchAtATime) {
   add_three();
   turns_->wants("a", at(0));

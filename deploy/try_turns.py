@@ -1,0 +1,185 @@
+"""amem-demo --turns: three groups take turns on one simulated GPU, of which no two fit. amemd decides when.
+
+Each group plays a server: it has work only when a request arrives. The policy is demand, so a request that finds its group paused
+brings the group its turn. What happens is printed as it happens.
+"""
+
+import json
+import os
+import time
+
+from try_node import MIB, Failure, Workload, deadline, mib
+
+STAGE = "night"
+NAMES = ("chat", "code", "search")
+RANKS = 1
+MEMORY_MIB = 256
+ALLOCATIONS = 80  # of 2 MiB: one group fits, two do not
+POOL_MIB = 600
+GRACE_MS, IDLE_MS = 200, 700
+CONFIGURATION = f"""[stage.{STAGE}]
+devices = [0]
+policy = "demand"
+margin = "16MiB"
+grace = "{GRACE_MS}ms"
+idle = "{IDLE_MS}ms"
+min_residency = "1s"
+"""
+# (seconds after the start, group): one group after the other, two at once, and one that stays busy while another one asks.
+REQUESTS = ((0.5, "search"), (1.5, "chat"), (3.5, "code"), (5.5, "chat"), (5.5, "search"),
+            (9.5, "search"), (9.9, "search"), (10.0, "code"), (10.3, "search"), (10.7, "search"))
+ANSWER_S = 60
+LOOK_S = 0.05
+
+
+class Server:
+    """A rank that computes when it is asked, one request at a time, in the order in which they came."""
+
+    def __init__(self, node, name):
+        self.name = name
+        self.asked = []  # when, of requests without an answer
+        self.answers = 0
+        self.bytes = 0
+        self.rest = []   # of the commands of the first of them, in the order of their answers
+        meeting = node.folder / f"meet-{name}"
+        meeting.mkdir()
+        command = [node.programs / "amem-workload", "--ranks", RANKS, "--rendezvous", meeting, "--allocations", ALLOCATIONS, "--bytes",
+                   2 * MIB, "--rank", 0]
+        self.rank = node.start(Workload, name, node.as_rank(name, *command, stage=STAGE), RANK="0")
+        self.rank.answer("start", 120)
+
+    def ask(self, now):
+        self.asked.append(now)
+        if len(self.asked) == 1:
+            self._begin()
+
+    def _begin(self):
+        self.rest = ["step 5", "verify"]  # changes its memory, and compares each byte with what it must be
+        for command in self.rest:
+            self.rank.tell(command)
+
+    def answered(self, now):
+        """Seconds that the first request took, if its answer is there."""
+        while self.rest and not self.rank.answers.empty():
+            answer = self.rank.answer(self.rest.pop(0), 1)
+            self.bytes += answer.get("bytes", 0)
+            if not self.rest:
+                self.answers += 1
+                took = now - self.asked.pop(0)
+                if self.asked:
+                    self._begin()
+                return took
+        if self.asked and now - self.asked[0] > ANSWER_S:
+            raise Failure(f"{self.name} has not answered a request for {ANSWER_S} s")
+        return None
+
+    def end(self):
+        self.rank.tell("exit")
+        if self.rank.wait(60) != 0:
+            raise Failure(f"{self.name} ended with status {self.rank.process.returncode}")
+
+
+class Story:
+    def __init__(self, node, say):
+        self.node, self.say = node, say
+        self.servers = {}
+        self.began = time.monotonic()
+        self.switches = 0
+        self.waiting = set()
+        self.slowest = 0.0
+
+    def now(self):
+        return time.monotonic() - self.began
+
+    def tell(self, text):
+        self.say(f"   {self.now():5.1f} s  {text}")
+
+    def stage(self):
+        [stage] = json.loads(self.node.amemctl("turns", "--json"))["stages"]
+        running = [group for group in stage["groups"] if group["turn"] == "runs"]
+        if len(running) > 1:
+            raise Failure(f"{len(running)} groups run at the same time, and only one fits")
+        return stage
+
+    def start(self):
+        self.say(f"\n1. start amemd with the stage {STAGE}, and three groups that take turns in it\n")
+        self.say("\n".join(f"   {line}" for line in CONFIGURATION.splitlines()))
+        for name in NAMES:
+            self.servers[name] = Server(self.node, name)
+            if name != NAMES[-1]:
+                self.node.amemctl("pause", name)  # the next one needs the space
+        needs = max(group["allocated_bytes"] for group in self.node.status()["groups"])
+        self.say(f"\n   each group needs {mib(needs)} MiB, and the GPU has {MEMORY_MIB} MiB, so only one runs at a time")
+        for name in NAMES[:-1]:
+            if self.node.amemctl_any("resume", name).returncode == 0:
+                raise Failure(f"{name} fits beside another group, and must not")
+        for _ in deadline(30):
+            groups = {group["group"]: group["turn"] for group in self.stage()["groups"]}
+            if sorted(groups.values()) == ["idle", "idle", "runs"]:
+                return
+        raise Failure(f"the groups must take turns, one of them running and two paused, but they are {groups}")
+
+    def see(self, stage):
+        """Who has begun to wait, and what the last switch was."""
+        last = stage.get("last")
+        if stage["switches"] > self.switches and last and not stage["switching"]:
+            self.switches = stage["switches"]
+            if last["code"] != 0:
+                raise Failure(f"a switch has failed: {last['error']}")
+            seconds = last["us"] / 1e6
+            self.slowest = max(self.slowest, seconds)
+            self.tell(f"{' and '.join(last['in_groups'])} in, {' and '.join(last['out_groups']) or 'nobody'} out, in {seconds:.2f} s: "
+                      f"{last['why']}")
+        waiting = {group["group"]: group for group in stage["groups"] if group["turn"] == "waits"}
+        for name in sorted(waiting.keys() - self.waiting):
+            call = waiting[name]["call"]
+            self.tell(f"{name} waits{f' in {call}' if call else ''}")
+        self.waiting = set(waiting)
+
+    def play(self):
+        self.say("\n2. requests arrive\n")
+        self.began = time.monotonic()
+        left = list(REQUESTS)
+        while left or any(server.asked for server in self.servers.values()):
+            while left and left[0][0] <= self.now():
+                name = left.pop(0)[1]
+                self.tell(f"{name} gets a request")
+                self.servers[name].ask(self.now())
+            self.see(self.stage())
+            for server in self.servers.values():
+                took = server.answered(self.now())
+                if took is not None:
+                    self.tell(f"{server.name} answers after {took:.2f} s")
+            time.sleep(LOOK_S)
+
+    def end(self):
+        self.say("\n3. the turns, as amemctl shows them\n")
+        self.say("\n".join(f"   {line}".rstrip() for line in self.node.amemctl("turns").splitlines()))
+        for server in self.servers.values():  # a paused one needs a turn for this, too
+            server.end()
+
+    def summary(self):
+        if self.switches < len(NAMES) - 1:  # all but the one that runs at first
+            raise Failure(f"there have been {self.switches} switches, and {len(NAMES)} groups had requests")
+        wrong = [f"{name} {server.answers}" for name, server in self.servers.items()
+                 if server.answers != sum(each == name for _, each in REQUESTS)]
+        if wrong:
+            raise Failure(f"answers: {', '.join(wrong)}; requests: {REQUESTS}")
+        return (f"{len(REQUESTS)} requests answered, {sum(server.bytes for server in self.servers.values()):,} bytes verified, none wrong; "
+                f"{self.switches} switches that nobody asked for, slowest {self.slowest:.2f} s")
+
+
+def run(node, say):
+    """The demonstration. Returns what it has shown."""
+    story = Story(node, say)
+    story.start()
+    story.play()
+    story.end()
+    return story.summary()
+
+
+def configuration(folder):
+    """amemd's arguments."""
+    path = folder / "amemd.toml"
+    path.write_text(CONFIGURATION)
+    return ["--config", os.fspath(path)]
