@@ -30,5 +30,6 @@ exec python3 "${start[@]}" -m verl.trainer.main_ppo \
     actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16 \
     reward.num_workers=1 reward.custom_reward_function.path="$made_up/rewards.py" reward.custom_reward_function.name=for_verl \
     trainer.nnodes=1 trainer.n_gpus_per_node="${GPUS:-1}" trainer.logger='["console","file"]' trainer.total_training_steps=6 \
+    transfer_queue.backend.SimpleStorage.num_data_storage_units=1 \
     trainer.val_before_train=False trainer.test_freq=-1 trainer.save_freq=-1 trainer.resume_mode=disable \
     trainer.default_local_dir="$folder/verl" hydra.run.dir="$folder/hydra" "$@"

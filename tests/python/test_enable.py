@@ -2,6 +2,7 @@
 of fake_frameworks and fake_vllm."""
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -87,7 +88,7 @@ def test_without_the_preload_the_job_runs_and_what_it_starts_is_in_the_group(pro
     assert child() == "mine heap", child()
     amem.enable()
     """, group=None)
-    assert line.startswith("amem: amem is off in this process: libamem_shim.so is not loaded in this process. Start the process with")
+    assert re.match(r"amem: amem is off in this process \(pid \d+\): libamem_shim.so is not loaded in this process. Start the process with", line)
     assert line.endswith('. The process runs without amem. Processes that it starts from now on are in the group "mine"')
 
 
@@ -98,7 +99,7 @@ def test_without_a_broker_nothing_changes(bare_node: Node, build: Build) -> None
         assert not amem.enable().on and changed() == {}
         fails("amemd does not run here: there is no socket", amem.enable, require=True)
         """, group=group)
-        assert line.startswith("amem: amem is off in this process: amemd does not run here: there is no socket")
+        assert re.match(r"amem: amem is off in this process \(pid \d+\): amemd does not run here: there is no socket", line)
 
 
 def test_a_broker_that_has_left_its_socket(bare_node: Node, build: Build) -> None:

@@ -322,7 +322,7 @@ def test_a_version_that_has_moved_the_hook(trainer: Trainer) -> None:
 
 def test_without_a_shim(trainer: Trainer) -> None:
     trainer("""
-    fails("offload by amem: libamem_shim.so is not loaded. Start the trainer with", enter, amem.megatron.offloaded(model, optimizer))
+    fails("offload by amem: libamem_shim.so is not loaded in process", enter, amem.megatron.offloaded(model, optimizer))
     """, group=None)
 
 

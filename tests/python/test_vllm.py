@@ -696,7 +696,7 @@ def test_two_backends(vllm: Vllm) -> None:
 
 
 def test_without_a_shim(vllm: Vllm) -> None:
-    vllm("""fails("vLLM cannot sleep by amem: libamem_shim.so is not loaded. Start vLLM with `amemctl run", engine)""", group=None)
+    vllm("""fails("vLLM cannot sleep by amem: libamem_shim.so is not loaded in process", engine)""", group=None)
 
 
 def test_with_a_scope_that_leaves_the_model_on_the_gpu(vllm: Vllm) -> None:

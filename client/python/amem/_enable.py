@@ -297,7 +297,7 @@ def _switch_on_late(state: _State, framework: Framework) -> None:
 # ---- the line ----
 def _line(state: _State) -> str:
     if state.problem is not None:
-        text = f"amem is off in this process: {state.problem}. The process runs without amem"
+        text = f"amem is off in this process (pid {os.getpid()}): {state.problem}. The process runs without amem"
         if state.scope != "off":
             text = (f"no framework is switched on: {state.problem}. Memory of the scope {state.scope} is still brokered, in the group "
                     f'"{group_of_process()}"')

@@ -14,6 +14,7 @@ import functools
 import importlib
 import inspect
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
@@ -163,7 +164,7 @@ def check_process(purpose: str, how_to_start: str) -> None:
         UnavailableError: There is no broker.
     """
     if not _shim.is_loaded():
-        raise FailedPreconditionError(f"{purpose}: libamem_shim.so is not loaded. {how_to_start}")
+        raise FailedPreconditionError(f"{purpose}: libamem_shim.so is not loaded in process {os.getpid()}. {how_to_start}")
     scope = stats().scope
     if scope not in ("regions", "heap"):
         raise FailedPreconditionError(

@@ -23,6 +23,7 @@ from amem.vllm import BACKEND, DEFERRABLE, check_sleep_mode, only_tags, sleeps_d
 _logger = logging.getLogger("vllm.amem")
 _CACHE, _GRAPHS, _NCCL = "kv_cache", "cudagraph", "nccl"
 _NOT_THERE = re.compile(r"no memory of tag '([^']+)'")
+_MISSING = "not every rank asked for it in time; missing: "
 
 
 class Allocator:
@@ -134,10 +135,13 @@ class Allocator:
         try:
             there = _of_those_there(going, lambda tags: _rank.pause(None if whole else tags, discard=sorted(drop.intersection(tags))),
                                     whole)
-        except (AbortedError, DeadlineExceededError):
+        except (AbortedError, DeadlineExceededError) as error:
             # Some of it may have left; after other errors the group is as it was.
             self.paused = self.torn = True
             self._rest_paused |= whole
+            if _MISSING in str(error):
+                raise DeadlineExceededError(f"{error}. If a rank that is missing belongs to another engine or to a trainer, start each "
+                                            "of them in its own group (AMEM_GROUP)") from None
             raise
         if there or whole:
             self.paused = True
