@@ -17,23 +17,23 @@ import cases_vllm as vllm
 STAGE = "night"
 LARGEST_MIB = 4096  # of a group; on a small GPU a quarter of its memory
 START_S = 90
-START_IDLE_S = 0.5
 STEP_S = 90  # one step of one group, with the turns of the others before it
 SLACK_S = 0.25
-MAX_HOLD_S = 2.0
+MAX_HOLD_S, SIMULATED_MAX_HOLD_S = 8.0, 4.0  # a start takes less
 LAUNCH_RUNS, QUICK_LAUNCH_RUNS = 5, 3
 GATE_NS = 1.0
 FIRST_TOKEN_MS = 50  # of a paused engine, beyond the switch and its own time to the first token
 REQUESTS_S, QUICK_REQUESTS_S, SIMULATED_REQUESTS_S = 180, 30, 10
 REQUEST_EVERY_S, SIMULATED_REQUEST_EVERY_S = 6, 2
-ENGINES_START_S = 300  # of all, one after the other
+ENGINE_START_S, ENGINES_START_S = 120, 240  # one, and all one after the other
 KILL_SPREAD_S = 1.2
 
 
 @contextlib.contextmanager
 def stage_broker(bench, pool_mib, margin_mib, **settings):
-    """A broker with a stage of the first GPU that CUDA shows here. No other case gets it. Groups start alone, one after the other."""
-    settings = {"start_idle": f"{START_IDLE_S}s", **settings}
+    """A broker with a stage of the first GPU that CUDA shows here. No other case gets it. Groups start alone, one after the other,
+    and say when they have started: nothing here depends on how long a start pauses."""
+    settings = {"start_idle": "10m", **settings}
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     path = bench.folder / "amemd.toml"
     lines = [f"[stage.{STAGE}]", f"devices = [{gpu if gpu.isdigit() else json.dumps(gpu)}]", f'margin = "{margin_mib}MiB"',
@@ -84,11 +84,9 @@ class Rank:
         self.check()
         return int(self.progress.read_text()) if self.progress.exists() else 0
 
-    def wait_started(self, limit):
-        def there():
-            self.check()
-            return self.started.exists()
-        wait_until(there, f"{self.group} has its memory", limit)
+    def has_started(self):
+        self.check()
+        return self.started.exists()
 
     def ask(self):
         """One more step, of a program that serves."""
@@ -110,22 +108,28 @@ def group_mib(bench):
 
 
 @contextlib.contextmanager
-def taking_turns(bench, starts, mib):
+def taking_turns(bench, broker, starts, mib):
     """Starts the programs of the groups at once, and when each has had its first turn, what takes the rest of the GPU. One of them runs."""
     ranks = [start() for start in starts]
-    for rank in ranks:
-        rank.wait_started(len(ranks) * START_S)
-    with all_have_started(bench, len(ranks), mib // 2):
+    left = list(ranks)
+
+    def all_there():
+        for rank in [each for each in left if each.has_started()]:
+            broker.amemctl("lease", rank.group, "--yield")
+            left.remove(rank)
+        return not left
+    wait_until(all_there, "all groups have their memory", len(ranks) * START_S)
+    with no_two_fit(broker, bench, len(ranks), mib // 2):
         yield ranks
 
 
 @contextlib.contextmanager
-def all_have_started(bench, count, leave_mib):
-    """The first turns of so many groups are over, one of them runs, and no second one fits, because something takes the rest of the GPU."""
-    def over():
-        stage = stage_of(bench.running_broker)
+def no_two_fit(broker, bench, count, leave_mib):
+    """So many groups have started, and one of them runs: what takes the rest of the GPU meanwhile."""
+    def one_runs():
+        stage = stage_of(broker)
         return not stage["switching"] and sorted(each["turn"] for each in stage["groups"]) == ["idle"] * (count - 1) + ["runs"]
-    wait_until(over, "all first turns are over, and one group runs", START_S)
+    wait_until(one_runs, "all first turns are over, and one group runs", START_S)
     with fills(bench, leave_mib):
         yield
 
@@ -175,7 +179,7 @@ def turns_rl_loop(bench):
     reports, seconds = {}, {}
     for way in ("lease", "told"):
         halves = rl_halves(bench, mib, iterations, way, bench.folder / way)
-        with stage_broker(bench, 3 * mib, mib // 8, policy="lease") as broker, taking_turns(bench, halves, mib) as ranks:
+        with stage_broker(bench, 3 * mib, mib // 8, policy="lease") as broker, taking_turns(bench, broker, halves, mib) as ranks:
             (bench.folder / way / "go").touch()
             if way == "told":
                 control(broker, bench.folder / way, iterations)
@@ -211,11 +215,11 @@ def control(broker, folder, iterations):
 @case(300)
 def turns_max_hold(bench):
     """A job that works without end and never yields leaves within max_hold and one switch when another one asks."""
-    mib = group_mib(bench)
+    mib, max_hold = group_mib(bench), SIMULATED_MAX_HOLD_S if bench.one_pool else MAX_HOLD_S
     starts = [lambda group=group: Rank(bench, "busy", group, mib) for group in ("asks", "stays")]
     took = []
-    with (stage_broker(bench, 3 * mib, mib // 8, policy="lease", max_hold=f"{MAX_HOLD_S}s", min_residency="0s") as broker,
-          taking_turns(bench, starts, mib) as (asks, stays)):
+    with (stage_broker(bench, 3 * mib, mib // 8, policy="lease", max_hold=f"{max_hold}s", min_residency="0s") as broker,
+          taking_turns(bench, broker, starts, mib) as (asks, stays)):
         broker.amemctl("lease", "stays", "--timeout", "60s")
         for number in range(1, bench.few + 1):
             before = stays.steps()
@@ -225,14 +229,14 @@ def turns_max_hold(bench):
             seconds = time.monotonic() - began
             switch = stage_of(broker)["last"]["us"] / 1e6
             took.append((seconds, switch))
-            if bench.given_time_limits and seconds > MAX_HOLD_S + switch + SLACK_S:
-                raise Failure(f"turn {number}: asked for {seconds:.2f} s; max_hold {MAX_HOLD_S} s and the switch of {switch:.2f} s are the limit")
+            if bench.given_time_limits and seconds > max_hold + switch + SLACK_S:
+                raise Failure(f"turn {number}: asked for {seconds:.2f} s; max_hold {max_hold} s and the switch of {switch:.2f} s are the limit")
             reached = asks.steps()
             asks.wait_steps(reached + 1, "in its turn")
             broker.amemctl("lease", "asks", "--yield")
             wait_until(lambda: turn_of(broker, "stays") == "runs", "stays, which has not yielded, runs again")
         steps = finish_each(broker, (stays, asks))
-    return (f"{len(took)} times: at most {max(each[0] for each in took):.2f} s from the asking to the turn, max_hold {MAX_HOLD_S} s, switches "
+    return (f"{len(took)} times: at most {max(each[0] for each in took):.2f} s from the asking to the turn, max_hold {max_hold} s, switches "
             f"{min(each[1] for each in took):.2f} to {max(each[1] for each in took):.2f} s; {steps} steps, all bytes right")
 
 
@@ -311,7 +315,7 @@ def turns_killed(bench):
     kills = min(3, bench.operator_pauses) if bench.one_pool else bench.operator_pauses
     switches, back = 0, []
     with (stage_broker(bench, 4 * mib, mib // 8, policy="demand", grace="50ms", idle="200ms", min_residency="0s") as broker,
-          taking_turns(bench, starts, mib) as ranks):
+          taking_turns(bench, broker, starts, mib) as ranks):
         for number in range(1, kills + 1):
             for rank in random.sample(ranks, random.randint(1, len(ranks))):
                 rank.ask()
@@ -336,16 +340,17 @@ def turns_killed(bench):
 class Engine:
     """One `vllm serve` as it is, and what it gave undisturbed."""
 
-    def __init__(self, bench, number):
+    def __init__(self, bench, broker, number):
         self.group = f"vllm-{number}"
         self.server = vllm.Server(bench, None, graphs=True, group=self.group, tp=1, env={"AMEM_STAGE": STAGE}, start_s=ENGINES_START_S)
-        # Its first turn: nobody else has the GPU.
+        # Until its first turn ends, nobody else has the GPU.
         self.server.call("rescale")
         self.tokens = self.server.tokens()
         if self.server.tokens() != self.tokens:
             raise Failure(f"two undisturbed runs of {self.group} give different tokens")
         self.first_ms = statistics.median(self.timed(0, 1)[1] for _ in range(10))
         self.whole_ms = statistics.median(self.timed(prompt, vllm.vllm_engine.MOST_NEW)[1] for prompt in range(len(self.tokens)))
+        broker.amemctl("lease", self.group, "--yield")  # which fails if the first turn is over
 
     def timed(self, prompt, new):
         """(Unix time at which it was sent, ms until the answer)."""
@@ -378,20 +383,19 @@ def resumed_for(switches, group, sent_ms, answered_ms):
     return next(((began, took) for began, took, groups in switches if group in groups and sent_ms <= began <= answered_ms), None)
 
 
-@case(520)
+@case(460)
 def turns_vllm(bench):
     """Three vLLM servers as they are, of which no two fit, start and take turns by demand for three minutes of random requests; the same tokens."""
     vllm.needs_vllm()
-    if bench.one_pool:  # nothing loads for long
-        seconds, every_s, pool_mib, start_idle = SIMULATED_REQUESTS_S, SIMULATED_REQUEST_EVERY_S, 256, "1s"
+    if bench.one_pool:
+        seconds, every_s, pool_mib = SIMULATED_REQUESTS_S, SIMULATED_REQUEST_EVERY_S, 256
     else:
-        seconds, every_s = QUICK_REQUESTS_S if bench.quick else REQUESTS_S, REQUEST_EVERY_S
-        pool_mib, start_idle = 2 * vllm.pool_of(1) << 10, "5s"
+        seconds, every_s, pool_mib = QUICK_REQUESTS_S if bench.quick else REQUESTS_S, REQUEST_EVERY_S, 2 * vllm.pool_of(1) << 10
     with stage_broker(bench, pool_mib, min(512, min(bench.gpus.total_mib()) // 128), policy="demand", grace="100ms", idle="1s",
-                      start_idle=start_idle, max_hold="120s") as broker:
-        engines = all_at_once(broker, [lambda number=number: Engine(bench, number) for number in (1, 2, 3)])
+                      max_hold=f"{ENGINE_START_S}s") as broker:
+        engines = all_at_once(broker, [lambda number=number: Engine(bench, broker, number) for number in (1, 2, 3)])
         need = max(broker.group(engine.group)["allocated_bytes"] >> 20 for engine in engines)
-        with all_have_started(bench, len(engines), need // 2):
+        with no_two_fit(broker, bench, len(engines), need // 2):
             before = stage_of(broker)["switches"]
             answers = random_requests(broker, engines, time.monotonic() + seconds, every_s)
             switches, count = list(switches_of(broker)), stage_of(broker)["switches"] - before
