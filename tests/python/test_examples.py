@@ -1,9 +1,11 @@
-"""examples/: the commands of the READMEs, with stand-ins for python3 and amemctl; and what frameworks.py reads of the frameworks."""
+"""examples/: the commands of the READMEs, with stand-ins: of python3 and amemctl for the trainers, of vLLM, SGLang and JAX on the simulated
+driver for the others; and what frameworks.py reads of them."""
 import importlib.util
 import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import types
@@ -16,7 +18,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import pasted  # noqa: E402
 from sim_node.child import patience  # noqa: E402
+from sim_node.node import Build, Node  # noqa: E402
 
+HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLES = ROOT / "examples"
 PAGE = (ROOT / "docs" / "rl-frameworks.md").read_text(encoding="utf-8")
 STAND_IN = """#!{python}
@@ -105,6 +109,125 @@ def test_prompts_and_rewards(tmp_path: pathlib.Path) -> None:
     assert rewards.for_verl("made_up", "w1 w2 w4 w6", "", {}) == 0.75
 
 
+# ---- vllm, sglang, jax: on the simulated driver ----
+FRAMEWORKS = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+# How amem starts each: what docs/frameworks.md says.
+STARTS: dict[str, list[str]] = {"vllm": ["amemctl run --group A --scope heap --required --", "amemctl run --group A --scope heap --"],
+          "sglang": ["amemctl run --group engine0 --scope regions --"],
+          "jax": ["amemctl run --group train --scope heap --"]}
+SAID: dict[str, list[str]] = {"vllm": ["AMEM_ON=1", "--enable-sleep-mode", "VLLM_SERVER_DEV_MODE=1"],
+        "sglang": ["--enable-memory-saver", "--enable-weights-cpu-backup"], "jax": []}
+VLLM = """#!{python}
+import os, sys
+with open(os.environ["CALLS"], "a") as calls:
+    calls.write(" ".join([os.environ.get("AMEM_ON", "0"), os.environ.get("AMEM_GROUP", "none"), *sys.argv[1:]]) + "\\n")
+from vllm.entrypoints.cli.main import main
+sys.exit(main())
+"""
+SGLANG = """
+import http.server, json, os, sys
+port = int(sys.argv[sys.argv.index("--port") + 1])
+with open(os.environ["CALLS"], "a") as calls:
+    calls.write(" ".join([os.environ.get("AMEM_SCOPE", "none"), os.environ.get("AMEM_GROUP", "none"), *sys.argv[1:]]) + "\\n")
+class Handler(http.server.BaseHTTPRequestHandler):
+    asleep = False
+    def log_message(self, *words):
+        pass
+    def do_GET(self):
+        self.answer(200)
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/generate":
+            assert set(body) == {"text", "sampling_params"}
+            return self.answer(500 if Handler.asleep else 200, {"text": "w1 w2"})
+        right = self.path == ("/resume_memory_occupation" if Handler.asleep else "/release_memory_occupation") and body == {}
+        Handler.asleep = not Handler.asleep
+        self.answer(200 if right else 404)
+    def answer(self, status, body=None):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def stage(bare_node: Node, build: Build, tmp_path: pathlib.Path) -> tuple[pathlib.Path, dict[str, str]]:
+    """(the folder where a page's commands run, their environment): a broker, the simulated driver, the stand-ins."""
+    bare_node.start_broker("--pool-size", "512MiB")
+    folder = tmp_path / "stage"
+    made, site, programs = folder / "examples" / "made_up", folder / "site", folder / "bin"
+    for each in (made, site / "sglang", programs):
+        each.mkdir(parents=True)
+    for name in STARTS:
+        (folder / "examples" / name).symlink_to(EXAMPLES / name)
+    (made / "turns.sh").symlink_to(EXAMPLES / "made_up" / "turns.sh")
+    (made / "make.py").write_text("import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir()\n")
+    (site / "jax.py").symlink_to(HERE / "stub_jax.py")
+    (site / "sglang" / "launch_server.py").write_text(SGLANG)
+    for name, text in (("vllm", VLLM.format(python=sys.executable)), ("nvidia-smi", "#!/bin/bash\necho 17 MiB\n")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (programs / "python3").symlink_to(sys.executable)
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    built = os.path.abspath(build.directory)
+    paths = [site, HERE / "fake_vllm", EXAMPLES / "tutorial", f"{built}/python"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("LD_", "PYTHON"))}
+    return folder, {**clean, **bare_node.env({}), "PATH": f"{programs}:{built}/bin:{clean['PATH']}", "PYTHONPATH": ":".join(map(str, paths)),
+                    "PYTHONDONTWRITEBYTECODE": "1", "PORT": str(port), "CALLS": str(folder / "calls"), "FAKE_VLLM_WEIGHTS_MIB": "2",
+                    "FAKE_VLLM_CACHE_MIB": "4"}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_commands_of_a_readme_take_turns(name: str, stage: tuple[pathlib.Path, dict[str, str]]) -> None:
+    folder, environment = stage
+    text = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
+    page = folder / "README.md"
+    page.write_text(re.sub(r"/tmp/(made-up|jax)", rf"{folder}/\1", text))
+    assert pasted.paste(page, folder, environment, patience(120)) == 1
+    script = (EXAMPLES / name / "run.sh").read_text(encoding="utf-8")
+    for start in STARTS[name]:
+        assert start in text and start in script and start in FRAMEWORKS
+    assert all(said in text and said.partition("=")[0] in script and said in FRAMEWORKS for said in SAID[name])
+    if name == "jax":
+        return
+    own, *ours = (folder / "calls").read_text().splitlines()
+    if name == "vllm":
+        sleeps, paused = ours
+        assert own.startswith("0 none serve") and sleeps.startswith("1 A serve") and paused.startswith("0 A serve")
+        assert ["--enable-sleep-mode" in each for each in (own, sleeps, paused)] == [True, True, False]
+    else:
+        assert own.startswith("none none --model-path") and ours == [own.replace("none none", "regions engine0", 1)]
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_program_that_ends_is_noticed(name: str, stage: tuple[pathlib.Path, dict[str, str]]) -> None:
+    folder, environment = stage
+    (folder / "made-up").mkdir()
+    for each in ("bin/vllm", "site/sglang/launch_server.py"):
+        (folder / each).write_text("#!/bin/bash\nexit 3\n")
+    (folder / "site" / "jax.py").unlink()
+    done = subprocess.run([f"examples/{name}/run.sh", "--amem", "made-up"], cwd=folder, env=environment, capture_output=True, text=True,
+                          timeout=patience(60))
+    assert done.returncode == 1 and "turn 1" not in done.stdout
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_its_measurement(name: str) -> None:
+    test_its_result_is_measured_by_the_command_that_it_names(name)
+
+
+def test_a_training_in_jax_itself() -> None:
+    """On the CPU, where JAX is installed."""
+    pytest.importorskip("jax")
+    done = subprocess.run([sys.executable, EXAMPLES / "jax" / "train.py", "--width", "16", "--steps", "200"], capture_output=True, text=True,
+                          env={**os.environ, "JAX_PLATFORMS": "cpu"}, timeout=patience(100), check=True)
+    losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
+    assert len(losses) == 10 and losses == sorted(losses, reverse=True)
+
+
 # ---- tests/gpu/by_hand/frameworks.py ----
 LOG = """(pid=1) INFO 11-27 GPU KV cache size: 1,234,560 tokens
 (pid=1) INFO 11-27 It took 0.500000 seconds to fall asleep.
@@ -152,3 +275,26 @@ def test_what_frameworks_py_reads(name: str, names: dict[str, str], tmp_path: pa
     assert f"plain 1 and amem 1: {names.get('policy_loss', 'policy_loss')} differ" in frameworks.verdict({**runs, "amem 1": two})
     assert any("in the last step: without amem" in each for each in frameworks.verdict({"plain 1": one, "plain 2": two, "amem 1": one}))
     assert "| projected to a step of 10 s | 4.5 % |" in frameworks.table({"plain 1": one})
+
+
+TURNS = """turn 1: left in 9.000 s, GPU memory in use meanwhile: 600 MiB, returned in 8.000 s
+turn 2: left in 0.300 s, GPU memory in use meanwhile: 700 MiB, returned in 0.200 s
+turn 3: left in 0.400 s, GPU memory in use meanwhile: unknown, returned in 0.300 s
+"""
+
+
+@pytest.mark.parametrize("name, lines, other, what", [
+    ("vllm", "answer: 1 2 3\n", "answer: 1 2 4\n", "answer"), ("sglang", "answer: w1 w2\n", "answer: w1\n", "answer"),
+    ("jax", "step 20: loss 0.5\nstep 40: loss 0.25\n", "step 20: loss 0.5\nstep 40: loss 0.125\n", "loss")])
+def test_what_frameworks_py_reads_of_turns(name: str, lines: str, other: str, what: str, tmp_path: pathlib.Path) -> None:
+    frameworks = load(ROOT / "tests" / "gpu" / "by_hand" / "frameworks.py")
+    one = frameworks.summary(name, tmp_path, LOG + lines + TURNS)
+    assert (one["steps"], one["step"], one["sleep"], one["wake"], one["used"]) == (lines.count("\n"), None, pytest.approx(0.35), 0.25, 700)
+    unlike = frameworks.summary(name, tmp_path, other)
+    assert (unlike["sleep"], unlike["used"]) == (None, None)
+    kinds = {"answer": "the answers", "loss": "the losses"}
+    assert frameworks.verdict({"plain 1": one, "amem 1": one}) == [f"plain 1 and amem 1: {kinds[what]} are equal bit for bit"]
+    said = frameworks.verdict({"plain 1": one, "plain 2": unlike, "amem 1": one})
+    assert f"plain 1 and plain 2: {what} differ" in said
+    assert [each for each in said if "in the last step" in each and "answer" in each] == []
+    assert "| GPU memory in use while asleep or paused, MiB | 700 | – |" in frameworks.table({"plain 1": one, "amem 1": unlike})

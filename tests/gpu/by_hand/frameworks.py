@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""An example of an RL framework, some times without and with amem: are its numbers the same, and what do the switches take?
+"""An example of a framework, some times without and with amem: are its numbers the same, and what do the switches take?
 
-    frameworks.py trl|verl|openrlhf --prefix PREFIX [--plain 2] [--amem 1] [--gpus 1] [--pool SIZE] [--out FOLDER] [-- OPTION...]
+    frameworks.py trl|verl|openrlhf|vllm|sglang|jax --prefix PREFIX [--plain 2] [--amem 1] [--gpus 1] [--pool SIZE] [--out FOLDER] [-- OPTION...]
 
 PREFIX: a bundle or a build tree. Runs examples/FRAMEWORK/run.sh of this tree, with the OPTIONs of the framework. This Python has the
 framework. Prints the table of examples/FRAMEWORK/README.md. --from-logs FOLDER reads the logs of an earlier run instead. Exit status: 0 all
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 
 HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[2] / "examples"
@@ -30,23 +31,30 @@ ASLEEP = re.compile(r"It took ([\d.]+) seconds to fall asleep")
 AWAKE = re.compile(r"It took ([\d.]+) seconds to wake up tags")
 CACHE = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 OPENRLHF_STEP = re.compile(r"Global step \d+: (\{.*\})")
-COMPARED = re.compile(r"reward|loss|grad_norm")
+TURN = re.compile(r"^turn \d+: left in ([\d.]+) s, GPU memory in use meanwhile: (\d+|unknown)(?: MiB)?, returned in ([\d.]+) s$", re.M)
+ANSWER = re.compile(r"^answer: (.*)$", re.M)
+JAX_STEP = re.compile(r"^step \d+: loss (\S+)$", re.M)
+COMPARED = re.compile(r"reward|loss|grad_norm|answer")
 
 
 class Framework:
     """How to read what it reports.
 
-    update, step: the keys of the seconds of a weight update and of a step. needs: modules.
+    update, step: the keys of the seconds of a weight update and of a step; no step: the example reports its turns (made_up/turns.sh).
+    needs: modules. model: whether it needs the one of made_up.
     """
 
-    def __init__(self, needs, step, update=None):
-        self.needs, self.step, self.update = needs, step, update
+    def __init__(self, needs, step=None, update=None, model=True):
+        self.needs, self.step, self.update, self.model = needs, step, update, model
 
 
 FRAMEWORKS = {
     "trl": Framework(("torch", "trl", "vllm", "datasets"), "step_time"),
     "verl": Framework(("torch", "verl", "vllm", "ray"), "timing_s/step", "timing_s/update_weights"),
     "openrlhf": Framework(("torch", "openrlhf", "vllm", "ray", "deepspeed"), "timing/step_total", "timing/broadcast"),
+    "vllm": Framework(("torch", "vllm", "transformers")),
+    "sglang": Framework(("torch", "sglang", "transformers")),
+    "jax": Framework(("jax",), model=False),
 }
 
 
@@ -62,6 +70,10 @@ def steps_of(name, folder, log):
     if name == "trl":
         states = sorted((folder / "trl").glob("checkpoint-*/trainer_state.json"), key=lambda path: int(path.parent.name.rpartition("-")[2]))
         return [numbers(each) for each in json.loads(states[-1].read_text())["log_history"] if "loss" in each] if states else []
+    if name == "jax":
+        return [{"loss": float(loss)} for loss in JAX_STEP.findall(log)]
+    if FRAMEWORKS[name].step is None:
+        return [{"answer": zlib.crc32(answer.encode())} for answer in ANSWER.findall(log)]
     found = OPENRLHF_STEP.findall(log)
     return [numbers(ast.literal_eval(re.sub(r"\b(nan|inf)\b", "0.0", each))) for each in found]
 
@@ -75,16 +87,22 @@ def summary(name, folder, log):
     framework = FRAMEWORKS[name]
     log = COLOURS.sub("", log)
     steps = steps_of(name, folder, log)
-    asleep, awake = seconds(ASLEEP, log), seconds(AWAKE, log)
+    turns = TURN.findall(log)
+    if framework.step:
+        asleep, awake = seconds(ASLEEP, log), seconds(AWAKE, log)
+    else:
+        asleep, awake = [float(turn[0]) for turn in turns], [float(turn[2]) for turn in turns]
+    used = [int(turn[1]) for turn in turns if turn[1] != "unknown"]
     caches = [int(each.replace(",", "")) for each in CACHE.findall(log)]
     later = steps[1:] or steps  # the first step also compiles, and makes the optimizer's state
     return {"steps": len(steps),
             "compared": [{key: float(value).hex() for key, value in step.items() if COMPARED.search(key)} for step in steps],
-            "step": statistics.median([step[framework.step] for step in later]) if later else None,
+            "step": statistics.median([step[framework.step] for step in later]) if later and framework.step else None,
             "update": statistics.median([step[framework.update] for step in later]) if later and framework.update else None,
             "sleep": statistics.median(asleep[1:] or asleep) if asleep else None, "sleeps": len(asleep),
             "wake": statistics.median(awake[1:] or awake) if awake else None, "wakes": len(awake),
-            "switched": (sum(asleep) + sum(awake)) / len(steps) if steps else None, "cache_tokens": min(caches) if caches else None}
+            "switched": (sum(asleep) + sum(awake)) / len(steps) if steps and framework.step else None, "used": max(used) if used else None,
+            "cache_tokens": min(caches) if caches else None}
 
 
 def differences(first, other):
@@ -106,12 +124,13 @@ def table(runs):
     """Markdown. `runs`: summaries by name."""
     rows = [("steps", lambda run: cell(run["steps"])),
             ("a step, median, s", lambda run: cell(run["step"])),
-            ("a sleep of vLLM, median, s", lambda run: cell(run["sleep"], 4)),
-            ("a wake of vLLM, median, s", lambda run: cell(run["wake"], 4)),
-            ("vLLM's sleeps and wakes, s for each step", lambda run: cell(run["switched"], 4)),
+            ("a sleep or pause, median, s", lambda run: cell(run["sleep"], 4)),
+            ("a wake or resume, median, s", lambda run: cell(run["wake"], 4)),
+            ("sleeps and wakes, s for each step", lambda run: cell(run["switched"], 4)),
             ("their share of a step", lambda run: percent(run["switched"], run["step"])),
             ("projected to a step of 10 s", lambda run: percent(run["switched"], 10)),
             ("projected to a step of 60 s", lambda run: percent(run["switched"], 60)),
+            ("GPU memory in use while asleep or paused, MiB", lambda run: cell(run["used"])),
             ("weight update for each step, median, s", lambda run: cell(run["update"])),
             ("KV cache, tokens", lambda run: cell(run["cache_tokens"]))]
     lines = [f"| | {' | '.join(runs)} |", "| --- |" + " --- |" * len(runs)]
@@ -120,15 +139,17 @@ def table(runs):
 
 
 def verdict(runs):
-    """Sentences about rewards, losses and gradient norms."""
+    """Sentences about what is compared."""
     plain = [name for name in runs if not name.startswith("amem")]
     said = []
+    first = runs[plain[0]]["compared"]
+    what = {"answer": "the answers", "loss": "the losses"}.get(",".join(first[0]) if first else "", "rewards, losses and gradient norms")
     for name in list(runs)[1:]:
         unequal = differences(runs[plain[0]], runs[name])
         said.append(f"{plain[0]} and {name}: " + (f"{', '.join(unequal)} differ" if unequal else
-                                                  "rewards, losses and gradient norms are equal bit for bit"))
+                                                  f"{what} are equal bit for bit"))
     if any(differences(runs[plain[0]], runs[name]) for name in plain[1:]):
-        keys = sorted({key for run in runs.values() for step in run["compared"] for key in step})
+        keys = sorted({key for run in runs.values() for step in run["compared"] for key in step} - {"answer"})
         for key in keys:
             ends = [[float.fromhex(runs[name]["compared"][-1][key]) for name in names if runs[name]["compared"] and key in runs[name]["compared"][-1]]
                     for names in (plain, [name for name in runs if name not in plain])]
@@ -168,7 +189,9 @@ def run_all(name, options):
     keep = options.out or pathlib.Path(tempfile.mkdtemp(prefix="amem-frameworks-"))
     keep.mkdir(parents=True, exist_ok=True)
     made = (options.made_up or keep / "made-up").resolve()
-    if not (made / "model").is_dir():
+    if not FRAMEWORKS[name].model:
+        made.mkdir(exist_ok=True)
+    elif not (made / "model").is_dir():
         subprocess.run([sys.executable, EXAMPLES / "made_up" / "make.py", made], check=True)
     kit = Run(options, keep)
     kit.install()
