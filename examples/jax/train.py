@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a small network in JAX, and prints its loss. It does not know when it is paused.
 
-    train.py [--steps 600] [--width 4096]
+    train.py [--steps 2000] [--width 4096]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def step(weights: list[jax.Array], momentum: list[jax.Array], inputs: jax.Array,
 def main() -> None:
     """Trains."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--width", type=int, default=4096, help="of each layer")
     options = parser.parse_args()
     keys = jax.random.split(jax.random.key(0), LAYERS + 2)

@@ -33,7 +33,7 @@ def jit(step: object) -> Callable[..., tuple[list[Array], list[Array], float]]:
     def one(weights: list[Array], momentum: list[Array], inputs: Array, targets: Array) -> tuple[list[Array], list[Array], float]:
         for each in (*weights, *momentum):
             each.next()
-        time.sleep(0.005)
+        time.sleep(0.003)
         return weights, momentum, 1 / weights[0].number
 
     return one
