@@ -32,8 +32,8 @@ for i in "${!models[@]}"; do
   done
   echo "$group serves ${models[i]} on port $port"
 done
-# The last server has started, too: this ends its first turn. amemd would wait for start_idle.
-amemctl lease "vllm-${#models[@]}" --yield >/dev/null
+# The last server has started, too: this ends its first turn, if max_hold has not. amemd would wait for start_idle.
+amemctl lease "vllm-${#models[@]}" --yield >/dev/null 2>&1 || true
 # From here on amemd decides. Those that do not fit now stay paused until a request comes.
 for ((i = 1; i < ${#models[@]}; i++)); do
   amemctl resume "vllm-$i" >/dev/null 2>&1 || true
