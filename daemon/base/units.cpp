@@ -130,4 +130,13 @@ std::string format_duration(Duration duration) {
   return std::to_string(ms) + "ms";
 }
 
+std::string rounded_duration(Duration duration) {
+  using std::chrono::round;
+  const auto ms = round<std::chrono::milliseconds>(duration).count();
+  if (ms != 0 && ms < 1000) return std::to_string(ms) + " ms";
+  const auto tenths = (ms + 50) / 100;
+  if (tenths >= 100 || tenths % 10 == 0) return std::to_string((tenths + 5) / 10) + " s";
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+}
+
 }  // namespace amem

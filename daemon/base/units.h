@@ -28,6 +28,9 @@ Result<Duration> parse_duration(std::string_view text);
 /// "30s", "250ms", in a form that parse_duration reads back exactly for whole milliseconds.
 std::string format_duration(Duration duration);
 
+/// For people, rounded: "17 s", "1.5 s", "250 ms".
+std::string rounded_duration(Duration duration);
+
 /// "9480" is on the loopback interface, "10.0.0.7:9480" and "[::1]:9480" are as they are: always
 /// with an address, "127.0.0.1:9480". kInvalidArgument: no numeric address, or no port of 1 to
 /// 65535.

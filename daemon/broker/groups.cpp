@@ -178,6 +178,14 @@ std::vector<TagSave> Groups::saves(const GroupEntry& group, const Task& task) co
   return all;
 }
 
+/// The stage that has a group from now on because an operator's resume found no space; empty: none.
+std::string Groups::lets_go(const GroupEntry& group, const Outcome& outcome) {
+  if (outcome.status.code() != Code::kResourceExhausted || !operations_.refusal().ok() ||
+      !operations_.resumes_for_operator(group.id))
+    return {};
+  return stages_.gets(group);
+}
+
 void Groups::act(GroupEntry& group, const action::Finished& finished) {
   action::Finished told = finished;
   Outcome& outcome = told.outcome;
@@ -215,6 +223,11 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
           "group '{}': still on the devices: {} bytes pinned, registered with a NIC; {} bytes not "
           "brokered",
           group.machine.name(), stays.pinned, stays.unbrokered);
+  } else if (const std::string stage = lets_go(group, outcome); !stage.empty()) {
+    outcome.status = {outcome.status.code(), outcome.status.text() + ". Stage '" + stage +
+                                                 "' resumes the group at its turn"};
+    spdlog::warn("{}", outcome.status.text());
+    events_.publish(&group, "turn", outcome.status.text());
   } else {
     spdlog::error("{}", outcome.status.text());
     events_.publish(&group, "error", outcome.status.text());

@@ -62,6 +62,7 @@ class Groups {
   void act(GroupEntry& group, const action::Answer& answer);
   void act(GroupEntry& group, const action::StateChanged& changed);
   void act(GroupEntry& group, const action::Finished& finished);
+  std::string lets_go(const GroupEntry& group, const Outcome& outcome);
   std::vector<TagSave> saves(const GroupEntry& group, const Task& task) const;
   template <class What>
   void act(GroupEntry& group, const What& action) {

@@ -211,10 +211,18 @@ void Ranks::come_back(SessionId session_id, std::uint64_t seq, const amem_v1_Hel
   std::memcpy(key.data(), message.session, key.size());
   const auto is_it = [&](const auto& entry) {
     const Rank& rank = entry.second;
-    return rank.session == 0 && same_token(rank.key, key) && rank.peer.pid == session.peer.pid &&
+    return same_token(rank.key, key) && rank.peer.pid == session.peer.pid &&
            rank.peer.uid == session.peer.uid;
   };
   const auto found = std::find_if(node_.ranks.begin(), node_.ranks.end(), is_it);
+  if (found != node_.ranks.end() && found->second.session != 0) {
+    // Its connection may have ended without us knowing yet. The shim tries again after this code.
+    sessions_.send(session_id, reply_message(seq, {Code::kUnavailable,
+                                                   "the session of " + rank_label(found->second) +
+                                                       " has not ended yet. Try again"}));
+    session.refused = true;
+    return;
+  }
   if (found == node_.ranks.end()) {
     sessions_.send(
         session_id,
@@ -422,8 +430,13 @@ void Ranks::remove(RankId id, const std::string& why) {
   if (rank == nullptr) return;
   GroupEntry& group = node_.group_of(*rank);
   const std::string name = node_.label(*rank);
-  const std::string reason = why.empty() ? "its session ended" : "disconnected: " + why;
-  if (why.empty())
+  // Some frameworks end workers that do nothing for long, as those of a paused group do.
+  const bool was_paused = group.machine.state() == GroupState::kPaused;
+  const std::string reason = (why.empty() ? "its session ended" : "disconnected: " + why) +
+                             (was_paused ? ", while the group was paused" : "");
+  if (why.empty() && was_paused)
+    group.log().warn("group '{}': {} left: {}", group.machine.name(), name, reason);
+  else if (why.empty())
     group.log().info("group '{}': {} left: {}", group.machine.name(), name, reason);
   else
     group.log().warn("group '{}': {} {}", group.machine.name(), name, reason);

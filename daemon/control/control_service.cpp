@@ -480,6 +480,7 @@ ControlServer::ControlServer(Broker& broker, EventLoop& loop, Upgrades* upgrades
       loop_(loop),
       log_(loop),
       callers_(loop),
+      llm_d_callers_(loop),
       service_(std::make_unique<ControlService>(broker, loop, callers_, upgrades)) {}
 
 ControlServer::~ControlServer() {
@@ -503,6 +504,7 @@ Status ControlServer::start(const ControlSettings& settings) {
     const auto credentials = mutual_tls(settings.tls_dir);
     if (!credentials.ok()) return credentials.status();
     builder.AddListeningPort(settings.listen, credentials.value(), &port);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // else two amemds share the port
   }
   links_ = std::make_unique<GrpcNodeLinks>(loop_, settings.tls_dir);
   fleet_ = std::make_unique<Fleet>(broker_, loop_, *links_, settings.deadlines);
@@ -522,10 +524,8 @@ Status ControlServer::start(const ControlSettings& settings) {
         });
     llm_d_open_service_ =
         std::make_unique<LlmdService>(broker_, loop_, settings.llm_d_deep, operations,
-                                      [](const grpc::CallbackServerContext* context) {
-                                        Caller anybody;  // who reaches the port
-                                        anybody.who = "llm-d at " + context->peer();
-                                        return std::optional(anybody);
+                                      [this](const grpc::CallbackServerContext* context) {
+                                        return llm_d_callers_.of(context->peer());
                                       });
     if (!settings.llm_d_listen.empty())
       if (Status status = open_llm_d(settings.llm_d_listen); !status.ok()) return status;
@@ -537,7 +537,9 @@ Status ControlServer::start(const ControlSettings& settings) {
   others_server_ = for_others.BuildAndStart();
   if (server_ == nullptr || others_server_ == nullptr || (!settings.listen.empty() && port == 0))
     return {Code::kInternal, "amemd cannot serve the control API" +
-                                 (settings.listen.empty() ? "" : " on " + settings.listen) +
+                                 (settings.listen.empty() ? ""
+                                                          : " on " + settings.listen +
+                                                                ". Check that the port is free") +
                                  ". See the messages above"};
   for (grpc::Server* server : {server_.get(), others_server_.get()})
     if (auto* health = server->GetHealthCheckService())
@@ -555,12 +557,16 @@ Status ControlServer::open_llm_d(const std::string& address) {
   grpc::ServerBuilder builder;
   builder.RegisterService(llm_d_open_service_.get());
   limit(builder, kOfOthers);
-  int port = 0;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
   llm_d_server_ = builder.BuildAndStart();
-  if (llm_d_server_ == nullptr || port == 0)
+  if (llm_d_server_ == nullptr)
     return {Code::kInternal,
-            "llm_d.listen: amemd cannot serve llm-d's calls on " + address +
+            "llm_d.listen: amemd cannot serve llm-d's calls. See the messages above"};
+  llm_d_port_ = std::make_unique<OpenPort>(loop_, llm_d_callers_, "llm-d at", [this](Fd socket) {
+    grpc::AddInsecureChannelFromFd(llm_d_server_.get(), socket.release());
+  });
+  if (const Status status = llm_d_port_->open(address); !status.ok())
+    return {status.code(),
+            "llm_d.listen: amemd cannot serve llm-d's calls: " + status.text() +
                 ". Check that the port is free and that the address belongs to this node"};
   spdlog::warn(
       "llm_d.listen: amemd answers llm-d on {} without TLS. Whoever reaches this port can pause "
@@ -574,6 +580,7 @@ std::string ControlServer::under_way() const { return service_->under_way(); }
 void ControlServer::close() {
   if (fleet_ != nullptr) fleet_->shut();
   if (entrance_ != nullptr) entrance_->shut();
+  if (llm_d_port_ != nullptr) llm_d_port_->shut();
 }
 
 void ControlServer::shut() {

@@ -15,6 +15,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/control/entrance.h"
 #include "daemon/control/grpc_log.h"
+#include "daemon/control/open_port.h"
 #include "daemon/phases/phases.h"
 
 namespace grpc {
@@ -73,6 +74,7 @@ class ControlServer {
   EventLoop& loop_;
   GrpcLog log_;
   Callers callers_;
+  Callers llm_d_callers_;  // by its own port
   // Of other nodes; made by start().
   std::unique_ptr<GrpcNodeLinks> links_;
   std::unique_ptr<Fleet> fleet_;
@@ -85,6 +87,7 @@ class ControlServer {
   std::unique_ptr<grpc::Server> others_server_;  // where a connection may have less under way
   std::unique_ptr<grpc::Server> llm_d_server_;   // for llm-d's calls alone; null: none
   std::unique_ptr<Entrance> entrance_;
+  std::unique_ptr<OpenPort> llm_d_port_;
 };
 
 }  // namespace amem

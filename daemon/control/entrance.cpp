@@ -66,6 +66,11 @@ std::size_t Callers::count() const {
                     [](const auto& connection) { return !connection.second.caller.operates; }));
 }
 
+std::size_t Callers::connections() const {
+  const std::lock_guard lock(mutex_);
+  return connections_.size();
+}
+
 void Entrance::take(Fd socket) {
   const Result<PeerCredentials> peer = peer_of(socket.get(), isolation_, accounts_);
   if (!peer.ok())

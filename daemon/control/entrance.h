@@ -7,7 +7,7 @@
 // while a call is under way its number cannot be another connection's. Other peers have come by
 // TCP; they are not known here.
 //
-// For the loop's thread, but for Callers::of() and count_of(), which are for any.
+// For the loop's thread, but for what Callers says of connections, which is for any.
 #pragma once
 
 #include <sys/socket.h>
@@ -45,6 +45,8 @@ class Callers {
   // Connections of those who do not operate.
   std::size_t count_of(const Account& owner) const;
   std::size_t count() const;
+  /// All of them.
+  std::size_t connections() const;
 
  private:
   struct Connection {

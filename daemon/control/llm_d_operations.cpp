@@ -78,9 +78,14 @@ void put(llm_d::StatusResponse& response, const v1::NodeStatus& node) {
 }
 
 const v1::GroupInfo* group_of(const v1::ListGroupsResponse& groups, const std::string& job) {
-  for (const v1::GroupInfo& group : groups.groups())
-    if (group.name() == job || group.address() == job) return &group;
-  return nullptr;
+  const v1::GroupInfo* found = nullptr;
+  for (const v1::GroupInfo& group : groups.groups()) {
+    if (group.address() == job) return &group;
+    if (group.name() != job) continue;
+    if (found != nullptr) return nullptr;
+    found = &group;
+  }
+  return found;
 }
 
 Status check(const std::string& job, const llm_d::BackendConfig& backend) {
@@ -159,8 +164,10 @@ Result<llm_d::GetOperationResponse> LlmdOperations::get(const Caller& caller, co
     return response;
   }
   const std::optional<Id> read_id = read(id);
-  if (!read_id) return Status(Code::kNotFound, "amemd has given out no operation with this id");
-  const auto it = read_id->run == hex(run_) ? all_.find(read_id->number) : all_.end();
+  const bool of_this_run = read_id && read_id->run == hex(run_);
+  if (!read_id || read_id->number == 0 || (of_this_run && read_id->number > last_))
+    return Status(Code::kNotFound, "amemd has given out no operation with this id");
+  const auto it = of_this_run ? all_.find(read_id->number) : all_.end();
   if (it == all_.end() ||
       !(caller.operates || (it->second.owner != nullptr && it->second.owner == caller.account)))
     return failed(

@@ -28,7 +28,7 @@ namespace llm_d = snapshot_agent::v1alpha1;
 /// The state of a job whose group is in this one.
 llm_d::JobState job_state(v1::GroupState state);
 void put(llm_d::StatusResponse& response, const v1::NodeStatus& node);
-/// The group of a job; null: none is called so.
+/// The group of a job; null: none is called so, or several are.
 const v1::GroupInfo* group_of(const v1::ListGroupsResponse& groups, const std::string& job);
 /// kInvalidArgument, kUnimplemented: a request that a group cannot answer.
 Status check(const std::string& job, const llm_d::BackendConfig& backend);

@@ -348,6 +348,15 @@ void Operations::finish(const Request& request) {
   if (request.observer != nullptr) request.observer->finished(result);
 }
 
+bool Operations::resumes_for_operator(GroupId group) const {
+  const auto it = running_.find(group);
+  if (it == running_.end() || it->second.request == nullptr) return false;
+  const Request& request = *it->second.request;
+  return !request.transaction.swaps() && request.asker.stage.empty() &&
+         request.resume == Task(Operation::kResume) &&
+         !request.transaction.goes_out(it->second.member);
+}
+
 // ---- what the groups do -------------------------------------------------------------------------
 
 void Operations::run(GroupEntry& group, const action::Begun& begun) {

@@ -121,6 +121,8 @@ class Operations {
   /// Null: the group is in no such operation.
   PauseOperation* pause_of(GroupId group) { return operation_of<PauseOperation>(group); }
   ResumeOperation* resume_of(GroupId group) { return operation_of<ResumeOperation>(group); }
+  /// Whether an operator has asked for the whole group to be resumed, and that is under way.
+  bool resumes_for_operator(GroupId group) const;
 
   /// The broker is to end: what is under way goes on to its end, and nothing new begins.
   void take_no_more(const Status& why) { refusal_ = why; }

@@ -637,6 +637,11 @@ void Stages::let_go(const Operations::Groups& groups) {
   }
 }
 
+std::string Stages::gets(const GroupEntry& group) {
+  const GpuStage* const stage = stage_of(group.id);
+  return stage != nullptr && group.machine.state() == GroupState::kPaused ? stage->name() : "";
+}
+
 Status Stages::set(GroupEntry& group, const Change& change) {
   const std::string name = change.stage.value_or(group.stage);
   GpuStage* const to = name.empty() ? nullptr : find(name);

@@ -89,6 +89,8 @@ class Stages final : public GpuStage::Host {
   /// An operator has tried to resume these, and they are paused still: their stages resume them
   /// when it is their turn.
   void let_go(const Operations::Groups& groups);
+  /// The stage that would get this group by let_go(); empty: none.
+  std::string gets(const GroupEntry& group);
 
   struct Change {
     std::optional<std::string> stage;  // empty: none

@@ -27,10 +27,6 @@ bool contains(const Members& members, const Member* member) {
 /// Also for a time that is kNever, or for ever ago.
 Time later(Time at, Duration by) { return at > kNever - by ? kNever : at + by; }
 
-std::string rounded(Duration duration) {
-  return format_duration(std::chrono::round<std::chrono::milliseconds>(duration));
-}
-
 }  // namespace
 
 Turns::Turns(const TurnRules& rules, std::vector<StageDevice> devices)
@@ -472,7 +468,7 @@ std::string Turns::reason(const std::vector<const Member*>& out,
   Duration waited{};
   for (const Member* m : in) waited = std::max(waited, now - m->wanted);
   std::string text = names(in) + (in.size() == 1 ? " has" : " have") + " waited for " +
-                     (in.size() == 1 ? "" : "up to ") + rounded(waited);
+                     (in.size() == 1 ? "" : "up to ") + rounded_duration(waited);
   if (in.front()->terms.starts) text += " to start";
   for (const Member* m : out) {
     if (has_rest(*m)) {
@@ -481,11 +477,11 @@ std::string Turns::reason(const std::vector<const Member*>& out,
     }
     text += ", group '" + m->terms.group + "' has ";
     if (!idle(*m, now))
-      text += m->turn ? "had its turn for " + rounded(now - *m->turn) : "no turn";
+      text += m->turn ? "had its turn for " + rounded_duration(now - *m->turn) : "no turn";
     else if (rules_.policy == TurnPolicy::kLease)
       text += "no turn";
     else
-      text += "been idle for " + rounded(now - m->worked);
+      text += "been idle for " + rounded_duration(now - m->worked);
   }
   return text;
 }

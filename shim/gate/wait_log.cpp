@@ -58,9 +58,12 @@ void WaitLog::paused_by(const std::string& who) {
   ++pauses_;
 }
 
-std::string WaitLog::pauser() const {
+std::string WaitLog::awaited() const {
   std::lock_guard lock(mutex_);
-  return who_.empty() ? "" : ", paused by " + who_;
+  if (who_.starts_with("stage '"))
+    return "for its turn in " + who_ + ": `amemctl turns` shows who runs";
+  return "for the resume of group " + group_ + (who_.empty() ? "" : ", paused by " + who_) +
+         ": amemctl resume " + group_;
 }
 
 WaitLog::Clock::time_point WaitLog::next(Clock::time_point began) const {
@@ -78,7 +81,7 @@ void WaitLog::still_waits(const std::string& what, Clock::time_point since,
                           Clock::time_point now) const {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - since);
   log_warn(what + " since " + time_of(since, now) + " (" + std::to_string(seconds.count()) +
-           " s) for the resume of group " + group_ + pauser() + ": amemctl resume " + group_);
+           " s) " + awaited());
 }
 
 void WaitLog::paused_here(bool everything) const {

@@ -24,7 +24,8 @@ class WaitLog {
   void opened();
   /// How long it has been shut so far, all times together.
   std::chrono::milliseconds shut_time() const;
-  /// A pause has begun. `who`, as the broker says it: "pid 12 of uid 1000". Empty: it did not say.
+  /// A pause has begun. `who`, as the broker says it: "pid 12 of uid 1000", or
+  /// "stage 'night'", which resumes it. Empty: it did not say.
   void paused_by(const std::string& who);
 
   /// When a caller that has waited since `began` should ask due() again.
@@ -43,7 +44,8 @@ class WaitLog {
   void waits_for_itself(const char* call, bool everything) const;
 
  private:
-  std::string pauser() const;
+  /// What callers wait for, and what to do about it.
+  std::string awaited() const;
 
   std::string group_;
   std::chrono::milliseconds interval_{std::chrono::minutes{1}};

@@ -4,6 +4,7 @@ import socket
 import pytest
 
 from sim_node.authority import Authority
+from sim_node.broker import Broker
 from sim_node.prometheus import free_port
 from spread import Nodes
 
@@ -23,6 +24,19 @@ def far(build, tmp_path):
     yield start
     for nodes in made:
         nodes.close()
+
+
+def test_a_port_of_another_program(bare_node, tmp_path):
+    """Which would share it: the kernel would give each of the two some of the connections."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        files = Authority(tmp_path / "ca").issue("one")
+        broker = bare_node.adopt(Broker(bare_node, ("--control-listen", address, "--control-tls", files)))
+        broker.wait_for(f"cannot serve the control API on {address}. Check that the port is free")
+        assert broker.wait() != 0
 
 
 def test_nodes_of_one_authority(far, tmp_path):

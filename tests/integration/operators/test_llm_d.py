@@ -3,12 +3,14 @@ import grp
 import importlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from sim_node import MIB, NOBODY, eventually
+from sim_node.broker import Broker
 from sim_node.calls import effective
 from sim_node.prometheus import free_port
 
@@ -181,6 +183,40 @@ def test_tcp_for_the_orchestrator(node_with, agent_of):
     other = agent.channel.unary_unary("/amem.v1.Broker/ListGroups", lambda _: b"", bytes)
     refused(grpc.StatusCode.UNIMPLEMENTED, other, None, timeout=20)
     assert "can pause and resume every group" in node.broker.output()
+
+
+def test_more_connections_than_amemd_serves_are_refused(node_with, agent_of):
+    """They use up no more of its descriptors."""
+    port = free_port()
+    node = node_with("--llm-d-enabled", "true", "--llm-d-listen", str(port))
+
+    def refused_now(connection):
+        try:
+            return connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
+
+    flood = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+    try:
+        eventually(lambda: sum(map(refused_now, flood)) == 36, what="36 connections are refused")
+        node.broker.wait_for(f"refuses a connection of llm-d at 127.0.0.1:{flood[64].getsockname()[1]} to 127.0.0.1:{port}: 64 connections")
+    finally:
+        for connection in flood:
+            connection.close()
+    eventually(lambda: agent_of(node, f"127.0.0.1:{port}").states() == {}, what="the orchestrator is served again")
+
+
+def test_a_port_of_another_program(bare_node):
+    """Which would share it: the kernel would give each of the two some of the connections."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        broker = bare_node.adopt(Broker(bare_node, ("--llm-d-enabled", "true", "--llm-d-listen", address)))
+        assert "Address already in use" in broker.wait_for(f"bind {address}: ") and broker.wait() != 0
 
 
 def test_off_by_default(node_with, agent_of):

@@ -46,6 +46,13 @@ TEST(Units, Durations) {
     EXPECT_FALSE(parse_duration(bad).ok()) << bad;
   EXPECT_EQ(format_duration(seconds(30)), "30s");
   EXPECT_EQ(format_duration(milliseconds(1500)), "1500ms");
+  EXPECT_EQ(rounded_duration({}), "0 s");
+  EXPECT_EQ(rounded_duration(milliseconds(250)), "250 ms");
+  EXPECT_EQ(rounded_duration(std::chrono::microseconds(999700)), "1 s");
+  EXPECT_EQ(rounded_duration(milliseconds(1524)), "1.5 s");
+  EXPECT_EQ(rounded_duration(milliseconds(9960)), "10 s");
+  EXPECT_EQ(rounded_duration(milliseconds(17270)), "17 s");
+  EXPECT_EQ(rounded_duration(seconds(131)), "131 s");
 }
 
 TEST(Units, AnAddressHasANumericHostAndAPort) {

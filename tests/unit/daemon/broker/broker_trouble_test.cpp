@@ -168,16 +168,17 @@ TEST_F(BrokerTest, ShuttingTellsWhoeverWaits) {
   EXPECT_TRUE(eventually([&] { return !a.alive() && !b.alive(); }));
 }
 
+class Sink final : public EventSink {
+ public:
+  void event(const v1::Event& e) override {
+    // That the pool is ready may be told late.
+    if (e.kind() != "pool") text += e.kind() + ":" + e.text() + "\n";
+  }
+  void ended() override { text += "ended\n"; }
+  std::string text;
+};
+
 TEST_F(BrokerTest, WatchersAreTold) {
-  class Sink final : public EventSink {
-   public:
-    void event(const v1::Event& e) override {
-      // That the pool is ready may be told late.
-      if (e.kind() != "pool") text += e.kind() + ":" + e.text() + "\n";
-    }
-    void ended() override { text += "ended\n"; }
-    std::string text;
-  };
   auto sink = std::make_shared<Sink>();
   on_loop([&] { broker->events().subscribe(Caller{}, "train", sink); });
   join(c, "other");
@@ -192,6 +193,22 @@ TEST_F(BrokerTest, WatchersAreTold) {
                             ") fake_rank\nstate:pausing\nstate:paused\nstate:resuming\n"
                             "state:running\nrank_left:rank 0 (pid " +
                             pid + "): its session ended\nended\n");
+}
+
+// As of a framework that ends workers which do nothing.
+TEST_F(BrokerTest, ARankThatEndsWhileItsGroupIsPausedIsNamed) {
+  auto sink = std::make_shared<Sink>();
+  on_loop([&] { broker->events().subscribe(Caller{}, "train", sink); });
+  two_sharing();
+  ASSERT_TRUE(pause("train").ok());
+  const std::string pid = std::to_string(a.process());
+  a.die();
+  ASSERT_TRUE(eventually([&] { return group().rank_count() == 1; }));
+  on_loop([&] { broker->shut(); });
+  EXPECT_NE(sink->text.find("rank_left:rank 0 (pid " + pid +
+                            "): its session ended, while the group was paused\n"),
+            std::string::npos)
+      << sink->text;
 }
 
 TEST_F(BrokerTest, ARankThatLostItsSessionAndLivesHoldsUpThePause) {

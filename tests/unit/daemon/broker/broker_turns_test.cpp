@@ -37,7 +37,10 @@ class BrokerTurnsTest : public SwapTest {
   void pause_for_stage(const std::string& name) { ASSERT_TRUE(pause(name).ok()); }
   /// It does not fit now, so its stage has it from now on.
   void let_go(const std::string& name) {
-    EXPECT_EQ(resume(name).code(), Code::kResourceExhausted);
+    const Status status = resume(name);
+    EXPECT_EQ(status.code(), Code::kResourceExhausted);
+    EXPECT_NE(status.text().find("Stage 'night' resumes the group at its turn"), std::string::npos)
+        << status.text();
     EXPECT_TRUE(eventually([&] { return turn(name).what != "paused"; }));
   }
   struct Turn {

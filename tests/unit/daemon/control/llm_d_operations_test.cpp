@@ -88,19 +88,20 @@ TEST_F(LlmdOperationsTest, WhatBeganNothingLeavesNothing) {
 
 // A client that is told "not found" asks again for ever.
 TEST_F(LlmdOperationsTest, WhatAmemdDoesNotKnowAnyMoreHasFailed) {
-  const std::string earlier = LlmdOperations(7).id_of(1);
-  for (const std::string& id : {earlier, operations.id_of(99)}) {
-    const auto answer = operations.get(root, id, now);
-    ASSERT_TRUE(answer.ok()) << id;
-    EXPECT_EQ(answer.value().status(), llm_d::OPERATION_STATUS_FAILED) << id;
-    EXPECT_THAT(answer.value().error(), HasSubstr("restarted"));
-  }
+  const auto answer = operations.get(root, LlmdOperations(7).id_of(99), now);
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(answer.value().status(), llm_d::OPERATION_STATUS_FAILED);
+  EXPECT_THAT(answer.value().error(), HasSubstr("restarted"));
 }
 
 TEST_F(LlmdOperationsTest, IdsThatNoAmemdGivesOut) {
   for (const char* id : {"", "amem-", "amem-0123456789abcdef", "amem-0123456789abcdef-",
                          "amem-0123456789abcdef-x", "amem-0123-1", "6ba7b810-9dad-11d1"})
     EXPECT_EQ(operations.get(root, id, now).status().code(), Code::kNotFound) << id;
+  const std::uint64_t last = begin();
+  for (const std::uint64_t number : {std::uint64_t{0}, last + 1})
+    EXPECT_EQ(operations.get(root, operations.id_of(number), now).status().code(), Code::kNotFound)
+        << number;
 }
 
 TEST_F(LlmdOperationsTest, AGroupThatRunsAlready) {
@@ -177,6 +178,11 @@ TEST(LlmdWords, TheGroupOfAJob) {
   EXPECT_EQ(group_of(groups, "train"), &groups.groups(0));
   EXPECT_EQ(group_of(groups, "train@1000"), &groups.groups(0));
   EXPECT_EQ(group_of(groups, "rollout"), nullptr);
+  v1::GroupInfo& of_another = *groups.add_groups();
+  of_another.set_name("train");
+  of_another.set_address("train@1001");
+  EXPECT_EQ(group_of(groups, "train"), nullptr) << "whose it is cannot be known";
+  EXPECT_EQ(group_of(groups, "train@1001"), &groups.groups(1));
 }
 
 TEST(LlmdWords, RequestsThatAGroupCannotAnswer) {

@@ -183,7 +183,7 @@ TEST_F(GpuStageTest, ACallThatWaitsBringsItsGroupInAndTheIdleOneLeaves) {
   expect_nothing(10.9);
   stage_->tick(at(11));
   ASSERT_TRUE(wanted_);
-  EXPECT_THAT(wanted_->why, HasSubstr("group 'b' has waited for 9s"));
+  EXPECT_THAT(wanted_->why, HasSubstr("group 'b' has waited for 9 s"));
   EXPECT_THAT(wanted_->why, HasSubstr("cuLaunchKernel waits"));
   expect_switch(12, {kA}, {kB});
   works(kB, 12);

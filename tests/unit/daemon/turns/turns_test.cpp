@@ -19,13 +19,13 @@ TEST_F(LeaseTest, AGroupThatAsksGetsItsTurnAndKeepsItUntilItYields) {
   expect_nothing(0);
   turns_->wants("a", at(1));
   expect(1, {}, {"a"});
-  EXPECT_EQ(last_why_, "group 'a' has waited for 0s");
+  EXPECT_EQ(last_why_, "group 'a' has waited for 0 s");
   turns_->wants("b", at(2));
   EXPECT_TRUE(turns_->waits("b"));
   expect_nothing(50);
   turns_->wants_nothing("a", at(50));
   expect(50, {"a"}, {"b"});
-  EXPECT_EQ(last_why_, "group 'b' has waited for 48s, group 'a' has no turn");
+  EXPECT_EQ(last_why_, "group 'b' has waited for 48 s, group 'a' has no turn");
   EXPECT_TRUE(turns_->runs("b"));
   EXPECT_FALSE(turns_->runs("a"));
 }
@@ -49,7 +49,7 @@ TEST_F(LeaseTest, MaxHoldCountsOnlyIfSomebodyWaits) {
   expect_nothing(100);
   turns_->wants("b", at(100));
   expect(100, {"a"}, {"b"});
-  EXPECT_EQ(last_why_, "group 'b' has waited for 0s, group 'a' has had its turn for 100s");
+  EXPECT_EQ(last_why_, "group 'b' has waited for 0 s, group 'a' has had its turn for 100 s");
   EXPECT_EQ(turns_->wakeup(), at(160)) << "a has not yielded, so it waits again";
   expect(160, {"b"}, {"a"});
 }
@@ -126,7 +126,7 @@ TEST_F(DemandTest, WhoIsIdleLeavesAndWhoHasWorkStays) {
   expect_nothing(9.9);
   EXPECT_EQ(turns_->wakeup(), at(10));
   expect(10, {"a"}, {"b"});
-  EXPECT_EQ(last_why_, "group 'b' has waited for 8s, group 'a' has been idle for 5s");
+  EXPECT_EQ(last_why_, "group 'b' has waited for 8 s, group 'a' has been idle for 5 s");
 }
 
 TEST_F(DemandTest, ACallThatWaitsAtTheGateOfOneThatRunsIsWork) {
@@ -166,7 +166,7 @@ TEST_F(DemandTest, ThoseThatFitRunTogetherAndComeInTogether) {
   for (const char* name : {"a", "b", "c"}) add(some_terms(name, 30));
   for (const char* name : {"a", "b", "c"}) turns_->wants(name, at(0));
   expect(1, {}, {"a", "b"});
-  EXPECT_EQ(last_why_, "groups 'a', 'b' have waited for up to 1s");
+  EXPECT_EQ(last_why_, "groups 'a', 'b' have waited for up to 1 s");
 }
 
 TEST_F(DemandTest, SeveralLeaveForOneThatIsLarge) {

@@ -58,6 +58,17 @@ TEST_F(LongWaitTest, OneLineATimeSaysThatTheProcessWaitsAndForWhom) {
       << said;
 }
 
+TEST_F(LongWaitTest, WhatAStagePausedWaitsForItsTurn) {
+  policy(0ms, 1min);
+  wait_log().paused_by("stage 'night'");
+  testing::internal::CaptureStderr();
+  const auto now = WaitLog::Clock::now();
+  wait_log().still_waits("calls wait", now - 61s, now);
+  EXPECT_EQ(lines_with(testing::internal::GetCapturedStderr(),
+                       "(61 s) for its turn in stage 'night': `amemctl turns` shows who runs"),
+            1);
+}
+
 // Each time the gate is open for a moment, in which the caller may not come to run.
 TEST_F(LongWaitTest, PatienceBeginsAnewWithEachPause) {
   policy(300ms, 1min);
