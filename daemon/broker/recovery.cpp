@@ -401,6 +401,7 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
   group.paused_by_stage = row.by_stage();
   group.leased = row.leased();
   group.starts = row.starts();
+  group.asks_by_calls = row.asks_by_calls();
   if (row.weight() > 0)
     group.wishes = {row.weight(), row.priority(), std::chrono::milliseconds(row.longest_wait_ms())};
   group.wishes.leave_first = {row.leave_first().begin(), row.leave_first().end()};

@@ -155,6 +155,7 @@ struct GroupEntry {
   bool paused_by_stage = false;   // of a group that is paused
   bool leased = false;            // it has asked for its turn and had it
   bool starts = false;            // its first turn has not ended
+  bool asks_by_calls = false;     // as of GpuStage
   Row row;
 };
 

@@ -69,6 +69,7 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
   row.set_by_stage(group.paused_by_stage);
   row.set_leased(group.leased);
   row.set_starts(group.starts);
+  row.set_asks_by_calls(group.asks_by_calls);
   if (group.wishes != TurnWishes()) {
     row.set_weight(group.wishes.weight);
     row.set_priority(group.wishes.priority);

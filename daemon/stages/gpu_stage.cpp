@@ -67,7 +67,9 @@ void GpuStage::join(GroupId id, const std::string& name, const TurnWishes& wishe
   m.wishes = wishes;
   m.where = where;
   m.leased = leased && rules_.policy == TurnPolicy::kLease;
-  m.starts = first != FirstTurn::kOver && rules_.starts_alone;
+  m.starts =
+      (first == FirstTurn::kOfRanks || first == FirstTurn::kAnnounced) && rules_.starts_alone;
+  m.by_calls = first == FirstTurn::kOverByItself && rules_.policy == TurnPolicy::kLease;
   m.there = first != FirstTurn::kAnnounced;
   admit(id, m, now);
   step(now);
@@ -179,14 +181,16 @@ void GpuStage::sync(Member& m, Time now) {
   let_go(running);
 }
 
-/// What it wants, after Turns may have forgotten.
-void GpuStage::ask_again(Member& m, Time now) {
-  if (!m.admitted) return;
-  if (m.starts && !turns_.runs(m.name)) turns_.wants(m.name, now);
+bool GpuStage::asks(const Member& m) const {
   const bool waits = std::any_of(m.ranks.begin(), m.ranks.end(),
                                  [](const auto& each) { return each.second.waiting; });
-  if (rules_.policy == TurnPolicy::kLease ? m.leased || !m.waiters.empty() : waits)
-    turns_.wants(m.name, now);
+  if (rules_.policy != TurnPolicy::kLease) return waits;
+  return m.leased || !m.waiters.empty() || (m.by_calls && waits);
+}
+
+/// What it wants, after Turns may have forgotten.
+void GpuStage::ask_again(Member& m, Time now) {
+  if (m.admitted && (asks(m) || (m.starts && !turns_.runs(m.name)))) turns_.wants(m.name, now);
 }
 
 void GpuStage::needs(GroupId id, const TurnNeeds& needs, Time now) {
@@ -272,7 +276,7 @@ void GpuStage::report(GroupId id, RankId rank, const Report& report, Time now) {
   if (m == nullptr) return;
   still_working(now);
   m->ranks[rank] = report;
-  if (!m->admitted || !wants_reports()) {
+  if (!m->admitted || !(wants_reports() || m->by_calls)) {
     if (m->starts) step(now);
     return;
   }
@@ -300,7 +304,7 @@ void GpuStage::rank_gone(GroupId id, RankId rank, Time now) {
 void GpuStage::still_working(Time now) {
   for (auto& [id, m] : members_) {
     if (m.starts && at_work(m)) m.busy = now;
-    if (!wants_reports()) continue;
+    if (!wants_reports() && !m.by_calls) continue;
     const bool works = std::any_of(m.ranks.begin(), m.ranks.end(),
                                    [](const auto& each) { return each.second.worked; });
     if (!works || !m.admitted || m.where != Whereabouts::kRuns || in_switch(id)) continue;
@@ -327,6 +331,7 @@ Time GpuStage::first_turn_ends(const Member& m) const {
 /// From here on it counts as what it has.
 void GpuStage::end_first_turn(GroupId id, Member& m, Time now) {
   m.starts = false;
+  m.by_calls = rules_.policy == TurnPolicy::kLease && !m.leased && m.waiters.empty();
   host_.changed(id);
   if (!m.admitted) return;
   const bool promised = turns_.promised().ok();
@@ -336,11 +341,7 @@ void GpuStage::end_first_turn(GroupId id, Member& m, Time now) {
   } else if (!status.ok()) {
     return refuse(id, m, status, now);
   }
-  const bool asks = rules_.policy == TurnPolicy::kLease
-                        ? m.leased || !m.waiters.empty()
-                        : std::any_of(m.ranks.begin(), m.ranks.end(),
-                                      [](const auto& each) { return each.second.waiting; });
-  if (!asks) turns_.wants_nothing(m.name, now);
+  if (!asks(m)) turns_.wants_nothing(m.name, now);
 }
 
 void GpuStage::look_at_first_turns(Time now) {
@@ -368,6 +369,7 @@ std::uint64_t GpuStage::lease(GroupId id, OnLease done, Time now) {
   if (!m->admitted)
     return fail(
         {Code::kFailedPrecondition, "group '" + m->name + "' takes no turns: " + m->refusal});
+  if (std::exchange(m->by_calls, false)) host_.changed(id);
   const std::uint64_t number = ++leases_;
   m->waiters.emplace(number, std::move(done));
   turns_.wants(m->name, now);
@@ -395,11 +397,17 @@ Status GpuStage::yield(GroupId id, Time now) {
                                            std::string(to_string(rules_.policy)) +
                                            ". Leases require the policy lease"};
   if (starts) end_first_turn(id, *m, now);
-  if (std::exchange(m->leased, false)) host_.changed(id);
+  const bool leased = std::exchange(m->leased, false);
+  if (std::exchange(m->by_calls, false) || leased) host_.changed(id);
   if (rules_.policy == TurnPolicy::kLease && m->waiters.empty() && !m->starts)
     turns_.wants_nothing(m->name, now);
   step(now);
   return {};
+}
+
+bool GpuStage::asks_by_calls(GroupId id) const {
+  const auto it = members_.find(id);
+  return it != members_.end() && it->second.by_calls;
 }
 
 bool GpuStage::leased(GroupId id) const {

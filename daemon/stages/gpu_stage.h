@@ -37,8 +37,9 @@ enum class Whereabouts : std::uint8_t {
 /// turn.
 enum class FirstTurn : std::uint8_t {
   kOver,
-  kOfRanks,    // which wait for it, or have it
-  kAnnounced,  // of a group that has no ranks yet: they come when they have it
+  kOverByItself,  // GpuStage::asks_by_calls()
+  kOfRanks,       // which wait for it, or have it
+  kAnnounced,     // of a group that has no ranks yet: they come when they have it
 };
 
 /// A switch that is to be one transaction.
@@ -63,7 +64,7 @@ class GpuStage {
     virtual void carry_out(GpuStage& stage, const StageSwitch& what) = 0;
     /// tick() is due then; kNever: not at all. Replaces what was said before.
     virtual void wake(GpuStage& stage, Time at) = 0;
-    /// leased() or starts() of the group has changed, which the record must say.
+    /// leased(), starts() or asks_by_calls() of the group has changed, which the record must say.
     virtual void changed(GroupId group) = 0;
     /// For people; `trouble`: something that an operator should look at.
     virtual void say(GpuStage& stage, GroupId group, const std::string& text, bool trouble) = 0;
@@ -78,7 +79,9 @@ class GpuStage {
   const TurnRules& rules() const { return rules_; }
   const std::vector<StageDevice>& devices() const { return devices_; }
   /// The group's ranks are to report Work.
-  bool wants_reports(GroupId id) const { return wants_reports() || starts(id); }
+  bool wants_reports(GroupId id) const {
+    return wants_reports() || starts(id) || asks_by_calls(id);
+  }
 
   // ---- groups ----
   /// `name`: for people, another one for each group. A group that cannot take turns, because it is
@@ -91,6 +94,9 @@ class GpuStage {
   void arrived(GroupId id, Time now);
   /// Its first turn has not ended.
   bool starts(GroupId id) const;
+  /// With the policy lease: its first turn has ended without a yield, and nobody has asked for a
+  /// lease since. It may be in the middle of its start, so a call that waits asks for its turn.
+  bool asks_by_calls(GroupId id) const;
   /// It has ended, or has left the stage.
   void leave(GroupId id, Time now);
   bool has(GroupId id) const { return members_.contains(id); }
@@ -200,6 +206,7 @@ class GpuStage {
     std::optional<Time> waits = {};  // since when
     std::optional<Time> runs = {};
     bool starts = false;             // its first turn has not ended
+    bool by_calls = false;           // asks_by_calls()
     bool there = true;               // it has ranks
     std::optional<Time> began = {};  // its first turn
     Time busy{};                     // in it: when it last had work
@@ -212,6 +219,8 @@ class GpuStage {
   void admit(GroupId id, Member& m, Time now);
   void refuse(GroupId id, Member& m, const Status& why, Time now);
   void sync(Member& m, Time now);
+  /// What its ranks and those who lease it want.
+  bool asks(const Member& m) const;
   void ask_again(Member& m, Time now);
   void still_working(Time now);
   bool at_work(const Member& m) const;  // in its first turn

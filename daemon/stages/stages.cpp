@@ -174,10 +174,13 @@ std::string Stages::name_in(const GpuStage& stage, GroupId id, const Account& ac
 }
 
 void Stages::enter(GpuStage& stage, GroupEntry& group) {
-  const FirstTurn first = group.starts ? FirstTurn::kOfRanks : FirstTurn::kOver;
+  const FirstTurn first = group.starts          ? FirstTurn::kOfRanks
+                          : group.asks_by_calls ? FirstTurn::kOverByItself
+                                                : FirstTurn::kOver;
   stage.join(group.id, name_in(stage, group.id, *group.account, group.machine.name()), group.wishes,
              whereabouts(group), group.leased, Clock::now(), first);
   group.starts = stage.starts(group.id);
+  group.asks_by_calls = stage.asks_by_calls(group.id);
   look();
   // What it needs is known before it asks: after a restart it has its memory already.
   loop_.post([this, &stage, alive = alive_] {
@@ -515,13 +518,15 @@ void Stages::changed(GroupId id) {
   GpuStage* const stage = stage_of(id);
   if (it == node_.groups.end() || stage == nullptr) return;
   it->second.leased = stage->leased(id);
+  const bool reported = it->second.starts || it->second.asks_by_calls;
+  it->second.asks_by_calls = stage->asks_by_calls(id);
   if (std::exchange(it->second.starts, stage->starts(id)) && !stage->starts(id)) {
     it->second.log().info("group '{}': its first turn in stage '{}' has ended",
                           it->second.machine.name(), stage->name());
     events_.publish(&it->second, "turn",
                     "its first turn in stage '" + stage->name() + "' has ended");
-    if (!stage->wants_reports(id)) tell_reports(id, false);
   }
+  if (reported && !stage->wants_reports(id)) tell_reports(id, false);
   (void)node_.records.write(it->second);
 }
 
@@ -675,7 +680,7 @@ Status Stages::set(GroupEntry& group, const Change& change) {
   if (to != nullptr && from == to && group.machine.state() == GroupState::kRunning)
     to->parts(group.id, parts_of(group), Clock::now());
   if (from != to) {
-    group.leased = group.starts = false;
+    group.leased = group.starts = group.asks_by_calls = false;
     if (from != nullptr) from->leave(group.id, Clock::now());
     if (to != nullptr) enter(*to, group);
     tell_reports(group.id, to != nullptr && to->wants_reports(group.id));

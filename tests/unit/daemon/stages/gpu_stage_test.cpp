@@ -528,6 +528,33 @@ TEST_F(GpuStageTest, ALeaseInAFirstTurnIsPartOfIt) {
   expect_switch(100, {kA}, {kB});
 }
 
+TEST_F(GpuStageTest, AStartThatIsCutOffGoesOnWithoutALease) {
+  make(TurnPolicy::kLease, s(60));
+  start(kA, "a", 0);
+  expect_switch(0, {}, {kA});
+  works(kA, 0);
+  stage_->needs(kA, {{some_device(1), 60 * kGiB}}, at(1));
+  start(kB, "b", 1);
+  stage_->tick(at(60));
+  expect_switch(60, {kA}, {kB});
+  EXPECT_TRUE(stage_->asks_by_calls(kA));
+  EXPECT_TRUE(stage_->wants_reports(kA));
+  waits(kA, 61);
+  rests(kB, 62);
+  stage_->needs(kB, {{some_device(1), 60 * kGiB}}, at(62));
+  EXPECT_EQ(turn(kA, 63), "waits");
+  stage_->tick(at(70));  // B has had no work for 8 s
+  expect_switch(70, {kB}, {kA});
+  // From its first lease on it has its turns by leases alone.
+  std::optional<Status> a;
+  stage_->lease(kA, into(a), at(80));
+  EXPECT_FALSE(stage_->asks_by_calls(kA));
+  EXPECT_FALSE(stage_->wants_reports(kA));
+  EXPECT_TRUE(stage_->yield(kA, at(81)).ok());
+  waits(kA, 82);
+  EXPECT_EQ(turn(kA, 83), "runs") << "nobody asks for its place";
+}
+
 TEST_F(GpuStageTest, WhoeverPausesAGroupThatStartsEndsItsFirstTurn) {
   make(TurnPolicy::kDemand);
   start(kA, "a", 0);
