@@ -28,7 +28,7 @@ int wait(const CommandLine& options, client::ControlClient& broker, Console& con
          Interrupt* interrupt) {
   const WaitTarget& awaited = options.awaited;
   const auto patience = options.timeout.value_or(default_patience(awaited.what));
-  const auto began = Clock::now();
+  const auto began = std::chrono::steady_clock::now();
   while (true) {
     Sight sight;
     Code late = Code::kDeadlineExceeded;  // of a wait that takes too long
@@ -48,7 +48,8 @@ int wait(const CommandLine& options, client::ControlClient& broker, Console& con
       console.out << (options.json ? sight.json : sight.found) << '\n';
       return kExitOk;
     }
-    const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
+    const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now() - began);
     if (passed >= patience || !sight.hopeless.ok()) {
       const Code code = sight.hopeless.ok() ? late : sight.hopeless.code();
       const auto told = sight.hopeless.ok() ? patience : std::min(passed, patience);
