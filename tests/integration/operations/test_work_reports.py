@@ -50,6 +50,11 @@ class Broker:
     def command(self, body, fields):
         self.rank.sendmsg([wire.encode({body: fields})])
 
+    def quiesce(self):
+        """Shuts the rank's gate: it tells that nothing holds it up."""
+        self.command(wire.QUIESCE, {1: EPOCH})
+        self._expect(wire.CUT_STATUS)
+
     def work(self, seconds=20):
         """The next Work: whether a call waits, its name, and whether there is work. None: nothing comes in time."""
         end = time.monotonic() + seconds
@@ -122,7 +127,7 @@ def test_a_call_that_waits_is_told_at_once_and_its_end(rank):
 def test_an_allocation_that_waits_is_told(rank):
     """It may be the first call of a program that has never had a turn."""
     broker, puppet = rank
-    broker.command(wire.QUIESCE, {1: EPOCH})
+    broker.quiesce()
     puppet.send("alloc 1000")
     assert broker.work() == (True, "cuMemCreate", False)
 
