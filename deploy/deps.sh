@@ -40,6 +40,7 @@ python3-venv             where Python programs get the package amem, and deploy/
 ca-certificates          headers, as above
 prometheus               reads the metrics in the tests
 procps                   the tests look at processes with ps
+curl                     the examples ask their servers
 openssl                  certificates in the integration tests
 patchelf                 bundles the GPU tests for another machine
 mkdocs                   the documentation as a site

@@ -20,6 +20,7 @@ turn() {  # NUMBER
 serve_and_take_turns() {  # URL COMMAND: starts this server, which is to give one answer (`ask`) before and after each turn, and ends it
     local answer again number url=$1
     shift
+    command -v curl >/dev/null || { echo "curl is missing; it asks the server" >&2; exit 2; }
     "$@" >&2 &
     server=$!
     trap 'kill $server 2>/dev/null || true; wait' EXIT

@@ -15,6 +15,8 @@ if ((${#models[@]} == 0)); then
   exit 2
 fi
 
+command -v curl >/dev/null || { echo "serve.sh: curl is missing; it asks whether a server is there" >&2; exit 2; }
+
 servers=()
 trap 'kill "${servers[@]}" 2>/dev/null || true; wait' EXIT
 trap 'exit 0' TERM INT

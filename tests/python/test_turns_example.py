@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -113,6 +114,8 @@ def test_a_server_that_does_not_start_ends_the_others(folder: pathlib.Path, envi
 def test_a_client_that_gives_up_still_brings_its_server_a_turn(folder: pathlib.Path, environment: dict[str, str], amemd: None) -> None:
     """And the server answers the next one."""
     with subprocess.Popen(["examples/turns/serve.sh", "one", "two"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as servers:
+        late = threading.Timer(patience(100), servers.terminate)  # ends its output
+        late.start()
         try:
             assert servers.stdout is not None
             assert any("all take turns" in line for line in servers.stdout)
@@ -122,6 +125,7 @@ def test_a_client_that_gives_up_still_brings_its_server_a_turn(folder: pathlib.P
             eventually(lambda: "group vllm-1 is ready" in printed(environment, "amemctl", "ready", "vllm-1"), "it has its turn")
             assert "token_ids" in printed(environment, *ask)
         finally:
+            late.cancel()
             servers.terminate()
 
 
