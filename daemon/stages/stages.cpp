@@ -736,6 +736,8 @@ Status Stages::yield(const GroupEntry& group) {
   if (stage == nullptr)
     return {Code::kFailedPrecondition,
             "group '" + group.machine.name() + "' is in no stage. " + names()};
+  // From its first turn on it counts with what it has, and it may have got that just now.
+  if (stage->starts(group.id)) measure(*stage);
   return stage->yield(group.id, Clock::now());
 }
 
