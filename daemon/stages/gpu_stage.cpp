@@ -334,6 +334,7 @@ void GpuStage::end_first_turn(GroupId id, Member& m, Time now) {
   m.by_calls = rules_.policy == TurnPolicy::kLease && !m.leased && m.waiters.empty();
   host_.changed(id);
   if (!m.admitted) return;
+  m.needs = host_.has_now(id).value_or(m.needs);
   const bool promised = turns_.promised().ok();
   const Status status = turns_.started(m.name, m.needs, now);
   if (status.code() == Code::kFailedPrecondition) {

@@ -64,6 +64,8 @@ class GpuStage {
     virtual void carry_out(GpuStage& stage, const StageSwitch& what) = 0;
     /// tick() is due then; kNever: not at all. Replaces what was said before.
     virtual void wake(GpuStage& stage, Time at) = 0;
+    /// What the group has now, which it may have got since the last needs(). Nothing: that is all.
+    virtual std::optional<TurnNeeds> has_now(GroupId) const { return std::nullopt; }
     /// leased(), starts() or asks_by_calls() of the group has changed, which the record must say.
     virtual void changed(GroupId group) = 0;
     /// For people; `trouble`: something that an operator should look at.

@@ -530,6 +530,13 @@ void Stages::changed(GroupId id) {
   (void)node_.records.write(it->second);
 }
 
+std::optional<TurnNeeds> Stages::has_now(GroupId id) const {
+  TurnNeeds needs;
+  for (const Allocation* a : std::as_const(node_.allocations).of_group(id))
+    needs[a->device] += a->size;
+  return needs;
+}
+
 void Stages::say(GpuStage&, GroupId id, const std::string& text, bool trouble) {
   const auto it = node_.groups.find(id);
   if (it == node_.groups.end()) return;
@@ -736,8 +743,6 @@ Status Stages::yield(const GroupEntry& group) {
   if (stage == nullptr)
     return {Code::kFailedPrecondition,
             "group '" + group.machine.name() + "' is in no stage. " + names()};
-  // From its first turn on it counts with what it has, and it may have got that just now.
-  if (stage->starts(group.id)) measure(*stage);
   return stage->yield(group.id, Clock::now());
 }
 

@@ -130,6 +130,7 @@ class Stages final : public GpuStage::Host {
   // GpuStage::Host
   void carry_out(GpuStage& stage, const StageSwitch& what) override;
   void wake(GpuStage& stage, Time at) override;
+  std::optional<TurnNeeds> has_now(GroupId id) const override;
   void changed(GroupId group) override;
   void say(GpuStage& stage, GroupId group, const std::string& text, bool trouble) override;
 
