@@ -119,7 +119,7 @@ done
 step "the holder is killed, then amemd"
 old=$(pid_of amem-holder)
 kill -KILL "$old"
-holder_is_new() { [[ $(pid_of amem-holder) != 0 && $(pid_of amem-holder) != "$old" ]] && journalctl --unit amemd | grep -q 'another holder has everything'; }
+holder_is_new() { [[ $(pid_of amem-holder) != 0 && $(pid_of amem-holder) != "$old" ]] && journalctl --unit amemd | grep -q 'info  *another holder has everything'; }
 eventually "systemd has started the next holder, and amemd has given it everything" holder_is_new
 old=$(pid_of amemd)
 kill -KILL "$old"
