@@ -167,21 +167,6 @@ echo "systemd.sh: with WatchdogSec=3 the next one served after $((($(date +%s%N)
 journalctl --unit amemd --no-pager | grep -q 'Watchdog timeout' || fail "it was not the watchdog"
 comes_back "amemd hung"
 
-step "without a complete holder the watchdog is off"
-watchdog_is() { [[ $(systemctl show --property WatchdogUSec --value amemd) == "$1" ]]; }
-eventually "the watchdog is on" watchdog_is 3s
-systemctl mask --runtime --now amem-holder.socket amem-holder.service >/dev/null 2>&1
-eventually "the watchdog is off" watchdog_is 0
-old=$(pid_of amemd)
-kill -STOP "$old"
-sleep 6 # twice the watchdog's time: nothing can be observed but that nothing happens
-kill -CONT "$old"
-[[ $(pid_of amemd) == "$old" ]] || fail "systemd has killed an amemd whose groups no holder had"
-systemctl unmask --runtime amem-holder.socket amem-holder.service >/dev/null 2>&1
-systemctl start amem-holder.socket
-eventually "the watchdog is on again" watchdog_is 3s
-comes_back "the holder was away"
-
 step "a start that is slower than TimeoutStartSec"
 sed -i 's/^Environment=AMEM_SIM_DIR/Environment=AMEM_SIM_FAULTS=cuInit:*:delay=8000 AMEM_SIM_DIR/' /etc/systemd/system/amemd.service.d/sim.conf
 systemctl daemon-reload

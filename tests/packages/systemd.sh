@@ -15,8 +15,8 @@ and shows, on the simulated driver, that under a real systemd
   - the installation starts the services, and a member of the group amem runs a job;
   - amemd, killed, is back within a second, and the holder too; a restart, an upgrade and a new installation lose nothing of a group that
     is paused, and amemd's process stays the same over the last;
-  - systemctl start returns when the sockets are there; an amemd that hangs is restarted, and nothing is lost; one whose groups no holder has
-    is not; a start that is slower than TimeoutStartSec is not killed;
+  - systemctl start returns when the sockets are there; an amemd that hangs is restarted, and nothing is lost;
+    a start that is slower than TimeoutStartSec is not killed;
   - the drop-in with the size of the pool takes effect, and the services have none of root's powers;
   - removal stops everything, and a purge leaves no unit.
 Needs root, mmdebstrap, systemd-nspawn (systemd-container) and the distribution's archive. The last line says OK or FAILED.
