@@ -20,6 +20,8 @@ import sys
 
 from harness import Gpus
 
+import bare_driver
+
 BYTES = 1 << 30
 PATTERN = 0x5EED5EED
 POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -40,20 +42,7 @@ class Access(ctypes.Structure):
     _fields_ = [("location_type", ctypes.c_int), ("location_id", ctypes.c_int), ("flags", ctypes.c_int)]
 
 
-class Driver:
-    def __init__(self):
-        self.library = ctypes.CDLL("libcuda.so.1")
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDeviceGet", ctypes.byref(device), 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self.call("cuCtxSetCurrent", context)
-
-    def call(self, name, *arguments):
-        result = getattr(self.library, name)(*arguments)
-        if result != 0:
-            sys.exit(f"FAILED: {name} returned {result}")
-
+class Driver(bare_driver.Driver):
     def make(self):
         handle = ctypes.c_uint64()
         properties = Properties(type=1, handle_types=POSIX_FD, location_type=DEVICE)

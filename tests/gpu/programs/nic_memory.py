@@ -16,6 +16,8 @@ import sys
 
 import amem
 
+import bare_driver
+
 BYTES = 64 << 20
 OLD_BYTE, NEW_BYTE = 0x5A, 0xA5
 LOCAL_WRITE = 1  # IBV_ACCESS_LOCAL_WRITE
@@ -26,20 +28,7 @@ def skip(why):
     sys.exit(0)
 
 
-class Driver:
-    def __init__(self):
-        self.library = ctypes.CDLL("libcuda.so.1")
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDeviceGet", ctypes.byref(device), 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self.call("cuCtxSetCurrent", context)
-
-    def call(self, name, *arguments):
-        result = getattr(self.library, name)(*arguments)
-        if result != 0:
-            sys.exit(f"FAILED: {name} returned {result}")
-
+class Driver(bare_driver.Driver):
     def allocate(self, byte):
         address = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(BYTES))

@@ -22,25 +22,14 @@ import sys
 import time
 import zlib
 
+import bare_driver
+
 MIB = 1 << 20
 POLL_S = 0.005
 
 
-class Driver:
+class Driver(bare_driver.Driver):
     """Of device 0, for this thread."""
-
-    def __init__(self):
-        self.library = ctypes.CDLL("libcuda.so.1")
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDeviceGet", ctypes.byref(device), 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self.call("cuCtxSetCurrent", context)
-
-    def call(self, name, *arguments):
-        result = getattr(self.library, name)(*arguments)
-        if result != 0:
-            sys.exit(f"FAILED: {name} returned {result}")
 
     def allocate(self, size):
         address = ctypes.c_uint64()
