@@ -320,20 +320,23 @@ void Stages::look_at_needs() {
   });
 }
 
+TurnNeeds Stages::bytes_of(GroupId id, const std::function<bool(const Allocation&)>& counts) const {
+  TurnNeeds bytes;
+  for (const Allocation* a : std::as_const(node_.allocations).of_group(id))
+    if (!counts || counts(*a)) bytes[a->device] += a->size;
+  return bytes;
+}
+
 TurnNeeds Stages::rest_of(const GroupEntry& group) const {
-  TurnNeeds rest;
-  if (whereabouts(group) == Whereabouts::kPausedByStage)
-    for (const Allocation* a : std::as_const(node_.allocations).of_group(group.id))
-      if (a->may_leave()) rest[a->device] += a->size;
-  return rest;
+  if (whereabouts(group) != Whereabouts::kPausedByStage) return {};
+  return bytes_of(group.id, [](const Allocation& a) { return a.may_leave(); });
 }
 
 std::vector<GpuStage::Part> Stages::parts_of(const GroupEntry& group) const {
   std::vector<GpuStage::Part> parts;
   for (const std::string& tag : group.wishes.leave_first) {
-    TurnNeeds needs;
-    for (const Allocation* a : std::as_const(node_.allocations).of_group(group.id))
-      if (a->tag == tag && a->can_leave()) needs[a->device] += a->size;
+    TurnNeeds needs =
+        bytes_of(group.id, [&](const Allocation& a) { return a.tag == tag && a.can_leave(); });
     if (!needs.empty()) parts.push_back({tag, std::move(needs)});
   }
   return parts;
@@ -357,11 +360,11 @@ void Stages::measure(GpuStage& stage) {
     for (const auto& [device, bytes] : rest) resident[device] += bytes;
     if (!runs && whereabouts(group) != Whereabouts::kMoves) stage.stays(id, rest, now);
     if (runs) stage.parts(id, parts_of(group), now);
-    TurnNeeds& its = needs[id];
-    for (const Allocation* a : std::as_const(node_.allocations).of_group(id)) {
-      its[a->device] += a->size;
-      if (runs && a->resident()) resident[a->device] += a->size;
-    }
+    needs[id] = bytes_of(id);
+    if (!runs) continue;
+    for (const auto& [device, bytes] :
+         bytes_of(id, [](const Allocation& a) { return a.resident(); }))
+      resident[device] += bytes;
   }
   for (const StageDevice& device : stage.devices()) {
     std::uint64_t taken = 0;
@@ -530,12 +533,7 @@ void Stages::changed(GroupId id) {
   (void)node_.records.write(it->second);
 }
 
-std::optional<TurnNeeds> Stages::has_now(GroupId id) const {
-  TurnNeeds needs;
-  for (const Allocation* a : std::as_const(node_.allocations).of_group(id))
-    needs[a->device] += a->size;
-  return needs;
-}
+std::optional<TurnNeeds> Stages::has_now(GroupId id) const { return bytes_of(id); }
 
 void Stages::say(GpuStage&, GroupId id, const std::string& text, bool trouble) {
   const auto it = node_.groups.find(id);

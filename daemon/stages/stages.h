@@ -154,6 +154,8 @@ class Stages final : public GpuStage::Host {
   /// Where the group is, and what of it is on the devices there.
   void place(GpuStage& stage, const GroupEntry& group);
   TurnNeeds rest_of(const GroupEntry& group) const;
+  /// Of its allocations, or of those that count.
+  TurnNeeds bytes_of(GroupId id, const std::function<bool(const Allocation&)>& counts = {}) const;
   std::vector<GpuStage::Part> parts_of(const GroupEntry& group) const;
   /// What of these parts there is still.
   Operations::Parts tags_of(const StageSwitch& what) const;
