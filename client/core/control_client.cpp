@@ -154,6 +154,13 @@ struct ControlClient::Impl {
                                                                Answer*),
                       const Request& request);
 
+  /// What both are in a call of their own.
+  template <class Answer, class Request>
+  Result<Answer> one(Call& call,
+                     grpc::Status (v1::Broker::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                              Answer*),
+                     const Request& request);
+
   const std::string where;
   const std::string tls_dir;  // empty: `where` is a socket
   const milliseconds query_timeout;
@@ -300,16 +307,24 @@ class ControlClient::Impl::Call {
 };
 
 template <class Answer, class Request>
-Result<Answer> ControlClient::Impl::ask(
+Result<Answer> ControlClient::Impl::one(
+    Call& call,
     grpc::Status (v1::Broker::Stub::*method)(grpc::ClientContext*, const Request&, Answer*),
-    const Request& request, milliseconds at_least) {
-  Call call(*this, Call::Kind::kQuery, std::max(query_timeout, at_least));
+    const Request& request) {
   if (Status why = call.prepare(); !why.ok()) return why;
   Answer answer;
   if (Status status = call.end((stub.get()->*method)(call.context(), request, &answer));
       !status.ok())
     return status;
   return answer;
+}
+
+template <class Answer, class Request>
+Result<Answer> ControlClient::Impl::ask(
+    grpc::Status (v1::Broker::Stub::*method)(grpc::ClientContext*, const Request&, Answer*),
+    const Request& request, milliseconds at_least) {
+  Call call(*this, Call::Kind::kQuery, std::max(query_timeout, at_least));
+  return one(call, method, request);
 }
 
 template <class Answer, class Request>
@@ -321,12 +336,7 @@ Result<Answer> ControlClient::Impl::wait(
   std::optional<milliseconds> limit;
   if (request.timeout_ms() > 0) limit = milliseconds(request.timeout_ms()) + kMargin;
   Call call(*this, Call::Kind::kWatch, limit);
-  if (Status why = call.prepare(); !why.ok()) return why;
-  Answer answer;
-  if (Status status = call.end((stub.get()->*method)(call.context(), request, &answer));
-      !status.ok())
-    return status;
-  return answer;
+  return one(call, method, request);
 }
 
 /// amemd looks at the program first, for 10 s at most.
