@@ -65,17 +65,23 @@ Result<std::string> LlmdService::start(const Caller& caller, const Task& task,
   return *ended;
 }
 
+template <class Request, class Response>
+amem::Status LlmdService::answer(const Caller& caller, const Task& task, const Request& request,
+                                 Response& response) {
+  amem::Status status = check(request.job_id(), request.backend_config());
+  if (!status.ok()) return status;
+  const Result<std::string> id = start(caller, task, request.job_id());
+  if (id.ok()) response.set_operation_id(id.value());
+  return id.status();
+}
+
 grpc::ServerUnaryReactor* LlmdService::Snapshot(grpc::CallbackServerContext* context,
                                                 const llm_d::SnapshotRequest* request,
                                                 llm_d::SnapshotResponse* response) {
   return calls_.on_loop(caller_of_(context), response, [=, this](const Caller& caller) {
-    amem::Status status = check(request->job_id(), request->backend_config());
-    if (!status.ok()) return status;
     Task pause(Operation::kPause);
     pause.deep = deep_;
-    const Result<std::string> id = start(caller, pause, request->job_id());
-    if (id.ok()) response->set_operation_id(id.value());
-    return id.status();
+    return answer(caller, pause, *request, *response);
   });
 }
 
@@ -83,11 +89,7 @@ grpc::ServerUnaryReactor* LlmdService::Restore(grpc::CallbackServerContext* cont
                                                const llm_d::RestoreRequest* request,
                                                llm_d::RestoreResponse* response) {
   return calls_.on_loop(caller_of_(context), response, [=, this](const Caller& caller) {
-    amem::Status status = check(request->job_id(), request->backend_config());
-    if (!status.ok()) return status;
-    const Result<std::string> id = start(caller, Task(Operation::kResume), request->job_id());
-    if (id.ok()) response->set_operation_id(id.value());
-    return id.status();
+    return answer(caller, Task(Operation::kResume), *request, *response);
   });
 }
 

@@ -37,6 +37,10 @@ class LlmdService final : public llm_d::SnapshotAgentService::CallbackService {
                                    llm_d::StatusResponse* response) override;
 
  private:
+  /// Of Snapshot and Restore.
+  template <class Request, class Response>
+  amem::Status answer(const Caller& caller, const Task& task, const Request& request,
+                      Response& response);
   /// The id of what has begun.
   Result<std::string> start(const Caller& caller, const Task& task, const std::string& job);
 
