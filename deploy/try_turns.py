@@ -1,4 +1,4 @@
-"""amem-demo --turns: three groups take turns on one simulated GPU, of which no two fit. amemd decides when.
+"""amem-demo --turns: three groups take turns on one simulated GPU, on which no two of them fit. amemd decides when.
 
 Each group plays a server: it has work only when a request arrives. All start at once, and each has the GPU to itself until it has
 started. The policy is demand, so a request that finds its group paused brings the group its turn. What happens is printed as it happens.

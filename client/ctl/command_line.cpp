@@ -308,7 +308,9 @@ void add_turns(CLI::App& app, CommandLine& o) {
             o.turn.set_set_return_order(true);
             set_order(tags, *o.turn.mutable_return_order());
           },
-          "Tags likewise: their memory returns before the rest, in this order; none: no order")
+          "Tags with commas between them: their memory returns before the rest, in this order; "
+          "none: no "
+          "order")
       ->type_name("TAGS");
   CLI::App& lease = add(app, o, Command::kLease, "lease",
                         "Ask for a group's turn in a stage with the policy lease, and wait for it");

@@ -2,7 +2,7 @@
 // for, by their numbers, and the words of llm-d for what amemd knows.
 //
 // Clients ask for an operation's end again and again, and for ever when its id is not known. So an
-// id that amemd gave out, but of whose end it knows nothing any more, is answered as failed; the
+// id that amemd gave out, but whose end it no longer knows, is answered as failed; the
 // client then asks for the state of the jobs.
 //
 // Pure: time is an argument. For the loop's thread.

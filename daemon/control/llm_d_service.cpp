@@ -57,7 +57,8 @@ Result<std::string> LlmdService::start(const Caller& caller, const Task& task,
       std::make_shared<Watcher>(broker_, operations_, number.value(), caller, job));
   const std::optional<amem::Status> ended = operations_->ended(number.value());
   if (!ended || ended->ok()) return operations_->id_of(number.value());
-  // What is refused at once has begun nothing, and llm-d's own agent answers it likewise.
+  // An operation that is refused at once has begun nothing. llm-d's own agent refuses the call,
+  // too.
   operations_->drop(number.value());
   if (task.op == Operation::kResume && state == llm_d::JOB_STATE_RUNNING &&
       ended->code() == Code::kFailedPrecondition)

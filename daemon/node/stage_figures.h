@@ -23,7 +23,7 @@ struct TurnWishes {
   std::int32_t priority = 0;
   Duration longest_wait{};                     // 0: none
   std::vector<std::string> leave_first = {};   // tags, as far as they suffice
-  std::vector<std::string> return_order = {};  // likewise: their memory comes back before the rest
+  std::vector<std::string> return_order = {};  // tags that return before the rest
   friend bool operator==(const TurnWishes&, const TurnWishes&) = default;
 };
 

@@ -369,7 +369,7 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
   }
   // A pause of tags leaves the group running, so whose it was says nothing.
   // Whose one is that an earlier amemd has begun is on record.
-  // Nor does amemd take a group from its stage that it makes deep.
+  // A group that amemd makes deep stays with its stage.
   const bool by_broker = request != nullptr && request->by_broker;
   if (begun.task.stops() && !begun.continues && !by_broker)
     group.paused_by_stage = request != nullptr && !request->asker.stage.empty();

@@ -167,7 +167,7 @@ class GpuStage {
     bool leased = false;
     TurnWishes wishes;
     std::uint64_t needs = 0;  // of the device on which it needs most
-    std::uint64_t stays = 0;  // likewise, of what it has there while it is paused
+    std::uint64_t stays = 0;  // of the device on which most of it stays while it is paused
     std::string refusal;      // why it takes no turns
   };
   struct LastSwitch {

@@ -62,7 +62,7 @@ class SwitchObserver final : public OperationObserver {
   const std::function<void(const Status&)> done_;
 };
 
-/// Tags of which there need not be memory yet.
+/// Memory with these tags may come later.
 Status check_order(const std::vector<std::string>& tags) {
   constexpr std::size_t kLongest = sizeof(amem_v1_Create::tag) - 1;
   if (tags.size() > kMaxTags)

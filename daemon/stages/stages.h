@@ -98,7 +98,7 @@ class Stages final : public GpuStage::Host {
     std::optional<std::int32_t> priority;
     std::optional<Duration> longest_wait;
     std::optional<std::vector<std::string>> leave_first;   // tags; empty: none
-    std::optional<std::vector<std::string>> return_order;  // likewise
+    std::optional<std::vector<std::string>> return_order;  // tags, in their order
   };
   /// kNotFound: no such stage. Else as Turns::set_terms(); then nothing changes.
   Status set(GroupEntry& group, const Change& change);

@@ -54,7 +54,7 @@ struct StageDevice {
 using TurnNeeds = std::map<DeviceUuid, std::uint64_t>;
 /// In place of bytes: no other group may run.
 inline constexpr std::uint64_t kWholeDevice = ~std::uint64_t{0};
-/// `needs` less `part`, without devices of which nothing is left.
+/// `needs` less `part`. A device on which nothing is left is not in the result.
 TurnNeeds without(TurnNeeds needs, const TurnNeeds& part);
 
 struct TurnTerms {

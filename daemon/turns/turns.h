@@ -146,7 +146,7 @@ class Turns {
   /// All that ask now, the first one first.
   std::vector<const Member*> queue(Time now) const;
   TurnLoad load() const;  // of all that are on the devices
-  /// Who leaves, and of whom only so many parts.
+  /// The groups that leave, and for some of them how many parts leave without the rest.
   struct Leaving {
     std::vector<const Member*> all;
     std::map<const Member*, std::size_t> parts = {};

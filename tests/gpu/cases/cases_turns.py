@@ -1,4 +1,4 @@
-"""The cases about stages: groups of which no two fit on the GPU take turns, and amemd decides when."""
+"""The cases about stages: groups take turns on a GPU on which no two of them fit. amemd decides when."""
 
 import concurrent.futures
 import contextlib
@@ -385,7 +385,7 @@ def resumed_for(switches, group, sent_ms, answered_ms):
 
 @case(460)
 def turns_vllm(bench):
-    """Three vLLM servers as they are, of which no two fit, start and take turns by demand for three minutes of random requests; the same tokens."""
+    """Three unmodified vLLM servers start and take turns by demand for three minutes of random requests. No two fit on the GPU. The tokens stay the same."""
     vllm.needs_vllm()
     if bench.one_pool:
         seconds, every_s, pool_mib = SIMULATED_REQUESTS_S, SIMULATED_REQUEST_EVERY_S, 256

@@ -1,4 +1,4 @@
-"""A stage of one GPU, and two groups of which one fits on it."""
+"""A stage of one GPU, and two groups. Only one of them fits on it."""
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-// Groups of which a part may leave without the rest.
+// Groups that may leave partly.
 #include "tests/unit/fixtures/turns_fixture.h"
 
 namespace amem {
