@@ -34,15 +34,16 @@ std::optional<Fd> take(Stock& stock, HolderKind kind, std::uint64_t id) {
   return std::move(found.mapped());
 }
 
-std::optional<Interrupted> interrupted(const v1::record::Group& row) {
+std::optional<Interrupted> interrupted(const v1::record::Group& row, bool has_rest) {
   if (!row.has_under_way()) return std::nullopt;
   const v1::record::UnderWay& what = row.under_way();
   Interrupted found;
   found.task.op = what.resume() ? Operation::kResume : Operation::kPause;
   found.task.selection.tags = {what.tags().begin(), what.tags().end()};
   found.task.selection.except = what.except();
-  found.task.deep = what.deep();
-  found.task.partial = what.partial();
+  // A process with memory on its devices is not checkpointed.
+  found.task.deep = what.deep() && !has_rest;
+  found.task.partial = what.partial() || has_rest;
   found.restart = static_cast<OnRestart>(what.restart());
   found.phase = what.phase();
   found.loaded = what.loaded();
@@ -114,7 +115,12 @@ Status Recovery::run(Stock stock) {
     members_.erase(group);
     group = members_.begin();  // its own ranks may be guests, too
   }
-  for (auto& [id, members] : members_) take_group(id, members);
+  for (auto& [id, members] : members_) {
+    const v1::record::Group& row = groups_read_.at(id);
+    const bool has_rest = std::any_of(memory[id].begin(), memory[id].end(),
+                                      [&](const auto& each) { return rests(row, each.second); });
+    take_group(id, members, has_rest);
+  }
   take_limbo(stock);  // what is given back is written beside it
   for (const auto& [id, members] : members_)
     for (const auto& [allocation, what] : memory[id])
@@ -359,7 +365,17 @@ std::string Recovery::find_unknown_guest(const std::map<AllocationId, Memory>& m
   return {};
 }
 
-GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) {
+/// A pause goes on that no rank was told to let go of this for, and its bytes may not be safe. So it
+/// stays, and a later pause takes it.
+bool Recovery::rests(const v1::record::Group& group, const Memory& memory) {
+  const std::optional<Interrupted> what = interrupted(group, false);
+  if (!what || what->restart != OnRestart::kRelease || !memory.resident) return false;
+  if (!what->task.selection.takes(memory.row.tag())) return false;
+  if (memory.saved == nullptr) return true;
+  return !memory.saved->stayed() && group.under_way().waves() && !memory.saved->leaves();
+}
+
+void Recovery::take_group(GroupId id, std::map<RankId, Member>& members, bool has_rest) {
   const v1::record::Group& row = groups_read_.at(id);
   const std::shared_ptr<Account> account = account_of(row.owner());
   std::vector<Rank> ranks;
@@ -385,7 +401,8 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
     ranks.push_back(std::move(rank));
   }
   const Standing standing{row.paused() ? GroupState::kPaused : GroupState::kRunning,
-                          Epoch(row.epoch()), interrupted(row), row.by_operator(), row.deep()};
+                          Epoch(row.epoch()), interrupted(row, has_rest), row.by_operator(),
+                          row.deep()};
   GroupEntry& group = groups_.restore(id, row.name(), account, standing, std::move(labels));
   group.tag_discards = {row.tag_discards().begin(), row.tag_discards().end()};
   group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};
@@ -417,7 +434,6 @@ GroupEntry& Recovery::take_group(GroupId id, std::map<RankId, Member>& members) 
   charge(group.tag_forms);
   group.row = adopt(RowKind::kGroup, id);
   for (Rank& rank : ranks) ranks_.expect(std::move(rank));
-  return group;
 }
 
 // ---- memory -------------------------------------------------------------------------------------
@@ -502,16 +518,16 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   // saver no more, even should that end before it has come back.
   const bool goes_on = what && what->restart == OnRestart::kRelease;
   if (goes_on && memory.saved != nullptr && memory.saved->leaves()) a.saved.saver = 0;
-  // And what no rank was told to let go of, and whose bytes may not be safe.
-  const bool stays = goes_on && a.resident() && !a.stayed && what->task.selection.takes(a.tag) &&
-                     (memory.saved == nullptr ||
-                      (groups_read_.at(group.id).under_way().waves() && !memory.saved->leaves()));
+  const bool rest = rests(groups_read_.at(group.id), memory);
+  // It may have been dropped, and amemd of an earlier version wrote no attempt then.
+  if (goes_on && memory.saved != nullptr && !rest && a.saved.attempt == 0)
+    a.saved.attempt = groups_read_.at(group.id).epoch();
   Allocation& added = node_.allocations.add(std::move(a));
-  if (!stays) return;
+  if (!rest) return;
   saved_.give_back(added);
   added.saved.saver = 0;
-  added.stayed = true;
-  (void)node_.records.write_saved(added);
+  added.saved.attempt = 0;
+  added.saved.row.erase();
 }
 
 void Recovery::fill(Allocation& a, const v1::record::Allocation& row,

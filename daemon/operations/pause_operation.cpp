@@ -213,7 +213,7 @@ void PauseOperation::run(const action::Release& release) {
   }
   if (!waves_) {
     for (Allocation* a : means_.node.allocations.of_group(group_.id))
-      if (what_.takes(a->tag) && a->resident() && !a->stayed && a->saved.empty()) {
+      if (what_.takes(a->tag) && a->resident() && !a->stayed && a->saved.empty() && !rests(*a)) {
         a->saved.attempt = release.epoch.attempt;
         (void)records.write_saved(*a, false, &space_);  // its bytes are dropped
       }
@@ -231,6 +231,7 @@ void PauseOperation::run(const action::Release& release) {
     if (a == nullptr || !can_be_released(*a)) return true;
     for (RankId rank : a->sharers)
       if (!keeps(rank, *a)) lists[rank].push_back(id);
+    a->saved.attempt = release.epoch.attempt;
     (void)records.write_saved(*a, true, &space_);
     return false;
   });
@@ -252,7 +253,8 @@ void PauseOperation::release_all(const action::Release& release) {
     }
     std::vector<AllocationId> ids;
     for (const Allocation* a : table.of_group(group_.id))
-      if (what_.takes(a->tag) && a->shared_by(rank) && !keeps(rank, *a)) ids.push_back(a->id);
+      if (what_.takes(a->tag) && a->shared_by(rank) && !keeps(rank, *a) && !rests(*a))
+        ids.push_back(a->id);
     if (what_.all())
       for (const Allocation* a : table.opened_by(rank)) ids.push_back(a->id);
     means_.outbox.send_release(rank, release.epoch, ids, false);
@@ -263,7 +265,9 @@ void PauseOperation::run(const action::Drop&) {
   if (what_.all())
     for (const RankId rank : group_.machine.members().ids())
       means_.node.allocations.set_paused(rank, true);
-  const auto leaves = [this](const Allocation& a) { return !waves_ || wave_.contains(a.id); };
+  const auto leaves = [this](const Allocation& a) {
+    return waves_ ? wave_.contains(a.id) : !rests(a);
+  };
   const BytesByDevice closing = drop(leaves, [this](const BytesByDevice& gone) {
     if (exchange_ == nullptr) return;
     for (const auto& [device, freed] : gone) {

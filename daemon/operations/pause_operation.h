@@ -20,12 +20,14 @@ namespace amem {
 
 class PauseOperation final : public GroupOperation {
  public:
-  /// `exchange`: of a swap whose groups move at the same time; else null.
+  /// `exchange`: of a swap whose groups move at the same time; else null. `continues`: an earlier
+  /// amemd has begun it.
   PauseOperation(const Means& means, GroupEntry& group, const Task& task, Exchange* exchange,
-                 Back back)
+                 bool continues, Back back)
       : GroupOperation(means, group, task.selection, std::move(back)),
         task_(task),
-        exchange_(exchange) {}
+        exchange_(exchange),
+        continues_(continues) {}
 
   using GroupOperation::run;
   void run(const action::AwaitGuests& await);
@@ -87,6 +89,10 @@ class PauseOperation final : public GroupOperation {
   /// write, because from there on nothing is called off. kResourceExhausted: the record is full.
   Status put_on_record();
   void choose_wave();
+  /// Before a restart it had not come to this, so a later pause takes it.
+  bool rests(const Allocation& a) const {
+    return continues_ && a.resident() && !a.stayed && a.saved.attempt == 0;
+  }
   /// The pause has the bytes of this, as far as they are to be kept.
   bool can_be_released(const Allocation& a) const;
   /// It may leave in waves, so what comes in is looked at first.
@@ -96,6 +102,7 @@ class PauseOperation final : public GroupOperation {
 
   const Task task_;
   Exchange* const exchange_;
+  const bool continues_;
   std::optional<Measurement> measured_;  // when the pool has no space for all bytes as they are
   std::optional<Waves> waves_;           // when what comes in has no space before
   std::set<AllocationId> wave_;          // what of it leaves now

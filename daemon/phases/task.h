@@ -45,7 +45,7 @@ struct Task {
   std::set<std::string> discard;  // of a pause: drops the bytes of these, whatever their policy
   GuestPolicy guests = GuestPolicy::kDefault;  // of a pause
   bool deep = false;     // of a pause of everything: nothing of its processes stays on the devices
-  bool partial = false;  // of a pause of tags: the group does not run on without them
+  bool partial = false;  // of a pause of a part: the group does not run on without it
 
   /// The group does not run afterwards.
   bool stops() const { return op == Operation::kPause && (selection.all() || partial); }

@@ -133,6 +133,10 @@ void Stages::open(const std::vector<StageSettings>& settings) {
     spdlog::info("stage '{}': policy {}, {} GPUs", each.name, to_string(each.rules.policy),
                  each.devices.size());
   }
+  if (stages_.empty()) return;
+  // Nothing is decided before it is known what others have.
+  for (const auto& [name, stage] : stages_) stage->hold(true);
+  look_at_needs();
 }
 
 void Stages::close(const Status& why) {
@@ -184,7 +188,7 @@ void Stages::enter(GpuStage& stage, GroupEntry& group) {
   look();
   // What it needs is known before it asks: after a restart it has its memory already.
   loop_.post([this, &stage, alive = alive_] {
-    if (*alive && !closed_) measure(stage);
+    if (*alive && !closed_ && looked_) measure(stage);
   });
 }
 
@@ -303,6 +307,7 @@ void Stages::look() {
                     [this](const auto& each) { return stage_of(each.first) != nullptr; });
     if (!any) return;
     look();
+    looked_after_failure_ = false;
     look_at_needs();
   });
 }
@@ -316,7 +321,11 @@ void Stages::look_at_needs() {
     if (!*alive) return;
     looking_ = false;
     if (closed_) return;
-    for (const auto& [name, stage] : stages_) measure(*stage);
+    const bool first = !std::exchange(looked_, true);
+    for (const auto& [name, stage] : stages_) {
+      if (first) stage->hold(false);
+      measure(*stage);
+    }
   });
 }
 
@@ -471,6 +480,8 @@ void Stages::ended(GpuStage& stage, const StageSwitch& what, const Status& statu
     if (command.stage == &stage) waiting.push_back(number);
   stage.hold(!waiting.empty());
   stage.switched(what.number, status, now);
+  // Others may have taken what was free. Another switch may do then.
+  if (!status.ok() && !std::exchange(looked_after_failure_, true)) look_at_needs();
   if (!waiting.empty()) carry_on(stage, waiting);
   answer_starts(what.in);
 }

@@ -177,6 +177,8 @@ class Stages final : public GpuStage::Host {
   std::uint64_t next_command_ = 1;
   std::optional<EventLoop::TimerId> looks_;
   bool looking_ = false;
+  bool looked_ = false;
+  bool looked_after_failure_ = false;  // in this second
   bool closed_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

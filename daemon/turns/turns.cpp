@@ -143,8 +143,14 @@ Status Turns::set_terms(const std::string& group, std::uint32_t weight, std::int
 
 void Turns::set_taken(const DeviceUuid& device, std::uint64_t bytes, Time at) {
   advance(at);
-  for (StageDevice& each : devices_)
-    if (each.device == device) each.taken = bytes;
+  for (StageDevice& each : devices_) {
+    if (each.device != device) continue;
+    const std::uint64_t before = std::exchange(each.taken, bytes);
+    const std::uint64_t change = std::max(before, bytes) - std::min(before, bytes);
+    if (change <= each.margin) continue;
+    // What was tried in vain was decided on by other figures.
+    for (auto& [name, m] : members_) m.not_before = {};
+  }
 }
 
 void Turns::wants(const std::string& group, Time at) {

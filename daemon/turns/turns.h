@@ -73,7 +73,8 @@ class Turns {
   /// longest waits could not be promised. Then nothing changes.
   Status set_terms(const std::string& group, std::uint32_t weight, std::int32_t priority,
                    Duration longest_wait, Time at);
-  /// Processes that take no turns have so much of a GPU now. It stops nobody who runs.
+  /// Processes that take no turns have so much of a GPU now. It stops nobody who runs. If it has
+  /// changed by more than the margin, what failed is tried again at once.
   void set_taken(const DeviceUuid& device, std::uint64_t bytes, Time at);
 
   /// lease: it asks for its turn. Otherwise: a call of it waits at the gate.

@@ -25,7 +25,7 @@ GATE_NS = 1.0
 FIRST_TOKEN_MS = 50  # of a paused engine, beyond the switch and its own time to the first token
 REQUESTS_S, QUICK_REQUESTS_S, SIMULATED_REQUESTS_S = 180, 30, 10
 REQUEST_EVERY_S, SIMULATED_REQUEST_EVERY_S = 6, 2
-ENGINE_START_S, ENGINES_START_S = 120, 240  # one, and all one after the other
+ENGINE_START_S, ENGINES_START_S = 240, 480  # one, and all one after the other
 KILL_SPREAD_S = 1.2
 
 
@@ -163,7 +163,7 @@ def ended(ranks, iterations):
 def switches_of(broker):
     """The swaps that have succeeded: (when each began, how long it took, both in ms, which groups came in)."""
     found = {}
-    for each in json.loads(broker.amemctl("history", "--json"))["operations"]:
+    for each in json.loads(broker.amemctl("history", "--json", "--most", "0"))["operations"]:
         if each["swap"] and not each["code"]:
             found.setdefault(each["transaction"], []).append(each)
     for parts in found.values():
@@ -383,7 +383,7 @@ def resumed_for(switches, group, sent_ms, answered_ms):
     return next(((began, took) for began, took, groups in switches if group in groups and sent_ms <= began <= answered_ms), None)
 
 
-@case(460)
+@case(560)
 def turns_vllm(bench):
     """Three unmodified vLLM servers start and take turns by demand for three minutes of random requests. No two fit on the GPU. The tokens stay the same."""
     vllm.needs_vllm()

@@ -76,9 +76,9 @@ def node(node_with: Callable[..., Node]) -> Node:
 
 @pytest.fixture
 def stage(bare_node: Node) -> Iterator[Callable[..., Node]]:
-    """Starts amemd with a stage of one GPU, with these settings."""
-    def start(**settings: str) -> Node:
-        return start_stage(bare_node, **settings)
+    """Starts amemd with a stage of one GPU, with these flags and settings."""
+    def start(*flags: str, **settings: str) -> Node:
+        return start_stage(bare_node, *flags, **settings)
 
     yield start
     assert bare_node.broker.alive()

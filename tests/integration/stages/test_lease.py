@@ -9,7 +9,7 @@ import pytest
 
 from sim_node import MIB, Program, eventually
 from sim_node.ctl import DEADLINE, NOT_FOUND, WRONG_STATE
-from sim_node.stage import LARGE, next_broker, pair, turns
+from sim_node.stage import LARGE, next_broker, pair, stage_of, turns
 from sim_node.turns import states
 
 
@@ -192,6 +192,56 @@ def test_amemd_killed_in_a_switch(stage, phase):
         job.check()
         assert states(node).count("running") == 1
         node.ctl("lease", name, "--yield")
+
+
+@pytest.mark.next_broker
+def test_amemd_killed_between_two_waves(stage):
+    """The rest of train is on the GPU, and train asks for nothing. Whoever asks has that space."""
+    node = stage("--swap-wave", "4MiB")
+    train, rollout = pair(node)
+    node.ctl("lease", "train")
+    train.ranks[0].faults("cuMemcpyDtoHAsync:3+:hold")  # of the second wave, and later
+    waiting = node.ctl.start("lease", "rollout", "--timeout", "30s")
+    eventually(lambda: turns(node)["rollout"]["turn"] == "waits")
+    node.ctl("lease", "train", "--yield")
+    eventually(lambda: 12 * MIB <= node.ctl.group("train")["resident_bytes"] < 13 * MIB)
+    node.broker.signal(signal.SIGKILL)
+    node.broker.wait()
+    train.ranks[0].faults()
+    waiting.finish()
+    next_broker(node, "--swap-wave", "4MiB")
+    eventually(lambda: node.ctl("wait", "idle", "--timeout", "20s").code == 0)
+    assert states(node) == ("paused", "paused") and node.ctl.group("train")["resident_bytes"] >= 12 * MIB
+    for name, job in [("rollout", rollout), ("train", train)]:
+        node.ctl("lease", name, "--timeout", "20s")
+        job.check()
+        node.ctl("lease", name, "--yield")
+    assert node.ctl.group("rollout")["resident_bytes"] == 0
+
+
+@pytest.mark.next_broker
+def test_what_others_have_is_known_after_a_restart(stage):
+    """A program without amem has taken the space in which rollout would fit beside train."""
+    node = stage()
+    train, rollout, other = (Program(node, name, scope) for name, scope in
+                             [("train", "heap"), ("rollout", "heap"), ("other", None)])
+    for program in (train, rollout):
+        program.ask(f"alloc 0 {2 * MIB} 2")
+    node.ctl("lease", "train")
+    node.ctl("pause", "rollout")
+    other.ask(f"alloc 0 {2 * MIB} 6")
+    node.ctl.try_("resume", "rollout")
+    assert node.ctl.group("rollout")["paused_by_stage"], "who resumes it lets go of it"
+    node.broker.signal(signal.SIGKILL)
+    node.broker.wait()
+    next_broker(node)
+    eventually(lambda: node.ctl("wait", "idle", "--timeout", "20s").code == 0)
+    for name, program in [("rollout", rollout), ("train", train)]:
+        before = "train" if name == "rollout" else "rollout"
+        node.ctl("lease", before, "--yield")
+        node.ctl("lease", name, "--timeout", "20s")
+        program.verify()
+    assert stage_of(node)["failed_switches"] == 0
 
 
 @pytest.mark.next_broker

@@ -163,6 +163,33 @@ TEST_F(BrokerComebackTest, WhatIsGivenBackJoinsWhatARestartFindsInLimbo) {
       << status().pool().used_bytes() << ", but only rollout and the first wave are saved";
 }
 
+// Of the wave that it is saving nothing has left: the group is paused with it, and the next pause
+// takes it.
+TEST_F(BrokerComebackTest, WhatAWaveHasNotReleasedLeavesWithTheNextPause) {
+  ASSERT_NO_FATAL_FAILURE(swap_to_a_late_second_save({2 * kMiB, 2 * kMiB}));
+  std::vector<AllocationId> rest;
+  for (const auto& [id, each] : r1.memory)
+    if (each.fd) rest.push_back(id);
+  ASSERT_EQ(rest.size(), 2U) << "the first wave has left";
+  for (const AllocationId id : rest) r1.write(id, static_cast<std::uint8_t>(id));
+  for (int i = 0; i < 2; ++i) restart();
+  come_back(r1);
+  ASSERT_TRUE(eventually([&] { return group("train").state() == kPaused; }));
+  EXPECT_EQ(group("train").resident_bytes(), 4 * kMiB) << "no rank was told to let go of it";
+  const Status paused = pause("train");
+  ASSERT_TRUE(paused.ok()) << paused.text();
+  EXPECT_EQ(group("train").resident_bytes(), 0);
+  EXPECT_EQ(status().pool().used_bytes(), kRollout + 8 * kMiB);
+  const Status again = pause("train");
+  EXPECT_EQ(again.code(), Code::kFailedPrecondition) << again.text();
+  b.die();
+  b.memory.clear();
+  ASSERT_TRUE(eventually([&] { return status().groups_size() == 2; })) << "nothing fills it";
+  const Status resumed = resume("train");
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  for (const AllocationId id : rest) EXPECT_TRUE(r1.holds(id, static_cast<std::uint8_t>(id)));
+}
+
 // The next may end after any row that it writes, and another finds what it has written by then.
 TEST_F(BrokerComebackTest, WhatIsInLimboIsOnRecordAllTheTime) {
   ASSERT_NO_FATAL_FAILURE(swap_to_a_late_second_save({2 * kMiB, 2 * kMiB}));

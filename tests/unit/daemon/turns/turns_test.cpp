@@ -480,6 +480,20 @@ TEST_F(DemandTest, AFailedResumeIsTriedAgainLaterAndLater) {
   expect(now + 5, {"a"}, {"b"});
 }
 
+TEST_F(DemandTest, WhatWasDecidedByOldFiguresIsNotWaitedFor) {
+  for (const char* name : {"a", "b"}) add(some_terms(name, 30));
+  bring_in("a", 1);
+  turns_->wants("b", at(10));
+  const auto next = turns_->decide(at(11));
+  ASSERT_TRUE(next);
+  EXPECT_TRUE(next->out.empty()) << "b fits beside a";
+  turns_->switch_failed(next->number, {}, at(11));
+  turns_->set_taken(some_device(1), 2 * kGiB, at(11));
+  expect_nothing(11.5);
+  turns_->set_taken(some_device(1), 40 * kGiB, at(11.5));
+  expect(11.5, {"a"}, {"b"});
+}
+
 TEST_F(DemandTest, AfterAFailureOthersComeFirst) {
   add_three();
   turns_->wants("a", at(0));
