@@ -365,8 +365,8 @@ std::string Recovery::find_unknown_guest(const std::map<AllocationId, Memory>& m
   return {};
 }
 
-/// A pause goes on that no rank was told to let go of this for, and its bytes may not be safe. So it
-/// stays, and a later pause takes it.
+/// A pause goes on that no rank was told to let go of this for, and its bytes may not be safe. So
+/// it stays, and a later pause takes it.
 bool Recovery::rests(const v1::record::Group& group, const Memory& memory) {
   const std::optional<Interrupted> what = interrupted(group, false);
   if (!what || what->restart != OnRestart::kRelease || !memory.resident) return false;

@@ -378,9 +378,9 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
     if (!begun.deepens)
       group.paused_by = request != nullptr ? request->asker.who : "the group itself";
     const bool duplex = request != nullptr && request->transaction.swaps() && duplex_;
-    running.operation.emplace<PauseOperation>(
-        means_, group, begun.task, duplex ? &request->exchange : nullptr, begun.continues,
-        back_to(group.id));
+    running.operation.emplace<PauseOperation>(means_, group, begun.task,
+                                              duplex ? &request->exchange : nullptr,
+                                              begun.continues, back_to(group.id));
     return;
   }
   running.operation.emplace<ResumeOperation>(means_, group, begun.task.selection,

@@ -11,7 +11,7 @@ if [ "$1" = --amem ]; then
 fi
 folder=$(realpath "$1")
 shift
-export HF_HUB_OFFLINE=1 CUBLAS_WORKSPACE_CONFIG=:4096:8 VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1
+export HF_HUB_OFFLINE=1 CUBLAS_WORKSPACE_CONFIG=:4096:8 VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=INFO
 export PYTHONPATH=$made_up${PYTHONPATH:+:$PYTHONPATH}
 exec "${start[@]}" python3 -m torch.distributed.run --standalone --nproc-per-node "${GPUS:-1}" -m trl.scripts.grpo \
     --model_name_or_path "$folder/model" --dtype bfloat16 --dataset_name "$folder/prompts" --reward_funcs rewards.for_trl \

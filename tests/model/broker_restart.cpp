@@ -13,7 +13,7 @@
 namespace amem::model {
 namespace {
 
-Standing standing_of(const Row& row) {
+Standing standing_of(const Row& row, bool has_rest) {
   Standing standing;
   standing.rest = row.paused ? GroupState::kPaused : GroupState::kRunning;
   standing.epoch = row.attempt;
@@ -25,12 +25,18 @@ Standing standing_of(const Row& row) {
   if (row.tag != 0) standing.under_way->task.selection.tags = {std::string(1, row.tag)};
   standing.under_way->restart = static_cast<OnRestart>(row.restart);
   standing.under_way->loaded = row.loaded;
-  standing.under_way->task.deep = row.is_to_be_deep;
-  standing.under_way->task.partial = row.partial;
+  standing.under_way->task.deep = row.is_to_be_deep && !has_rest;
+  standing.under_way->task.partial = row.partial || has_rest;
   return standing;
 }
 
 bool takes(const Row& row, const Piece& piece) { return row.tag == 0 || row.tag == piece.tag; }
+
+/// A pause goes on, and no rank was told to let go of this.
+bool rests(const Row& row, const Piece& p) {
+  return row.under_way && row.restart == u8(OnRestart::kRelease) && p.exists && p.held() &&
+         p.on_device != 0 && !p.stayed && takes(row, p) && (!p.row || (row.waves && !p.leaves));
+}
 
 }  // namespace
 
@@ -99,7 +105,10 @@ void BrokerSide::take_up(int group) {
     members.add(id_of(rank), rank_name(rank));
     if (may_be_saving) process(rank).saving[0] = packed(row.attempt);
   }
-  const Group next(machine(group).name(), Deadlines(), now(group), {}, standing_of(row),
+  bool has_rest = false;
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
+    has_rest = has_rest || rests(row, piece(i));
+  const Group next(machine(group).name(), Deadlines(), now(group), {}, standing_of(row, has_rest),
                    std::move(members), Deadlines().save);
   Insight::put_back(*Insight::copy(next), machine(group));
   take_memory(group);
@@ -129,14 +138,13 @@ void BrokerSide::take_memory(int group) {
     if (!p.stayed) p.paused = p.row && (p.on_device == 0 || back);
     p.loader = p.attempt = p.since = 0;
     p.sent = p.hashed = false;
-    // Of a pause that goes on, what has been saved, and what no rank was told to let go of.
+    // Of a pause that goes on, what has been saved.
+    const bool rest = rests(row, p);
     if (goes_on_with(OnRestart::kRelease) && p.leaves) p.saver = 0;
-    const bool stays = goes_on_with(OnRestart::kRelease) && p.on_device != 0 && !p.stayed &&
-                       takes(row, p) && (!p.row || (row.waves && !p.leaves));
-    if (!stays) continue;
+    if (!rest) continue;
     give_back(p);
     p.saver = 0;
-    p.stayed = p.row = true;
+    p.row = false;
   }
 }
 

@@ -74,6 +74,10 @@ void BrokerSide::act(int group, const action::Begun& begun) {
   it.partial = begun.task.partial;
   for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
     if (piece(i).exists && begun.task.selection.takes({piece(i).tag})) set_bit(it.selected, i);
+  if (!it.pause || !begun.continues) return;
+  // What the broker before had not come to is left for a later pause.
+  for (int i = m_.first_piece(group); i < m_.end_piece(group); ++i)
+    if (piece(i).on_device != 0 && !piece(i).stayed && !piece(i).row) clear_bit(it.selected, i);
 }
 
 bool BrokerSide::wait_for_guests(int group) {
