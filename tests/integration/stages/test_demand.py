@@ -133,8 +133,9 @@ def test_slices_in_rotation(stage):
 
 @pytest.mark.next_broker
 def test_amemd_killed_at_random(stage):
-    """No turn is lost for good, and there are never two groups on a GPU that has space for one."""
-    node = stage(**DEMAND | {"idle": "300ms"})
+    """No turn is lost for good, and there are never two groups on a GPU that has space for one. They leave in waves."""
+    waves = ("--swap-wave", "4MiB")
+    node = stage(*waves, **DEMAND | {"idle": "300ms"})
     train, rollout = pair(node)
     chance = random.Random(51)
     for kill in range(10):
@@ -144,7 +145,7 @@ def test_amemd_killed_at_random(stage):
         assert states(node).count("running") <= 1
         node.broker.signal(signal.SIGKILL)
         node.broker.wait()
-        next_broker(node)
+        next_broker(node, *waves)
         job.answers(60)
         assert states(node).count("running") <= 1
     for job in (train, rollout):
