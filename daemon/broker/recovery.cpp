@@ -365,12 +365,10 @@ std::string Recovery::find_unknown_guest(const std::map<AllocationId, Memory>& m
   return {};
 }
 
-/// A pause goes on that no rank was told to let go of this for, and its bytes may not be safe. So
-/// it stays, and a later pause takes it.
 bool Recovery::rests(const v1::record::Group& group, const Memory& memory) {
-  const std::optional<Interrupted> what = interrupted(group, false);
-  if (!what || what->restart != OnRestart::kRelease || !memory.resident) return false;
-  if (!what->task.selection.takes(memory.row.tag())) return false;
+  if (!group.has_under_way() || group.under_way().restart() != v1::record::RELEASE) return false;
+  const Selection what = interrupted(group, false)->task.selection;
+  if (!memory.resident || !what.takes(memory.row.tag())) return false;
   if (memory.saved == nullptr) return true;
   return !memory.saved->stayed() && group.under_way().waves() && !memory.saved->leaves();
 }

@@ -81,6 +81,8 @@ class Recovery {
   void take_pool(Stock& stock);
   /// Which of the group's memory there is. Not empty: what is missing.
   std::string find_memory(GroupId group, const Stock& stock, std::map<AllocationId, Memory>& found);
+  /// A pause goes on. No rank was told to let go of this memory, and its bytes may not be safe. So
+  /// it stays on its device until a later pause.
   static bool rests(const v1::record::Group& group, const Memory& memory);
   void take_group(GroupId id, std::map<RankId, Member>& members, bool has_rest);
   void take_memory(GroupEntry& group, AllocationId id, const Memory& memory, Stock& stock);
