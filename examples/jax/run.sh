@@ -14,6 +14,7 @@ if [ "$1" = --amem ]; then
 fi
 mkdir -p "$1"
 log=$1/train.log
+: >"$log"  # before it is read
 shift
 leave() { amemctl pause train; }
 enter() { amemctl resume train; }

@@ -21,7 +21,7 @@ import cases_turns  # noqa: E402, F401
 import cases_vllm  # noqa: E402
 import registry  # noqa: E402
 
-CTEST_LIMIT_S = 600
+CTEST_LIMIT_S = 720
 BROKER_START_S = 140  # with the pool for eight GPUs
 SCRIPTS = sorted([*HERE.glob("*.py"), *PROGRAMS.rglob("*.py")])
 
