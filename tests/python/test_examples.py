@@ -241,12 +241,18 @@ STEPS = [{"rollout/reward_mean": 0.5, "policy_loss": -0.25, "actor_grad_norm": 1
          {"rollout/reward_mean": 0.625, "policy_loss": -0.125, "actor_grad_norm": 1.25, "timing/step_total": 2.0, "timing/broadcast": 0.25}]
 
 
+def in_numpy(step: dict[str, float]) -> str:
+    """The first number as a tensor, the second as NumPy's."""
+    first, second, *others = (f"{key!r}: {value}" for key, value in step.items())
+    return "{" + ", ".join([first.replace(": ", ": tensor(") + ", device='cuda:0')", second.replace(": ", ": np.float64(") + ")", *others]) + "}"
+
+
 def of_run(frameworks: Any, name: str, folder: pathlib.Path, steps: list[dict[str, float]], times: pathlib.Path | None = None) -> Any:
     """What it reads of a run of this framework, which has written these numbers in its own way."""
     folder.mkdir()
     log = LOG
     if name == "openrlhf":
-        log += "".join(f"(PPOTrainer pid=2) INFO ✨ Global step {at + 1}: {step}\n" for at, step in enumerate(steps))
+        log += "".join(f"(PPOTrainer pid=2) INFO ✨ Global step {at + 1}: {in_numpy(step)}\n" for at, step in enumerate(steps))
     elif name == "verl":
         (folder / "verl.jsonl").write_text("".join(json.dumps({"step": at, "data": step}) + "\n" for at, step in enumerate(steps)))
     else:

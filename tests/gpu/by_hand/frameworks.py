@@ -81,7 +81,7 @@ def steps_of(name, folder, log):
         return [{"loss": float(loss)} for loss in JAX_STEP.findall(log)]
     if FRAMEWORKS[name].step is None:
         return [{"answer": zlib.crc32(answer.encode())} for answer in ANSWER.findall(log)]
-    found = OPENRLHF_STEP.findall(log)
+    found = [re.sub(r"[\w.]+\(([-+\w.]+)[^)]*\)", r"\1", each) for each in OPENRLHF_STEP.findall(log)]  # tensor(0.5), np.float64(0.5)
     return [numbers(ast.literal_eval(re.sub(r"\b(nan|inf)\b", "0.0", each))) for each in found]
 
 

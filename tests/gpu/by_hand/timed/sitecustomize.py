@@ -2,7 +2,8 @@
 
 A call appends a line to the file FRAMEWORKS_TIMES: a JSON object with `name`, `pid`, `at` (when it began, seconds since 1970) and
 `seconds`. It waits for the GPU before and after the function, so that the time is the function's own, but never while an engine is
-asleep. Of calls of one kind within each other only the outermost counts. It changes modules when they have been imported, whoever else waits for them, such as amem.
+asleep. Of calls of one kind within each other only the outermost counts. It changes modules when they have been imported, whoever else
+waits for them, such as amem.
 """
 
 import functools
