@@ -12,7 +12,7 @@ folder=$(realpath "$1")
 shift
 gpus=${GPUS:-1}
 export HF_HUB_OFFLINE=1 CUBLAS_WORKSPACE_CONFIG=:4096:8 PYTHONHASHSEED=0 VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1
-export VLLM_WORKER_MULTIPROC_METHOD=spawn RAY_DEDUP_LOGS=0 RAY_USAGE_STATS_ENABLED=0
+export VLLM_LOGGING_LEVEL=INFO VLLM_WORKER_MULTIPROC_METHOD=spawn RAY_DEDUP_LOGS=0 RAY_USAGE_STATS_ENABLED=0
 exec python3 "${start[@]}" -m openrlhf.cli.train_ppo_ray \
     --actor.model_name_or_path "$folder/model" --reward.remote_url "$made_up/rewards.py" \
     --data.prompt_dataset "$folder/prompts/train.jsonl" --data.input_key prompt --data.label_key label \

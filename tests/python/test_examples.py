@@ -230,28 +230,36 @@ def test_a_training_in_jax_itself() -> None:
 
 # ---- tests/gpu/by_hand/frameworks.py ----
 LOG = """(pid=1) INFO 11-27 GPU KV cache size: 1,234,560 tokens
+(pid=1) INFO 11-27 Sleep mode freed 40.5 GiB memory, 9.75 GiB memory is still in use.
 (pid=1) INFO 11-27 It took 0.500000 seconds to fall asleep.
 (pid=1) \x1b[36mINFO\x1b[0m It took 0.100000 seconds to wake up tags ['weights'].
 (pid=1) INFO 11-27 It took 0.050000 seconds to wake up tags ['kv_cache'].
 (pid=1) INFO 11-27 It took 0.250000 seconds to fall asleep.
+(pid=1) INFO 11-27 Sleep mode freed 40.5 GiB memory, 2.5 GiB memory is still in use.
 """
 STEPS = [{"rollout/reward_mean": 0.5, "policy_loss": -0.25, "actor_grad_norm": 1.5, "timing/step_total": 4.0, "timing/broadcast": 0.5},
          {"rollout/reward_mean": 0.625, "policy_loss": -0.125, "actor_grad_norm": 1.25, "timing/step_total": 2.0, "timing/broadcast": 0.25}]
 
 
-def of_run(frameworks: Any, name: str, folder: pathlib.Path, steps: list[dict[str, float]]) -> Any:
+def in_numpy(step: dict[str, float]) -> str:
+    """The first number as a tensor, the second as NumPy's."""
+    first, second, *others = (f"{key!r}: {value}" for key, value in step.items())
+    return "{" + ", ".join([first.replace(": ", ": tensor(") + ", device='cuda:0')", second.replace(": ", ": np.float64(") + ")", *others]) + "}"
+
+
+def of_run(frameworks: Any, name: str, folder: pathlib.Path, steps: list[dict[str, float]], times: pathlib.Path | None = None) -> Any:
     """What it reads of a run of this framework, which has written these numbers in its own way."""
     folder.mkdir()
     log = LOG
     if name == "openrlhf":
-        log += "".join(f"(PPOTrainer pid=2) INFO ✨ Global step {at + 1}: {step}\n" for at, step in enumerate(steps))
+        log += "".join(f"(PPOTrainer pid=2) INFO ✨ Global step {at + 1}: {in_numpy(step)}\n" for at, step in enumerate(steps))
     elif name == "verl":
         (folder / "verl.jsonl").write_text("".join(json.dumps({"step": at, "data": step}) + "\n" for at, step in enumerate(steps)))
     else:
         state = folder / "trl" / "checkpoint-2" / "trainer_state.json"
         state.parent.mkdir(parents=True)
         state.write_text(json.dumps({"log_history": [*steps, {"train_runtime": 3.0}]}))
-    return frameworks.summary(name, folder, log)
+    return frameworks.summary(name, folder, log, times)
 
 
 @pytest.mark.parametrize("name, names", [
@@ -264,8 +272,8 @@ def test_what_frameworks_py_reads(name: str, names: dict[str, str], tmp_path: pa
     frameworks = load(ROOT / "tests" / "gpu" / "by_hand" / "frameworks.py")
     steps = [{names.get(key, key): value for key, value in step.items()} for step in STEPS]
     one = of_run(frameworks, name, tmp_path / "one", steps)
-    assert (one["steps"], one["step"], one["cache_tokens"], one["sleep"], one["wake"]) == (2, 2.0, 1234560, 0.25, 0.05)
-    assert one["switched"] == pytest.approx(0.45) and one["update"] == (None if name == "trl" else 0.25)
+    assert (one["steps"], one["step"], one["cache_tokens"], one["sleep"], one["wake"]) == (2, 2.0, 1234560, 0.25, pytest.approx(0.075))
+    assert one["switched"] == pytest.approx(0.325) and one["used"] == 2560 and one["update"] == (None if name == "trl" else 0.25)
     assert all(len(step) == 3 for step in one["compared"])
     other = [steps[0], {**steps[1], names.get("policy_loss", "policy_loss"): -0.1250000001}]
     two = of_run(frameworks, name, tmp_path / "two", other)
@@ -274,7 +282,95 @@ def test_what_frameworks_py_reads(name: str, names: dict[str, str], tmp_path: pa
                                         for each in ("plain 2", "amem 1")]
     assert f"plain 1 and amem 1: {names.get('policy_loss', 'policy_loss')} differ" in frameworks.verdict({**runs, "amem 1": two})
     assert any("in the last step: without amem" in each for each in frameworks.verdict({"plain 1": one, "plain 2": two, "amem 1": one}))
-    assert "| projected to a step of 10 s | 4.5 % |" in frameworks.table({"plain 1": one})
+    assert "| projected to a step of 10 s | 3.2 % |" in frameworks.table({"plain 1": one})
+
+
+FAKES = {
+    "vllm/v1/executor/abstract.py": """
+class Executor:
+    def sleep(self, level=1): pass
+    def wake_up(self, tags=None): pass
+""", "trl/generation/vllm_generation.py": """
+class VLLMGeneration:
+    def sync_weights(self, executor): executor.wake_up(["weights"])
+""", "verl/workers/engine/fsdp/transformer_impl.py": """
+from amem.frameworks.phases import bring, take
+class FSDPEngine:
+    def to(self, device, model=True): (take if device == "cpu" else bring)(["params"])
+""", "openrlhf/utils/deepspeed/deepspeed_utils.py": """
+def offload_deepspeed_states(model): pass
+def reload_deepspeed_states(model): pass
+""", "amem/frameworks/phases.py": """
+def take(tags): pass
+def bring(tags): pass
+class State:
+    def here(self): bring([])
+"""}
+TIMED_PROGRAM = """
+import importlib.util, sys, time
+import of_the_next
+def finder():
+    # another one that awaits a module and changes its loader, as amem's
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name != "trl.generation.vllm_generation": return None
+            for each in sys.meta_path:
+                spec = None if each is self else each.find_spec(name, path, target)
+                if spec is not None: break
+            run = spec.loader.exec_module
+            vars(spec.loader)["exec_module"] = lambda module: (run(module), came.append(name))
+            return spec
+    return Finder()
+came = []
+sys.meta_path.insert(0, finder())
+from vllm.v1.executor.abstract import Executor
+from trl.generation.vllm_generation import VLLMGeneration
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, take
+from openrlhf.utils.deepspeed.deepspeed_utils import offload_deepspeed_states
+from amem.frameworks.phases import State
+assert came == ["trl.generation.vllm_generation"]
+executor, engine = Executor(), FSDPEngine()
+executor.sleep(level=2)
+engine.to(device="cuda")
+engine.to("cpu")
+VLLMGeneration().sync_weights(executor)
+State().here()
+take(["nccl"])
+offload_deepspeed_states(engine)
+"""
+
+
+def test_the_functions_of_frameworks_are_timed(tmp_path: pathlib.Path) -> None:
+    """Beside another finder that awaits the same module, and another sitecustomize."""
+    site = tmp_path / "site"
+    for name, text in FAKES.items():
+        (site / name).parent.mkdir(parents=True)
+        (site / name).write_text(text)
+    (site / "sitecustomize.py").write_text("import sys, types\nsys.modules['of_the_next'] = types.ModuleType('of_the_next')\n")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests' / 'gpu' / 'by_hand' / 'timed'}:{site}", "PYTHONDONTWRITEBYTECODE": "1"}
+    for variables in ({}, {"FRAMEWORKS_TIMES": str(tmp_path / "times")}):
+        subprocess.run([sys.executable, "-c", TIMED_PROGRAM], env={**environment, **variables}, check=True, timeout=patience(60))
+    lines = [json.loads(line) for line in (tmp_path / "times").read_text().splitlines()]
+    assert [each["name"] for each in lines] == ["sleep", "return", "leave", "wake", "update", "return", "leave", "leave"]
+    assert all(0 <= each["seconds"] < 10 and each["at"] > 1e9 for each in lines)
+
+
+def test_what_a_step_spends_with_switching(tmp_path: pathlib.Path) -> None:
+    """Of three steps, and of the first process of the engine and of the trainer."""
+    frameworks = load(ROOT / "tests" / "gpu" / "by_hand" / "frameworks.py")
+    assert frameworks.spent(tmp_path) == {}
+    lines = [("wake", 1, 0.5, 50.0), ("sleep", 1, 1.0, 60.0), ("leave", 2, 2.0, 70.0)]
+    for step in range(3):
+        begin = 10.0 * (step + 1)
+        lines += [("sleep", 1, begin, 0.25), ("return", 2, begin + 1, 0.5), ("return", 3, begin + 1, 9.0), ("return", 2, begin + 2, 0.5),
+                  ("leave", 2, begin + 3, 0.25), ("wake", 1, begin + 5, 0.125), ("update", 2, begin + 4, 2.0 + step), ("wake", 1, begin + 6, 0.25)]
+    (tmp_path / "times").write_text("".join(json.dumps({"name": name, "pid": pid, "at": at, "seconds": seconds}) + "\n"
+                                            for name, pid, at, seconds in lines))
+    assert frameworks.spent(tmp_path) == {"sleep": 0.25, "wake": 0.375, "leave": 0.25, "return": 1.0, "update": 2.5}
+    run = of_run(frameworks, "trl", tmp_path / "one", [{"loss": 1.0, "step_time": 4.0}] * 2, tmp_path)
+    assert (run["switched"], run["update"]) == (1.875, 2.5)
+    text = frameworks.table({"plain 1": run})
+    assert "| the trainer's memory returns, s | 1.0000 |" in text and "| their share of a step | 46.9 % |" in text
 
 
 TURNS = """turn 1: left in 9.000 s, GPU memory in use meanwhile: 600 MiB, returned in 8.000 s

@@ -268,20 +268,21 @@ def step(engine):
 """
 
 
-@pytest.mark.parametrize("engine", ["fsdp.FSDPEngine(Module(), Adam())",
+@pytest.mark.parametrize("engine", ["fsdp.FSDPEngine(Module(), Adam())", "fsdp.FSDPEngine(Module(), Adam(), staged=True)",
                                     "megatron.MegatronEngine([DistributedDataParallel()], MegatronOptimizer())"])
 def test_verls_trainer_leaves_by_tags(job: Job, engine: str) -> None:
     job(VERL + f"""
 import amem.verl.external_lib
 engine, _ = {engine}, communicator()
 worker = engine_workers.ActorRolloutRefWorker(engine)
+sent = [engine.module.part.sum()] if isinstance(engine, fsdp.FSDPEngine) else []
 engine.to("cpu")
 assert here() == {{"nccl"}}, here()
 before = step(engine)
 assert here() == {{"nccl"}}, here()
 for _ in range(3):
     assert asyncio.run(worker.update_weights(1)) == "updated"
-    assert here() == set(), here()
+    assert worker.sent == sent and here() == set(), here()
     with base.BaseEngineCtx(engine, "train"):
         assert "nccl" in here() and any("params" in each for each in here())
         engine.optimizer.step()

@@ -6,6 +6,11 @@
 PREFIX: a bundle or a build tree. Runs examples/FRAMEWORK/run.sh of this tree, with the OPTIONs of the framework. This Python has the
 framework. Prints the table of examples/FRAMEWORK/README.md. --from-logs FOLDER reads the logs of an earlier run instead. Exit status: 0 all
 runs have ended well, 1 otherwise, 77 this Python lacks the framework.
+
+What a step of a trainer spends with switching comes from timed/: the engine's sleep and wakes, and what the trainer does with its own
+memory, by the framework's functions or by amem's. A step is what lies between two sleeps of the engine; medians are of the steps after the
+first. The first process of the engine and the first one of the trainer count. An update of weights is what the framework calls so: it
+includes the wakes within it.
 """
 
 import argparse
@@ -23,18 +28,20 @@ import time
 import zlib
 
 HERE = pathlib.Path(__file__).resolve().parent
+TIMED = HERE / "timed"
 EXAMPLES = HERE.parents[2] / "examples"
 sys.path[:0] = [str(HERE.parent / "frameworks"), str(HERE.parent / "programs")]
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 ASLEEP = re.compile(r"It took ([\d.]+) seconds to fall asleep")
 AWAKE = re.compile(r"It took ([\d.]+) seconds to wake up tags")
+IN_USE = re.compile(r"Sleep mode freed [\d.]+ GiB memory, ([\d.]+) GiB memory is still in use")  # of the whole device, as the driver says
 CACHE = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 OPENRLHF_STEP = re.compile(r"Global step \d+: (\{.*\})")
 TURN = re.compile(r"^turn \d+: left in ([\d.]+) s, GPU memory in use meanwhile: (\d+|unknown)(?: MiB)?, returned in ([\d.]+) s$", re.M)
 ANSWER = re.compile(r"^answer: (.*)$", re.M)
 JAX_STEP = re.compile(r"^step \d+: loss (\S+)$", re.M)
-COMPARED = re.compile(r"reward|loss|grad_norm|answer")
+COMPARED = re.compile(r"^(?!timing).*(reward|loss|grad_norm|answer)")
 
 
 class Framework:
@@ -74,7 +81,7 @@ def steps_of(name, folder, log):
         return [{"loss": float(loss)} for loss in JAX_STEP.findall(log)]
     if FRAMEWORKS[name].step is None:
         return [{"answer": zlib.crc32(answer.encode())} for answer in ANSWER.findall(log)]
-    found = OPENRLHF_STEP.findall(log)
+    found = [re.sub(r"[\w.]+\(([-+\w.]+)[^)]*\)", r"\1", each) for each in OPENRLHF_STEP.findall(log)]  # tensor(0.5), np.float64(0.5)
     return [numbers(ast.literal_eval(re.sub(r"\b(nan|inf)\b", "0.0", each))) for each in found]
 
 
@@ -82,26 +89,53 @@ def seconds(pattern, log):
     return [float(each) for each in pattern.findall(log)]
 
 
-def summary(name, folder, log):
-    """Of one run. Times are in seconds."""
+def spent(folder):
+    """Of one run: {name of timed/: seconds of a step, a median}. Empty: timed/ has said nothing."""
+    path = folder / "times"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    process = {}
+    for each in found:
+        each["engine"] = each["name"] in ("sleep", "wake")
+        process.setdefault(each["engine"], each["pid"])
+    found = sorted((each for each in found if each["pid"] == process[each["engine"]]), key=lambda each: each["at"])
+    sleeps = [each["at"] for each in found if each["name"] == "sleep"]
+    steps = list(zip(sleeps, sleeps[1:]))
+    answer = {}
+    for name in sorted({each["name"] for each in found}) if steps else ():
+        sums = [sum(each["seconds"] for each in found if each["name"] == name and begin <= each["at"] < end) for begin, end in steps]
+        answer[name] = statistics.median(sums[1:] or sums)
+    return answer
+
+
+def summary(name, folder, log, times=None):
+    """Of one run. Times are in seconds. `times`: the folder with the file of timed/, else there is none."""
     framework = FRAMEWORKS[name]
     log = COLOURS.sub("", log)
     steps = steps_of(name, folder, log)
-    turns = TURN.findall(log)
-    if framework.step:
-        asleep, awake = seconds(ASLEEP, log), seconds(AWAKE, log)
-    else:
-        asleep, awake = [float(turn[0]) for turn in turns], [float(turn[2]) for turn in turns]
-    used = [int(turn[1]) for turn in turns if turn[1] != "unknown"]
-    caches = [int(each.replace(",", "")) for each in CACHE.findall(log)]
     later = steps[1:] or steps  # the first step also compiles, and makes the optimizer's state
+
+    def middle(key):
+        return statistics.median([step[key] for step in later]) if later and key else None
+
+    def median(values):
+        return statistics.median(values[1:] or values) if values else None
+
+    if framework.step:
+        took = spent(times) if times else {}
+        if not took:  # vLLM's own lines say at least this
+            took = {"sleep": median(seconds(ASLEEP, log)), "wake": sum(seconds(AWAKE, log)) / max(1, len(steps)) or None}
+        used = median([round(1024 * each) for each in seconds(IN_USE, log)])
+    else:
+        turns = TURN.findall(log)
+        took = {"sleep": median([float(turn[0]) for turn in turns]), "wake": median([float(turn[2]) for turn in turns])}
+        used = max((int(turn[1]) for turn in turns if turn[1] != "unknown"), default=None)
+    caches = [int(each.replace(",", "")) for each in CACHE.findall(log)]
+    parts = [took[each] for each in ("sleep", "wake", "leave", "return") if took.get(each) is not None]
     return {"steps": len(steps),
             "compared": [{key: float(value).hex() for key, value in step.items() if COMPARED.search(key)} for step in steps],
-            "step": statistics.median([step[framework.step] for step in later]) if later and framework.step else None,
-            "update": statistics.median([step[framework.update] for step in later]) if later and framework.update else None,
-            "sleep": statistics.median(asleep[1:] or asleep) if asleep else None, "sleeps": len(asleep),
-            "wake": statistics.median(awake[1:] or awake) if awake else None, "wakes": len(awake),
-            "switched": (sum(asleep) + sum(awake)) / len(steps) if steps and framework.step else None, "used": max(used) if used else None,
+            "step": middle(framework.step), "update": middle(framework.update) if framework.update else took.get("update"),
+            **{each: took.get(each) for each in ("sleep", "wake", "leave", "return")},
+            "switched": sum(parts) if parts and framework.step else None, "used": None if used is None else int(used),
             "cache_tokens": min(caches) if caches else None}
 
 
@@ -124,15 +158,18 @@ def table(runs):
     """Markdown. `runs`: summaries by name."""
     rows = [("steps", lambda run: cell(run["steps"])),
             ("a step, median, s", lambda run: cell(run["step"])),
-            ("a sleep or pause, median, s", lambda run: cell(run["sleep"], 4)),
-            ("a wake or resume, median, s", lambda run: cell(run["wake"], 4)),
-            ("sleeps and wakes, s for each step", lambda run: cell(run["switched"], 4)),
+            ("sleep or pause, s", lambda run: cell(run["sleep"], 4)),
+            ("wakes or resumes, s", lambda run: cell(run["wake"], 4)),
+            ("the trainer's memory leaves, s", lambda run: cell(run["leave"], 4)),
+            ("the trainer's memory returns, s", lambda run: cell(run["return"], 4)),
+            ("all of these in a step, s", lambda run: cell(run["switched"], 4)),
             ("their share of a step", lambda run: percent(run["switched"], run["step"])),
             ("projected to a step of 10 s", lambda run: percent(run["switched"], 10)),
             ("projected to a step of 60 s", lambda run: percent(run["switched"], 60)),
             ("GPU memory in use while asleep or paused, MiB", lambda run: cell(run["used"])),
-            ("weight update for each step, median, s", lambda run: cell(run["update"])),
+            ("weight update in a step, s", lambda run: cell(run["update"])),
             ("KV cache, tokens", lambda run: cell(run["cache_tokens"]))]
+    rows = [row for row in rows if any(row[1](run) != "–" for run in runs.values())]
     lines = [f"| | {' | '.join(runs)} |", "| --- |" + " --- |" * len(runs)]
     lines += [f"| {title} | {' | '.join(value(run) for run in runs.values())} |" for title, value in rows]
     return "\n".join(lines)
@@ -167,6 +204,7 @@ def run_once(name, options, made, out, kit, with_amem):
         (folder / each.name).symlink_to(each)
     environment = dict(kit.broker.environment if with_amem else kit.clean)
     environment.update(GPUS=str(options.gpus), PATH=f"{options.prefix / 'bin'}:{os.environ['PATH']}", PYTHONUNBUFFERED="1")
+    environment.update(PYTHONPATH=f"{TIMED}:{environment['PYTHONPATH']}", FRAMEWORKS_TIMES=str((out / "times").resolve()))
     command = [EXAMPLES / name / "run.sh", *(["--amem"] if with_amem else []), folder, *options.more]
     log, began = out / "log", time.monotonic()
     with log.open("wb") as stream:
@@ -180,7 +218,7 @@ def run_once(name, options, made, out, kit, with_amem):
     if code != 0:
         print("\n".join(text.splitlines()[-40:]), flush=True)
         return None
-    return summary(name, folder, text)
+    return summary(name, folder, text, out)
 
 
 def run_all(name, options):
@@ -212,7 +250,8 @@ def run_all(name, options):
 
 def read_all(name, folder):
     found = sorted(folder.glob("plain-*/log")) + sorted(folder.glob("amem-*/log"))
-    return {path.parent.name.replace("-", " "): summary(name, path.parent / "made", path.read_text(errors="replace")) for path in found}
+    return {path.parent.name.replace("-", " "): summary(name, path.parent / "made", path.read_text(errors="replace"), path.parent)
+            for path in found}
 
 
 def main():

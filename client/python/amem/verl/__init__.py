@@ -28,10 +28,12 @@ _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "megatron": {"offload_megatron_model_to_cpu": ("models",), "load_megatron_model_to_gpu": ("models", "load_grad"),
                  "offload_megatron_optimizer": ("optimizers",), "load_megatron_optimizer": ("optimizers",)},
 }
+_READING = ("get_per_tensor_param", "get_per_tensor_param_shard")  # of FSDPEngine; not every version has the second
 _TOUCHING = ("step", "state_dict", "load_state_dict")
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _next = itertools.count()
 _nccl_paused = False
+_read: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose parameters verl is about to read
 
 
 def _tag(what: str, owner: Any) -> str:
@@ -43,6 +45,8 @@ def _tag(what: str, owner: Any) -> str:
 
 # ---- in the place of verl's ----
 def _offload_model(chunks: list[Any]) -> None:
+    if chunks[0] in _read:
+        return
     params, grads = _tag("params", chunks[0]), _tag("grads", chunks[0])
     _regions.move(parts(each.data for chunk in chunks for each in chunk.parameters()), params)
     if all(hasattr(chunk, "expert_parallel_buffers") for chunk in chunks):  # of Megatron's DistributedDataParallel
@@ -54,6 +58,22 @@ def _offload_model(chunks: list[Any]) -> None:
 def _load_model(chunks: list[Any], grads: bool = True) -> None:
     _bring_nccl()
     bring([_tag("params", chunks[0])] + ([_tag("grads", chunks[0])] if grads else []))
+
+
+def _read_parameters(original: Callable[..., Any], engine: Any, *arguments: Any, **options: Any) -> Any:
+    """get_per_tensor_param() and get_per_tensor_param_shard() of FSDP: the caller reads the parameters one by one when they have returned.
+
+    verl copies each from where it is, or keeps the GPU's copy alive. A pause would take the memory away. So the parameters return before,
+    and leave with the engine's next to("cpu").
+    """
+    if not engine.is_param_offload_enabled:
+        return original(engine, *arguments, **options)
+    _load_model([engine.module])
+    _read.add(engine.module)
+    try:
+        return original(engine, *arguments, **options)
+    finally:
+        _read.discard(engine.module)
 
 
 def _state_of(optimizer: Any, touching: tuple[str, ...]) -> State:
@@ -139,6 +159,8 @@ class Verl(Framework):
             except ImportError:  # no Megatron here, for example
                 continue
             found += [hook(module, name, *parameters) for name, parameters in hooks.items()]
+            if engine == "fsdp":
+                found.append(hook(module.FSDPEngine, "get_per_tensor_param", "self"))
         return found
 
     def install(self) -> None:
@@ -159,5 +181,8 @@ class Verl(Framework):
                 continue
             for name, function in zip(hooks, _functions(engine)):
                 setattr(module, name, function)
+            for name in _READING if engine == "fsdp" else ():
+                if hasattr(module.FSDPEngine, name):
+                    replace(module.FSDPEngine, name, _read_parameters)
         replace(engine_workers.ActorRolloutRefWorker, "update_weights", _update_weights)
         replace(base.BaseEngineCtx, "__enter__", _enter)

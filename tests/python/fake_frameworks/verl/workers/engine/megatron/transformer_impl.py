@@ -1,4 +1,6 @@
 """The same for Megatron."""
+from collections.abc import Iterator
+
 from verl.workers.engine.fsdp.transformer_impl import copied
 
 
@@ -33,3 +35,7 @@ class MegatronEngine:
             load_megatron_model_to_gpu(self.module, load_grad=grad)
             if optimizer:
                 load_megatron_optimizer(self.optimizer)
+
+    def get_per_tensor_param(self, base_sync_done: bool = False) -> tuple[Iterator[int], None]:
+        load_megatron_model_to_gpu(self.module, load_grad=False)
+        return iter(()), None
