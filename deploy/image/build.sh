@@ -64,6 +64,8 @@ mkdir -p "$root/build"
 work=$(mktemp -d "$root/build/image.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 git -C "$root" archive "$commit" | tar -x -C "$work" || die "there is no commit $commit in $root"
+url=$("$work/deploy/place.py" --print url)
+[[ -z $url ]] || more+=(--label "org.opencontainers.image.url=$url")
 "${builder[@]}" build "${more[@]}" --file "$work/deploy/image/Containerfile" --tag "$name" ${base:+--build-arg "BASE=$base"} \
   --build-arg "VERSION=$(<"$work/VERSION")" --build-arg "SOURCE_DATE_EPOCH=$(git -C "$root" log -1 --format=%ct "$commit")" "$work"
 echo "build.sh: $name is amem $(<"$work/VERSION") of $(git -C "$root" rev-parse --short "$commit")"
