@@ -2,7 +2,7 @@
 """Reads the chart as Helm does, and what it renders and the examples as Kubernetes does. Needs helm-python-sdk, kubernetes-validate.
 
 check.py [AMEMD]: AMEMD is the program that reads the configurations, where there is one. `check.py --render` prints the chart's
-manifests, which are amem.yaml.
+manifests, which are amem.yaml. `check.py --archive FILE` reads the chart that a release has.
 """
 import os
 import json
@@ -596,6 +596,12 @@ def main(arguments):
     if arguments == ["--render"]:
         with helm_python.Chart.load(HERE / "amem") as chart:
             print(manifest(chart), end="")
+        return 0
+    if arguments[:1] == ["--archive"]:
+        with helm_python.Chart.load(arguments[1]) as chart:
+            if (chart.version, chart.metadata["appVersion"]) != (VERSION, VERSION) or manifest(chart) != MANIFEST.read_text(encoding="utf-8"):
+                sys.exit(f"check.py: {arguments[1]} is not the chart of version {VERSION} that renders amem.yaml")
+        print(f"check.py: Helm reads {arguments[1]} as the chart")
         return 0
     amemd = arguments[0] if arguments else None
     found = list(faults(amemd))
