@@ -29,7 +29,7 @@ class Place:
         self.files = f"{self.url}/{self.version}" if self.url else ""
         self.site = f"{self.url}/docs/{self.version}" if self.url else ""
         self.image = self.url.removeprefix("https://") or "amem"
-        self.distribution = re.search(r'(?m)^name = "(.+)"', (root / "client" / "python" / "pyproject.toml").read_text(encoding="utf-8"))[1]
+        self.distribution = re.search(r'(?m)^name = "([^"]+)"', (root / "client" / "python" / "pyproject.toml").read_text(encoding="utf-8"))[1]
         self.wheel = re.sub(r"[-_.]+", "_", self.distribution).lower()  # as it begins the wheel's name
 
 
