@@ -237,7 +237,7 @@ def faults_of_release(folder):
     if sbom["metadata"]["component"]["version"] != version:
         yield f"the SBOM is of version {sbom['metadata']['component']['version']}"
     listed = {each["value"] for part in sbom["components"] for each in part["properties"] if each["name"] == "amem:file"}
-    for path in sorted([*folder.glob("*.deb"), *folder.glob("*.whl")]):
+    for path in sorted(each for each in folder.iterdir() if each.suffix in (".deb", ".rpm", ".whl")):
         if path.name not in listed:
             yield f"the SBOM does not list {path.name}"
     packages = {path.name.split("_")[0] for path in folder.glob("*.deb")}

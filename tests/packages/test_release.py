@@ -26,7 +26,8 @@ pytestmark = pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="needs dpkg
 # Each part that takes minutes: files of the same names and metadata.
 STUBS = {
     "deploy/packages.sh": """#!/bin/bash -e
-[[ $1 != --help ]] || exit 0
+[[ $1 != --help ]] || { echo "$FOR"; exit 0; }
+[[ $1 != --for ]] || { echo "packages for $2"; exit 0; }
 echo packages >>"$TMPDIR/built"
 for name in amemd libamem-shim libamem-client0 libamem-client-dev python3-amem amem-sim-driver; do
   mkdir -p "$TMPDIR/$name/DEBIAN"
@@ -36,6 +37,7 @@ for name in amemd libamem-shim libamem-client0 libamem-client-dev python3-amem a
 done
 """,
     "deploy/wheel.sh": """#!/bin/bash -e
+[[ $1 != --static ]] || { shift; echo "static wheel with ${AMEM_STATIC##*/}"; }
 python3 - "$1" "$(<"$(dirname "$0")/../VERSION")" <<'PYTHON'
 import sys, zipfile
 for name, version in ("amem", sys.argv[2]), ("torch_memory_saver", "0.0.10+amem" + sys.argv[2]):
@@ -45,8 +47,8 @@ PYTHON
 """,
     "deploy/site.sh": '#!/bin/bash -e\nmkdir -p "$2/$(<"$(dirname "$0")/../VERSION")"\necho x >"$2/$(<"$(dirname "$0")/../VERSION")/index.html"\n',
     "deploy/sbom.py": """import json, pathlib, sys
-parts = [{"properties": [{"name": "amem:file", "value": pathlib.Path(each).name}]} for each in sys.argv[7:]]
-pathlib.Path(sys.argv[6]).write_text(json.dumps({"metadata": {"component": {"version": "7.8.9"}}, "components": parts}))
+parts = [{"properties": [{"name": "amem:file", "value": pathlib.Path(each).name}]} for each in sys.argv if "/out/" in each and not each.endswith(".json")]
+pathlib.Path(sys.argv[sys.argv.index("--output") + 1]).write_text(json.dumps({"metadata": {"component": {"version": "7.8.9"}}, "components": parts}))
 """,
     "deploy/place.py": "#!/usr/bin/env python3\nprint('', end='')\n",
     "deploy/image/build.sh": "#!/bin/bash\necho 'build.sh: there is none'\nexit 77\n",
@@ -167,7 +169,7 @@ def test_a_release_is_whole_signed_and_tagged_at_the_end(make, tree, key, tmp_pa
     names = {path.name for path in made.iterdir()}
     assert {f"amem-{VERSION}.tar.gz", f"amem-{VERSION}.tgz", f"amem_site-{VERSION}.tar.gz", f"amem-{VERSION}.cdx.json", "SHA256SUMS", "SHA256SUMS.asc"} <= names
     assert len([name for name in names if name.endswith(".deb")]) == 6 and len([name for name in names if name.endswith(".whl")]) == 2
-    assert f"signed by {key}" in said and "no image: build.sh: there is none" in said and "no RPM" in said
+    assert f"signed by {key}" in said and "no image: build.sh: there is none" in said and "no packages for other distributions" in said
     assert git(tree, "rev-parse", f"v{VERSION}^{{commit}}") == git(tree, "rev-parse", "HEAD")
     git(tree, "verify-tag", f"v{VERSION}")
     maintainer = subprocess.run(["dpkg-deb", "-f", made / "amemd_1_all.deb", "Maintainer"], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
@@ -190,8 +192,11 @@ def test_a_candidate_needs_no_key_and_only_warns(make, tree):
     assert built and "warning: a release would not be made" in said and "CHANGELOG.md" not in said, "it is of the commit"
     commit(tree)
     shutil.rmtree(tree / "dist")
-    said, built = make("--candidate")
-    assert built and "CHANGELOG.md has entries below [Unreleased]" in said
+    said, built = make("--candidate", FOR="[--for SYSTEM]")
+    assert "packages for rhel9\npackages for ubuntu22.04\nstatic wheel with static\n" in said
+    shutil.rmtree(tree / "dist")
+    said, built = make("--candidate", "--no-static", FOR="[--for SYSTEM]")
+    assert built and "packages for rhel9" not in said and "CHANGELOG.md has entries below [Unreleased]" in said
     assert "SHA256SUMS.asc is missing" in make("--verify", tree / "dist" / f"amem-{VERSION}", status=1)[0]
 
 
