@@ -5,14 +5,27 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
-  cat <<'END'
-Usage: deploy/release.sh [--candidate] [COMMIT [DIRECTORY]]
+  cat <<'END_OF_USAGE'
+Usage: deploy/release.sh [--candidate] [--tag] [--no-image] [--no-static] [COMMIT [DIRECTORY]]
+       deploy/release.sh --verify [--unsigned] [--key FILE] DIRECTORY
 Builds the release of COMMIT (default: HEAD) in a clean checkout of its own, and puts it into DIRECTORY (default: dist/amem-VERSION):
-the packages for this machine's distribution, the wheels, the source, an SBOM (CycloneDX) of packages and wheels, and SHA256SUMS of all.
-The commit must have the tag vVERSION, and CHANGELOG.md a section with its date. The same commit gives the same bytes on machines with
-the same packages installed. Needs what deploy/deps.sh installs, and a Python package index.
-  --candidate   to try it: the commit need have neither tag nor section
-END
+the packages for this machine's distribution, packages for others where deploy/packages.sh has --for, the wheels, the source, the
+chart, the documentation as a site, the image where docker, podman or buildah works, an SBOM (CycloneDX) of packages and wheels,
+SHA256SUMS of all, and its signature SHA256SUMS.asc. Then it verifies what it has made. Before it builds, it refuses a checkout with changes, a tag vVERSION of another commit, versions or a
+CHANGELOG.md that do not fit, and a distribution's name that belongs to others in pip's package index. The same commit gives the same
+bytes on machines with the same packages installed, except for the image and the signature. Needs what deploy/deps.sh --dev
+installs, and a Python package index.
+  --candidate   to try it: only warns of these faults, and signs only if AMEM_SIGN_KEY is set
+  --tag         at the end signs the tag vVERSION for COMMIT
+  --no-image    leaves the image out
+  --no-static   leaves out the packages for other distributions; the wheel needs this machine's glibc
+  --verify      verifies the release in DIRECTORY; --key FILE: FILE is the public key that must have signed (default: any that gpg knows);
+                --unsigned: without a signature
+Environment: AMEM_SIGN_KEY    the key that signs, as gpg --local-user takes it
+             AMEM_MAINTAINER  who answers for the packages: Name <address>; default: the key's first user id
+             AMEM_BUILDER     as for deploy/image/build.sh
+             AMEM_STATIC      the folder of deploy/static.sh; default: build/static of this checkout
+END_OF_USAGE
 }
 
 say() { printf 'release: %s\n' "$*"; }
@@ -20,36 +33,71 @@ die() {
   printf 'release: error: %s\n' "$*" >&2
   exit 1
 }
+# Only warns of what is tried.
+refuse() {
+  [[ $candidate == 1 ]] || die "$*"
+  say "warning: a release would not be made: $*"
+}
 
-candidate=0
-arguments=()
-for argument in "$@"; do
-  case $argument in
+candidate=0 tag=0 image=1 static=1 verify=0
+arguments=() options=()
+while [[ $# -gt 0 ]]; do
+  case $1 in
     --candidate) candidate=1 ;;
+    --tag) tag=1 ;;
+    --no-image) image=0 ;;
+    --no-static) static=0 ;;
+    --verify) verify=1 ;;
+    --unsigned) options+=("$1") ;;
+    --key)
+      [[ $# -ge 2 ]] || die "--key needs a file"
+      options+=("$1" "$2")
+      shift
+      ;;
     -h | --help)
       usage
       exit 0
       ;;
     -*)
       usage >&2
-      die "unknown argument: $argument"
+      die "unknown argument: $1"
       ;;
-    *) arguments+=("$argument") ;;
+    *) arguments+=("$1") ;;
   esac
+  shift
 done
+if [[ $verify == 1 ]]; then
+  [[ ${#arguments[@]} -eq 1 && -d ${arguments[0]} ]] || die "--verify needs one directory with a release"
+  /usr/bin/python3 -B "$root/deploy/release.py" verify "${options[@]}" "${arguments[0]}" || exit 1
+  say "${arguments[0]} is as it must be"
+  exit 0
+fi
+[[ ${#options[@]} -eq 0 ]] || die "${options[0]} is for --verify"
 [[ ${#arguments[@]} -le 2 ]] || die "one commit and one directory at most, not: ${arguments[*]}"
+[[ $candidate == 0 || $tag == 0 ]] || die "--tag is for a release, not for a candidate"
 commit=$(git -C "$root" rev-parse --verify --quiet "${arguments[0]:-HEAD}^{commit}") || die "there is no commit ${arguments[0]:-HEAD}"
 version=$(git -C "$root" show "$commit:VERSION")
 target=$(realpath -m "${arguments[1]:-$root/dist/amem-$version}")
 [[ ! -e $target ]] || die "$target is there already: remove it, or name another directory"
-if [[ $candidate == 0 ]]; then
-  [[ $(git -C "$root" rev-parse --verify --quiet "v$version^{commit}") == "$commit" ]] ||
-    die "commit $commit is of version $version and has no tag v$version (--candidate tries without)"
-  git -C "$root" show "$commit:CHANGELOG.md" | grep -Eq "^## \[?${version//./\\.}\]? - [0-9]{4}-[0-9]{2}-[0-9]{2}" ||
-    die "CHANGELOG.md has no section '## [$version] - DATE' (--candidate tries without)"
-fi
 
-command -v lintian >/dev/null || die "there is no lintian here; deploy/deps.sh --dev installs it"
+# ---- what takes no time, first ----
+[[ -z $(git -C "$root" status --porcelain) ]] || refuse "the checkout has changes that are not committed (git status)"
+tagged=$(git -C "$root" rev-parse --verify --quiet "v$version^{commit}" || true)
+[[ -z $tagged || $tagged == "$commit" ]] ||
+  refuse "the tag v$version is of $(git -C "$root" rev-parse --short "$tagged"), not of $(git -C "$root" rev-parse --short "$commit"): raise VERSION"
+key=${AMEM_SIGN_KEY:-}
+if [[ -n $key ]]; then
+  command -v gpg >/dev/null || die "there is no gpg here; deploy/deps.sh --dev installs it"
+  gpg --batch --list-secret-keys "$key" >/dev/null 2>&1 || die "AMEM_SIGN_KEY: gpg has no secret key $key"
+  # Asks for its passphrase now, not at the end.
+  gpg --quiet --local-user "$key" --detach-sign --output /dev/null </dev/null || die "AMEM_SIGN_KEY: gpg cannot sign with $key"
+  export AMEM_MAINTAINER=${AMEM_MAINTAINER:-$(gpg --batch --with-colons --list-keys "$key" | awk -F: '$1 == "uid" {print $10; exit}')}
+else
+  refuse "AMEM_SIGN_KEY does not name the key that signs"
+fi
+for tool in lintian mkdocs; do
+  command -v "$tool" >/dev/null || die "there is no $tool here; deploy/deps.sh --dev installs it"
+done
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/amem-release.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -66,31 +114,84 @@ mkdir "$out"
 say "amem $version, commit $commit"
 git clone --quiet --no-checkout "$root" "$tree"
 git -C "$tree" checkout --quiet --detach "$commit"
+/usr/bin/python3 -B "$tree/deploy/release.py" ready "$tree" || refuse "see above"
+/usr/bin/python3 -m venv "$work/tools" || die "python3 cannot make a virtual environment (deploy/deps.sh installs python3-venv)"
+"$work/tools/bin/python" -B "$tree/deploy/release.py" name "$tree" || refuse "see above"
+builder=''
+if [[ $image == 1 ]]; then
+  builder=$("$tree/deploy/image/build.sh" --builder) || {
+    say "no image: $builder"
+    builder=''
+  }
+fi
+
+# ---- what takes minutes ----
 # Headers that deploy/deps.sh has fetched are no part of the tree.
 if [[ -d $root/build/headers ]]; then
   mkdir "$tree/build"
   ln -s "$root/build/headers" "$tree/build/headers"
 fi
+# pack NAME FOLDER: a reproducible archive on standard output, of what links lead to.
+pack() {
+  tar --directory "$2" --dereference --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
+    --format=ustar -cf - "$1" | gzip -9n
+}
 git -C "$tree" archive --format=tar --prefix="amem-$version/" HEAD | gzip -9n >"$out/amem-$version.tar.gz"
+say "chart"
+pack amem "$tree/deploy/kubernetes" >"$out/amem-$version.tgz"
+"$tree/deploy/kubernetes/check.sh" --archive "$out/amem-$version.tgz"
+say "site"
+"$tree/deploy/site.sh" --versions "$work/site"
+pack "$version" "$work/site" >"$out/amem_site-$version.tar.gz"
 "$tree/deploy/packages.sh" "$out"
-BUILD_DIR=$tree/build/package "$tree/deploy/wheel.sh" "$out"
+builds=(--build "$tree/build/package")
+# Its libraries take an hour to build, and are kept. Without them there are this machine's packages and its wheel alone.
+help=$("$tree/deploy/packages.sh" --help)
+if [[ $static == 1 && $help == *--for* ]]; then
+  export AMEM_STATIC=${AMEM_STATIC:-$root/build/static}
+  for system in rhel9 ubuntu22.04; do
+    "$tree/deploy/packages.sh" --for "$system" "$out"
+  done
+  "$tree/deploy/wheel.sh" --static "$out"
+  builds+=(--build "$tree/build/portable")
+else
+  say "no packages for other distributions"
+  BUILD_DIR=$tree/build/package "$tree/deploy/wheel.sh" "$out"
+fi
 
 say "SBOM"
-python3 -m venv "$work/tools" || die "python3 cannot make a virtual environment (deploy/deps.sh installs python3-venv)"
 timeout 600 "$work/tools/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$tree/deploy/constraints.txt" \
   "cyclonedx-python-lib[json-validation]" </dev/null ||
   die "pip could not fetch cyclonedx-python-lib (its error is shown): a Python package index has to be reachable"
-"$work/tools/bin/python" "$tree/deploy/sbom.py" --build "$tree/build/package" --commit "$commit" --output "$out/amem-$version.cdx.json" \
-  "$out"/*.deb "$out"/*.whl
+mapfile -t built < <(find "$out" -name '*.deb' -o -name '*.rpm' -o -name '*.whl')
+"$work/tools/bin/python" "$tree/deploy/sbom.py" "${builds[@]}" --commit "$commit" --output "$out/amem-$version.cdx.json" \
+  "${built[@]}"
+if [[ -n $builder ]]; then
+  "$tree/deploy/image/build.sh" --archive "$work/image.tar" "$("$tree/deploy/place.py" --print image):$version"
+  gzip -9n <"$work/image.tar" >"$out/amem_image-$version.tar.gz"
+fi
+
 (cd "$out" && sha256sum -- * >../SHA256SUMS && mv ../SHA256SUMS .)
+signature=(--unsigned)
+if [[ -n $key ]]; then
+  gpg --batch --yes --armor --local-user "$key" --output "$out/SHA256SUMS.asc" --detach-sign "$out/SHA256SUMS"
+  signature=()
+fi
+"$tree/deploy/release.py" verify "${signature[@]}" "$out" || refuse "see above"
 
 # The oldest C library that each runs with.
 say "oldest glibc of the packages: $(for package in "$out"/*.deb; do dpkg-deb -f "$package" Depends; done |
   grep -o 'libc6 (>= [0-9.]*' | grep -o '[0-9.]*$' | sort --version-sort | tail -n 1)"
-for wheel in "$out"/amem-*.whl; do
+for wheel in "$out"/amem*.whl; do
   say "oldest glibc of the wheel: $(grep -o 'manylinux_[0-9]*_[0-9]*' <<<"${wheel##*/}" | head -n 1)"
 done
 mkdir -p "$(dirname "$target")"
 mv "$out" "$target"
 say "$target:"
 (cd "$target" && cat SHA256SUMS)
+if [[ $tag == 1 && -z $tagged ]]; then
+  git -C "$root" tag --sign --local-user "$key" --message "amem $version" "v$version" "$commit"
+  say "the tag v$version is of $commit; push it when the files are at their place"
+elif [[ $candidate == 0 && -z $tagged ]]; then
+  say "there is no tag yet. The last step: git tag --sign --local-user '$key' --message 'amem $version' v$version $commit"
+fi

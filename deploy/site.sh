@@ -37,6 +37,7 @@ if ! "$python" -c 'import mkdocs, material, mkdocstrings_handlers.python, black'
   exit 77
 fi
 site=${1:-build/site}
+export PYTHONHASHSEED=0 # mkdocstrings writes the labels of an attribute in the order of a set
 if [[ -n $versions ]]; then
   export AMEM_SITE_VERSIONS=mike # the program whose list of versions the theme reads
   site=$versions/$(<VERSION)

@@ -113,7 +113,7 @@ PATH=$work/tools/bin:$PATH timeout 600 auditwheel repair --strip --wheel-dir "$w
   die "auditwheel could not take the libraries into the wheels, see above"
 }
 mkdir -p "$target"
-for name in torch_memory_saver amem; do
+for name in torch_memory_saver "$("$root/deploy/place.py" --print wheel)"; do
   wheel=("$work/repaired/$name"-*-manylinux_*.whl)
   [[ -f ${wheel[0]} ]] || die "auditwheel made no manylinux wheel of $name, but $(cd "$work/repaired" && echo *)"
   mv "${wheel[0]}" "$target/"

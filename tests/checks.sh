@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The checks that build nothing: scripts, folders and includes, pages, board and alerts, chart, layout. Run it before
+# The checks that build nothing: scripts, folders and includes, pages, downloads, board and alerts, chart, layout. Run it before
 # each commit. CI runs it too. It takes 20 seconds. Needs the packages of deploy/deps.sh --dev.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -12,6 +12,9 @@ tests/check_includes.py
 
 echo "--- pages: words and length"
 tests/prose/check.sh --words-at-most 50000 </dev/null
+
+echo "--- the place for downloads: one in all files"
+deploy/place.py
 
 echo "--- board and alerts"
 deploy/grafana/check.sh

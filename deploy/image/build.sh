@@ -7,10 +7,13 @@ root=$(cd "$here/../.." && pwd)
 
 usage() {
   cat <<'END'
-Usage: deploy/image/build.sh [--base IMAGE] [--commit COMMIT] NAME[:TAG]
+Usage: deploy/image/build.sh [--base IMAGE] [--commit COMMIT] [--archive FILE] NAME[:TAG]
+       deploy/image/build.sh --builder
 Builds the image NAME from COMMIT (default: HEAD) of this checkout; what is not committed is not in it. Takes docker, podman or buildah,
 whichever is there.
   --base IMAGE    Debian 12 (default: docker.io/library/debian:12-slim)
+  --archive FILE  also puts the image into FILE, which docker load and podman load read
+  --builder       only says which builder it takes. Exit status 77: none is here, or it does not work
 Environment: AMEM_BUILDER  the builder's command and its options, such as "buildah --storage-driver vfs"
              AMEM_BUILD_ARGS  more arguments for its build, such as "--isolation chroot"
 END
@@ -21,14 +24,19 @@ die() {
   exit 1
 }
 
-base='' commit=HEAD name=''
+base='' commit=HEAD name='' archive='' only_builder=0
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --base | --commit)
+    --base | --commit | --archive)
       [[ $# -ge 2 ]] || die "$1 needs a value"
-      if [[ $1 == --base ]]; then base=$2; else commit=$2; fi
+      case $1 in
+        --base) base=$2 ;;
+        --commit) commit=$2 ;;
+        --archive) archive=$(realpath -m "$2") ;;
+      esac
       shift
       ;;
+    --builder) only_builder=1 ;;
     -h | --help)
       usage
       exit 0
@@ -44,7 +52,7 @@ while [[ $# -gt 0 ]]; do
   esac
   shift
 done
-[[ -n $name ]] || {
+[[ -n $name || $only_builder == 1 ]] || {
   usage >&2
   die "what is the image to be called?"
 }
@@ -57,6 +65,12 @@ if [[ ${#builder[@]} -eq 0 ]]; then
     fi
   done
 fi
+if [[ $only_builder == 1 ]]; then
+  [[ ${#builder[@]} -gt 0 ]] || { echo "build.sh: there is neither docker nor podman nor buildah here"; exit 77; }
+  timeout 60 "${builder[@]}" info >/dev/null 2>&1 || { echo "build.sh: ${builder[*]} does not work here: ${builder[*]} info fails"; exit 77; }
+  echo "build.sh: ${builder[*]}"
+  exit 0
+fi
 [[ ${#builder[@]} -gt 0 ]] || die "there is neither docker nor podman nor buildah here; AMEM_BUILDER may name another"
 read -r -a more <<<"${AMEM_BUILD_ARGS:-}"
 
@@ -64,6 +78,16 @@ mkdir -p "$root/build"
 work=$(mktemp -d "$root/build/image.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 git -C "$root" archive "$commit" | tar -x -C "$work" || die "there is no commit $commit in $root"
+url=$("$work/deploy/place.py" --print url)
+[[ -z $url ]] || more+=(--label "org.opencontainers.image.url=$url")
 "${builder[@]}" build "${more[@]}" --file "$work/deploy/image/Containerfile" --tag "$name" ${base:+--build-arg "BASE=$base"} \
   --build-arg "VERSION=$(<"$work/VERSION")" --build-arg "SOURCE_DATE_EPOCH=$(git -C "$root" log -1 --format=%ct "$commit")" "$work"
+if [[ -n $archive ]]; then
+  rm -f "$archive"
+  if [[ ${builder[0]##*/} == buildah ]]; then
+    "${builder[@]}" push "$name" "docker-archive:$archive:$name"
+  else
+    "${builder[@]}" save --output "$archive" "$name"
+  fi
+fi
 echo "build.sh: $name is amem $(<"$work/VERSION") of $(git -C "$root" rev-parse --short "$commit")"

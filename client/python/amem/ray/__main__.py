@@ -48,7 +48,7 @@ def main() -> None:
         _job.begin_driver(rules, given.runtime_dir, given.required)
     except ModuleNotFoundError as error:
         parser.exit(2, f"{parser.prog}: {sys.executable} has no module {error.name}. Install it: "
-                       "pip install './amem-….whl[ray]', from a file\n")
+                       "pip install './amem_gpu-….whl[ray]', from a file\n")
     except Error as error:
         parser.exit(2, f"{parser.prog}: {error.text}\n")
     sys.argv = [given.program, *given.arguments]

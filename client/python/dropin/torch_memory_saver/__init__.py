@@ -9,7 +9,7 @@ def _check_amem() -> None:
     except metadata.PackageNotFoundError:  # in a checkout
         wanted = ""
     wheel = f"amem {wanted}".strip()
-    remedy = f"Install the wheel of {wheel} from the folder of this wheel: pip install ./amem-*.whl"
+    remedy = f"Install the wheel of {wheel} from the folder of this wheel: pip install ./amem_gpu-*.whl"
     try:
         from amem import __version__
     except ModuleNotFoundError as error:

@@ -1,0 +1,303 @@
+"""deploy/release.sh: what it refuses before it builds, what it makes with small parts in place of the builds, and what its --verify finds."""
+import functools
+import hashlib
+import http.server
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VERSION = "7.8.9"
+CHANGELOG = f"# Changes\n\n## [Unreleased]\n\n## [{VERSION}] - 2030-02-03\n### Added\n- Something.\n"
+spec = importlib.util.spec_from_file_location("release", ROOT / "deploy" / "release.py")
+release = importlib.util.module_from_spec(spec)
+sys.dont_write_bytecode = True
+spec.loader.exec_module(release)
+
+pytestmark = pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="needs dpkg-deb, which reads packages")
+
+# Each part that takes minutes: files of the same names and metadata.
+STUBS = {
+    "deploy/packages.sh": """#!/bin/bash -e
+[[ $1 != --help ]] || { echo "$FOR"; exit 0; }
+[[ $1 != --for ]] || { echo "packages for $2"; exit 0; }
+echo packages >>"$TMPDIR/built"
+for name in amemd libamem-shim libamem-client0 libamem-client-dev python3-amem amem-sim-driver; do
+  mkdir -p "$TMPDIR/$name/DEBIAN"
+  printf 'Package: %s\\nVersion: %s-1~deb12\\nArchitecture: all\\nMaintainer: %s\\nDescription: x\\n' $name "$(<"$(dirname "$0")/../VERSION")" "$AMEM_MAINTAINER" \\
+    >"$TMPDIR/$name/DEBIAN/control"
+  dpkg-deb --root-owner-group --build "$TMPDIR/$name" "$1/${name}_1_all.deb" >/dev/null
+done
+""",
+    "deploy/wheel.sh": """#!/bin/bash -e
+[[ $1 != --static ]] || { shift; echo "static wheel with ${AMEM_STATIC##*/}"; }
+python3 - "$1" "$(<"$(dirname "$0")/../VERSION")" <<'PYTHON'
+import sys, zipfile
+for name, version in ("amem", sys.argv[2]), ("torch_memory_saver", "0.0.10+amem" + sys.argv[2]):
+    with zipfile.ZipFile(f"{sys.argv[1]}/{name}-{version}-py3-none-manylinux_2_35_x86_64.whl", "w") as wheel:
+        wheel.writestr(f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+PYTHON
+""",
+    "deploy/site.sh": '#!/bin/bash -e\nmkdir -p "$2/$(<"$(dirname "$0")/../VERSION")"\necho x >"$2/$(<"$(dirname "$0")/../VERSION")/index.html"\n',
+    "deploy/sbom.py": """import json, pathlib, sys
+parts = [{"properties": [{"name": "amem:file", "value": pathlib.Path(each).name}]} for each in sys.argv if "/out/" in each and not each.endswith(".json")]
+pathlib.Path(sys.argv[sys.argv.index("--output") + 1]).write_text(json.dumps({"metadata": {"component": {"version": "7.8.9"}}, "components": parts}))
+""",
+    "deploy/place.py": "#!/usr/bin/env python3\nprint('', end='')\n",
+    "deploy/image/build.sh": "#!/bin/bash\necho 'build.sh: there is none'\nexit 77\n",
+    "deploy/kubernetes/check.sh": '#!/bin/bash\n[[ -f $2 ]]\n',
+    "deploy/kubernetes/amem/Chart.yaml": f"name: amem\nversion: {VERSION}\nappVersion: {VERSION}  # likewise\n",
+    "deploy/download.url": "# none\n",
+    "deploy/constraints.txt": "",
+    "client/python/pyproject.toml": f'[project]\nname = "amem"\nversion = "{VERSION}"\nauthors = [{{name = "the authors of amem"}}]\n',
+    "client/python/dropin/pyproject.toml": f'[project]\nname = "torch_memory_saver"\nversion = "0.0.10+amem{VERSION}"\n',
+    "VERSION": f"{VERSION}\n",
+    "CHANGELOG.md": CHANGELOG,
+    ".gitignore": "/dist/\n",
+}
+
+
+def git(tree, *arguments):
+    return subprocess.run(["git", "-C", tree, "-c", "user.name=A", "-c", "user.email=a@b.test", *arguments], stdout=subprocess.PIPE, text=True,
+                          check=True, timeout=60).stdout
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """Puts wheels into a package index, and has its address."""
+    folder = tmp_path_factory.mktemp("index")
+
+    def add(name, author="others", version="1.0"):
+        (folder / "simple" / name).mkdir(parents=True, exist_ok=True)
+        file = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+        info = f"{name.replace('-', '_')}-{version}.dist-info"
+        with zipfile.ZipFile(folder / "simple" / name / file, "w") as wheel:
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nAuthor: {author}\nProvides-Extra: json-validation\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+        (folder / "simple" / name / "index.html").write_text(f'<!DOCTYPE html><html><body><a href="{file}">{file}</a></body></html>')
+
+    add("cyclonedx-python-lib")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        add.url = f"http://127.0.0.1:{server.server_port}/simple"
+        add.remove = lambda name: shutil.rmtree(folder / "simple" / name)
+        yield add
+        server.shutdown()
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A checkout with release.sh, and small parts."""
+    made = tmp_path / "checkout"
+    for name, text in STUBS.items():
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(text)
+        (made / name).chmod(0o755 if text.startswith("#!") else 0o644)
+    for name in "release.sh", "release.py":
+        shutil.copy(ROOT / "deploy" / name, made / "deploy" / name)
+    subprocess.run(["git", "init", "-q", made], check=True, timeout=60)
+    commit(made)
+    return made
+
+
+def commit(tree):
+    git(tree, "add", "--all")
+    git(tree, "commit", "-q", "-m", "x")
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    """lintian and mkdocs are asked for, and not used by small parts."""
+    folder = tmp_path_factory.mktemp("tools")
+    for name in "lintian", "mkdocs":
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def make(tree, index, tools, tmp_path):
+    """What release.sh says, and whether it got as far as to build."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+
+    def make(*arguments, status=0, **more):
+        env = {**{name: value for name, value in os.environ.items() if not name.startswith(("AMEM_", "PIP_"))}, "TMPDIR": str(scratch),
+               "GIT_COMMITTER_NAME": "A", "GIT_COMMITTER_EMAIL": "a@b.test", "PATH": f"{tools}:{os.environ['PATH']}", "PIP_INDEX_URL": index.url, "PIP_CONFIG_FILE": os.devnull, **more}
+        done = subprocess.run([tree / "deploy" / "release.sh", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, env=env, timeout=300, check=False)
+        assert done.returncode == status, done.stdout
+        built = (scratch / "built").exists()
+        (scratch / "built").unlink(missing_ok=True)
+        return done.stdout, built
+
+    return make
+
+
+@pytest.fixture
+def key(tmp_path_factory, monkeypatch):
+    """A secret key of its own, by its fingerprint."""
+    if not shutil.which("gpg") or not shutil.which("gpg-agent"):
+        pytest.skip("needs gpg with its agent (Debian: gnupg)")
+    home = tmp_path_factory.mktemp("g")
+    home.chmod(0o700)
+    monkeypatch.setenv("GNUPGHOME", str(home))
+    done = subprocess.run(["gpg", "--batch", "--passphrase", "", "--quick-generate-key", "Re Leaser <r@b.test>", "ed25519", "sign"], capture_output=True,
+                          text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    listed = subprocess.run(["gpg", "--with-colons", "--list-keys"], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+    yield next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
+    subprocess.run(["gpgconf", "--kill", "all"], check=False, timeout=60)
+
+
+def test_a_release_is_whole_signed_and_tagged_at_the_end(make, tree, key, tmp_path):
+    said, _ = make("--tag", AMEM_SIGN_KEY=key)
+    made = tree / "dist" / f"amem-{VERSION}"
+    names = {path.name for path in made.iterdir()}
+    assert {f"amem-{VERSION}.tar.gz", f"amem-{VERSION}.tgz", f"amem_site-{VERSION}.tar.gz", f"amem-{VERSION}.cdx.json", "SHA256SUMS", "SHA256SUMS.asc"} <= names
+    assert len([name for name in names if name.endswith(".deb")]) == 6 and len([name for name in names if name.endswith(".whl")]) == 2
+    assert f"signed by {key}" in said and "no image: build.sh: there is none" in said and "no packages for other distributions" in said
+    assert git(tree, "rev-parse", f"v{VERSION}^{{commit}}") == git(tree, "rev-parse", "HEAD")
+    git(tree, "verify-tag", f"v{VERSION}")
+    maintainer = subprocess.run(["dpkg-deb", "-f", made / "amemd_1_all.deb", "Maintainer"], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+    assert maintainer == "Re Leaser <r@b.test>\n"
+
+    public = tmp_path / "key.asc"
+    subprocess.run(["gpg", "--armor", "--output", public, "--export", key], check=True, timeout=60)
+    assert "is as it must be" in make("--verify", "--key", public, made)[0]
+    (made / "amemd_1_all.deb").write_bytes(b"others'")
+    assert "amemd_1_all.deb has another checksum" in make("--verify", made, status=1)[0]
+    sums = (made / "SHA256SUMS").read_text().splitlines()
+    changed = hashlib.sha256(b"others'").hexdigest() + "  amemd_1_all.deb"
+    (made / "SHA256SUMS").write_text("\n".join(changed if line.endswith("amemd_1_all.deb") else line for line in sums) + "\n")
+    assert "is no signature of SHA256SUMS" in make("--verify", "--key", public, made, status=1)[0]
+
+
+def test_a_candidate_needs_no_key_and_only_warns(make, tree):
+    (tree / "CHANGELOG.md").write_text("# Changes\n\n## [Unreleased]\n- Something.\n")
+    said, built = make("--candidate")
+    assert built and "warning: a release would not be made" in said and "CHANGELOG.md" not in said, "it is of the commit"
+    commit(tree)
+    shutil.rmtree(tree / "dist")
+    said, built = make("--candidate", FOR="[--for SYSTEM]")
+    assert "packages for rhel9\npackages for ubuntu22.04\nstatic wheel with static\n" in said
+    shutil.rmtree(tree / "dist")
+    said, built = make("--candidate", "--no-static", FOR="[--for SYSTEM]")
+    assert built and "packages for rhel9" not in said and "CHANGELOG.md has entries below [Unreleased]" in said
+    assert "SHA256SUMS.asc is missing" in make("--verify", tree / "dist" / f"amem-{VERSION}", status=1)[0]
+
+
+def test_what_is_wrong_is_refused_before_the_build(make, tree, key, index):
+    def refused(words, *arguments, **more):
+        said, built = make(*arguments, status=1, **{"AMEM_SIGN_KEY": key, **more})
+        assert words in said and not built, said
+
+    refused("AMEM_SIGN_KEY does not name", AMEM_SIGN_KEY="")
+    refused("gpg has no secret key nobody@b.test", AMEM_SIGN_KEY="nobody@b.test")
+    refused("--tag is for a release", "--candidate", "--tag")
+    (tree / "more").touch()
+    refused("the checkout has changes that are not committed")
+    (tree / "more").unlink()
+    refused("did not say whether it has amem", PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="0")
+    index("amem")
+    refused("the name amem belongs to others in the package index (version 1.0, author others)")
+    index.remove("amem")
+    index("a-mem")
+    refused("the package index has a-mem, which it does not tell from amem")
+    index.remove("a-mem")
+    git(tree, "tag", f"v{VERSION}")
+    (tree / "CHANGELOG.md").write_text(CHANGELOG.replace("## [Unreleased]\n", "## [Unreleased]\n- More.\n"))
+    commit(tree)
+    refused(f"the tag v{VERSION} is of ")
+    git(tree, "tag", "--delete", f"v{VERSION}")
+    refused("CHANGELOG.md has entries below [Unreleased]")
+
+
+def test_a_name_that_is_ours_is_no_fault(index, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
+    index("amem", author="the authors of amem", version="0.0.1")
+    own = tmp_path / "client" / "python" / "pyproject.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text(STUBS["client/python/pyproject.toml"])
+    command = [tmp_path / "venv" / "bin" / "python", "-B", ROOT / "deploy" / "release.py", "name", tmp_path]
+    done = subprocess.run(command, env={"PIP_INDEX_URL": index.url, "PIP_CONFIG_FILE": os.devnull}, capture_output=True, text=True, timeout=120, check=False)
+    index.remove("amem")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("text, words", [
+    (CHANGELOG, ""),
+    (CHANGELOG.replace("## [Unreleased]\n\n", ""), ""),
+    (CHANGELOG.replace("## [Unreleased]\n", "## [Unreleased]\n### Fixed\n"), ""),
+    (CHANGELOG.replace("## [Unreleased]\n", "## [Unreleased]\n### Fixed\n- It.\n"), "below [Unreleased]"),
+    (CHANGELOG.replace(f"[{VERSION}] - 2030-02-03", f"[{VERSION}]"), "no date"),
+    (CHANGELOG.replace(f"[{VERSION}]", "[7.8.8]"), "but 7.8.8"),
+    (CHANGELOG.replace(f"[{VERSION}]", f"[{VERSION}0]"), f"but {VERSION}0"),
+    (CHANGELOG.replace("- Something.\n", ""), "says nothing"),
+    ("# Changes\n", "but none"),
+])
+def test_changelog(text, words):
+    found = list(release.faults_of_changelog(text, VERSION))
+    assert found == [] if not words else len(found) == 1 and words in found[0]
+
+
+def test_ours_is_that_with_our_author_and_our_page():
+    own = {"name": "amem", "authors": [{"name": "A"}]}
+    page = {**own, "urls": {"Homepage": "https://x.test/amem"}}
+    assert release.is_ours({"author": "A"}, own) and not release.is_ours({"author": "B"}, own) and not release.is_ours({}, own)
+    assert release.is_ours({"author": "A", "project_url": ["Homepage, https://x.test/amem"]}, page)
+    assert not release.is_ours({"author": "A", "project_url": ["Homepage, https://y.test/amem"]}, page)
+    assert release.fault_of_name(own, {"amem": None, "a-mem": None}.get) is None
+    assert "a-mem" in release.fault_of_name(own, {"amem": None, "a-mem": {}}.get)
+    assert release.fault_of_name({**own, "name": "amem-x"}, {"a-mem": {}}.get) is None
+
+
+def test_what_an_index_does_not_tell_apart():
+    assert release.alike("a-mem") == release.alike("AMem") == release.alike("a_m.em") != release.alike("amem-gpu")
+    assert release.alike("lib") == release.alike("1ib") and release.alike("one") == release.alike("0ne")
+
+
+def test_a_release_of_mixed_versions_is_found(make, tree):
+    make("--candidate")
+    made = tree / "dist" / f"amem-{VERSION}"
+    (made / "amem_more-1.whl").touch()
+    (made / f"amem-{VERSION}-py3-none-manylinux_2_35_x86_64.whl").unlink()
+    with zipfile.ZipFile(made / "amem_more-1.whl", "w") as wheel:
+        wheel.writestr("amem-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: amem-more\nVersion: 7.8.8\nProject-URL: Homepage, https://x.test\n")
+    with zipfile.ZipFile(made / "torch_memory_saver-8.whl", "w") as wheel:
+        wheel.writestr("x-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: torch-memory-saver\nVersion: {VERSION}\n")
+    (made / "python3-amem_1_all.deb").unlink()
+    said, _ = make("--verify", "--unsigned", made, status=1)
+    assert "amem_more-1.whl is not in SHA256SUMS" in said and "python3-amem_1_all.deb is missing" in said and "there is no" not in said, said
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in made.iterdir() if path.name != "SHA256SUMS"]
+    (made / "SHA256SUMS").write_text("".join(sums))
+    said, _ = make("--verify", "--unsigned", made, status=1)
+    for words in ("there is no package python3-amem", "there is no wheel of amem", "amem_more-1.whl is of the distribution amem-more", "amem_more-1.whl has version 7.8.8",
+                  "amem_more-1.whl has the home page https://x.test, not none", "the SBOM does not list amem_more-1.whl"):
+        assert words in said, said
+    assert "torch_memory_saver-8.whl has" not in said
+
+
+def test_the_versions_of_a_tree(tree):
+    assert list(release.faults_of_tree(tree)) == []
+    for name, words in {"client/python/pyproject.toml": "client/python/pyproject.toml has version 7.8.8",
+                        "client/python/dropin/pyproject.toml": "does not end in +amem7.8.9",
+                        "deploy/kubernetes/amem/Chart.yaml": "Chart.yaml has appVersion 7.8.8"}.items():
+        (tree / name).write_text(STUBS[name].replace(VERSION, "7.8.8"))
+        assert any(words in fault for fault in release.faults_of_tree(tree)), name
+        (tree / name).write_text(STUBS[name])
+    (tree / "deploy" / "place.py").write_text("raise SystemExit('another place')")
+    assert list(release.faults_of_tree(tree)) == ["another place"]
