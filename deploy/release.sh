@@ -6,12 +6,14 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
   cat <<'END'
-Usage: deploy/release.sh [--candidate] [COMMIT [DIRECTORY]]
+Usage: deploy/release.sh [--candidate] [--static] [COMMIT [DIRECTORY]]
 Builds the release of COMMIT (default: HEAD) in a clean checkout of its own, and puts it into DIRECTORY (default: dist/amem-VERSION):
 the packages for this machine's distribution, the wheels, the source, an SBOM (CycloneDX) of packages and wheels, and SHA256SUMS of all.
 The commit must have the tag vVERSION, and CHANGELOG.md a section with its date. The same commit gives the same bytes on machines with
 the same packages installed. Needs what deploy/deps.sh installs, and a Python package index.
   --candidate   to try it: the commit need have neither tag nor section
+  --static      on Debian 12: also RPMs for RHEL 9 and packages for Ubuntu 22.04, and the wheel for the same old glibc, with the libraries of
+                deploy/static.sh in $AMEM_STATIC (default: build/static, in this checkout)
 END
 }
 
@@ -21,11 +23,12 @@ die() {
   exit 1
 }
 
-candidate=0
+candidate=0 static=0
 arguments=()
 for argument in "$@"; do
   case $argument in
     --candidate) candidate=1 ;;
+    --static) static=1 ;;
     -h | --help)
       usage
       exit 0
@@ -73,15 +76,26 @@ if [[ -d $root/build/headers ]]; then
 fi
 git -C "$tree" archive --format=tar --prefix="amem-$version/" HEAD | gzip -9n >"$out/amem-$version.tar.gz"
 "$tree/deploy/packages.sh" "$out"
-BUILD_DIR=$tree/build/package "$tree/deploy/wheel.sh" "$out"
+builds=(--build "$tree/build/package")
+if [[ $static == 1 ]]; then
+  AMEM_STATIC=$(realpath -m "${AMEM_STATIC:-$root/build/static}")
+  export AMEM_STATIC
+  "$tree/deploy/packages.sh" --for rhel9 "$out"
+  "$tree/deploy/packages.sh" --for ubuntu22.04 "$out"
+  BUILD_DIR=$tree/build/portable "$tree/deploy/wheel.sh" --static "$out"
+  builds+=(--build "$tree/build/portable")
+else
+  BUILD_DIR=$tree/build/package "$tree/deploy/wheel.sh" "$out"
+fi
 
 say "SBOM"
 python3 -m venv "$work/tools" || die "python3 cannot make a virtual environment (deploy/deps.sh installs python3-venv)"
 timeout 600 "$work/tools/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$tree/deploy/constraints.txt" \
   "cyclonedx-python-lib[json-validation]" </dev/null ||
   die "pip could not fetch cyclonedx-python-lib (its error is shown): a Python package index has to be reachable"
-"$work/tools/bin/python" "$tree/deploy/sbom.py" --build "$tree/build/package" --commit "$commit" --output "$out/amem-$version.cdx.json" \
-  "$out"/*.deb "$out"/*.whl
+mapfile -t artefacts < <(compgen -G "$out/*.rpm"; ls "$out"/*.deb "$out"/*.whl)
+"$work/tools/bin/python" "$tree/deploy/sbom.py" "${builds[@]}" --commit "$commit" --output "$out/amem-$version.cdx.json" \
+  "${artefacts[@]}"
 (cd "$out" && sha256sum -- * >../SHA256SUMS && mv ../SHA256SUMS .)
 
 # The oldest C library that each runs with.
