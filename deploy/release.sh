@@ -9,12 +9,12 @@ usage() {
 Usage: deploy/release.sh [--candidate] [--tag] [--no-image] [--no-static] [COMMIT [DIRECTORY]]
        deploy/release.sh --verify [--unsigned] [--key FILE] DIRECTORY
 Builds the release of COMMIT (default: HEAD) in a clean checkout of its own, and puts it into DIRECTORY (default: dist/amem-VERSION):
-the packages for this machine's distribution, packages for others where deploy/packages.sh has --for, the wheels, the source, the
+the packages for this machine's distribution, on Debian 12 also those for RHEL 9 and Ubuntu 22.04, the wheels, the source, the
 chart, the documentation as a site, the image where docker, podman or buildah works, an SBOM (CycloneDX) of packages and wheels,
-SHA256SUMS of all, and its signature SHA256SUMS.asc. Then it verifies what it has made. Before it builds, it refuses a checkout with changes, a tag vVERSION of another commit, versions or a
-CHANGELOG.md that do not fit, and a distribution's name that belongs to others in pip's package index. The same commit gives the same
-bytes on machines with the same packages installed, except for the image and the signature. Needs what deploy/deps.sh --dev
-installs, and a Python package index.
+SHA256SUMS of all, and its signature SHA256SUMS.asc. Then it verifies what it has made. Before it builds, it refuses a checkout with
+changes, a tag vVERSION of another commit, versions or a CHANGELOG.md that do not fit, and a distribution's name that belongs to
+others in pip's package index. The same commit gives the same bytes on machines with the same packages installed, except for the
+image and the signature. Needs what deploy/deps.sh --dev installs, and a Python package index.
   --candidate   to try it: only warns of these faults, and signs only if AMEM_SIGN_KEY is set
   --tag         at the end signs the tag vVERSION for COMMIT
   --no-image    leaves the image out
@@ -145,14 +145,15 @@ say "site"
 pack "$version" "$work/site" >"$out/amem_site-$version.tar.gz"
 "$tree/deploy/packages.sh" "$out"
 builds=(--build "$tree/build/package")
-# Its libraries take an hour to build, and are kept. Without them there are this machine's packages and its wheel alone.
-help=$("$tree/deploy/packages.sh" --help)
-if [[ $static == 1 && $help == *--for* ]]; then
-  export AMEM_STATIC=${AMEM_STATIC:-$root/build/static}
+# Its libraries take an hour to build, and are kept.
+# shellcheck disable=SC1091
+if [[ $static == 1 && $(. /etc/os-release && echo "$ID$VERSION_ID") == debian12 ]]; then
+  AMEM_STATIC=$(realpath -m "${AMEM_STATIC:-$root/build/static}")
+  export AMEM_STATIC
   for system in rhel9 ubuntu22.04; do
     "$tree/deploy/packages.sh" --for "$system" "$out"
   done
-  "$tree/deploy/wheel.sh" --static "$out"
+  BUILD_DIR=$tree/build/portable "$tree/deploy/wheel.sh" --static "$out"
   builds+=(--build "$tree/build/portable")
 else
   say "no packages for other distributions"
