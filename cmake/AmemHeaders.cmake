@@ -47,10 +47,10 @@ function(amem_nccl_will_do result folder)
   endif()
 endfunction()
 
-find_path(AMEM_CUDA_INCLUDE cudaTypedefs.h VALIDATOR amem_cuda_will_do
+find_path(AMEM_CUDA_INCLUDE cudaTypedefs.h NO_CMAKE_FIND_ROOT_PATH VALIDATOR amem_cuda_will_do
   HINTS ${amem_top}/build/headers/nvidia/cu13/include ENV CUDA_HOME
   PATHS /usr/local/cuda/include /usr/local/cuda/targets/x86_64-linux/include PATH_SUFFIXES include)
-find_path(AMEM_NCCL_INCLUDE nccl.h VALIDATOR amem_nccl_will_do
+find_path(AMEM_NCCL_INCLUDE nccl.h NO_CMAKE_FIND_ROOT_PATH VALIDATOR amem_nccl_will_do
   HINTS ${amem_top}/build/headers/nvidia/nccl/include ENV NCCL_HOME
   PATHS /usr/local/cuda/include PATH_SUFFIXES include)
 if(NOT AMEM_CUDA_INCLUDE OR NOT AMEM_NCCL_INCLUDE)

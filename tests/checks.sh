@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 echo "--- scripts: shellcheck"
-git ls-files -z -- '*.sh' .ci/run deploy/amem-demo deploy/kubernetes/amem/files/{may-upgrade,for-jobs} 'deploy/packages/control/*/p*' | xargs -0 shellcheck
+git ls-files -z -- '*.sh' .ci/run deploy/amem-demo deploy/kubernetes/amem/files/{may-upgrade,for-jobs} 'deploy/packages/control/*/p*' 'deploy/packages/rpm/p*' | xargs -0 shellcheck
 
 echo "--- folders and their includes"
 tests/check_includes.py

@@ -20,7 +20,10 @@ namespace {
 using Version = std::pair<int, int>;
 
 constexpr Version kKernel{5, 3};  // pidfd_open
-constexpr Version kGlibc{2, 35};  // what the wheel's and the packages' shim is linked to
+#ifndef AMEM_GLIBC_MINOR
+#define AMEM_GLIBC_MINOR 35  // what the wheel's and the packages' shim is linked to
+#endif
+constexpr Version kGlibc{2, AMEM_GLIBC_MINOR};
 
 /// The first two numbers of "6.1.0-18-amd64"; zeros where there are none.
 Version version_of(const std::string& text) {
@@ -171,7 +174,8 @@ Findings check_host(const HostFacts& facts) {
                         "use Linux 5.3 or newer; docs/security.md describes the consequences"});
   if (version_of(facts.glibc) < kGlibc)
     findings.push_back({false, "glibc", "the C library is glibc " + facts.glibc,
-                        "the shim of amem's packages and wheel requires 2.35 or newer",
+                        "the shim of amem's packages and wheel requires 2." +
+                            std::to_string(AMEM_GLIBC_MINOR) + " or newer",
                         "build amem from its source here, or use a newer distribution"});
   if (!facts.mps_pipe.empty())
     findings.push_back(
