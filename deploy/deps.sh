@@ -75,8 +75,8 @@ usage() {
 Usage: deploy/deps.sh [--dev] [--list]
 Installs what amem is built and tested with: packages of Debian 12 or Ubuntu 24.04 (as root, or with sudo) and, where
 there is no CUDA 13 toolkit with NCCL, their headers from NVIDIA's Python packages, into build/headers.
-  --dev    also the tools for working on amem: ccache, clang, clang-format, clang-tidy, shellcheck, lintian, gnupg,
-           mmdebstrap, rpm
+  --dev    also the tools for working on amem: ccache, clang, clang-format, clang-tidy, shellcheck, lintian, gnupg, mmdebstrap,
+           rpm
   --list   only prints the packages and what each is for
 END
 }

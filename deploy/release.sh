@@ -6,25 +6,25 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
   cat <<'END_OF_USAGE'
-Usage: deploy/release.sh [--candidate] [--tag] [--no-image] [--no-static] [COMMIT [DIRECTORY]]
+Usage: deploy/release.sh [--candidate] [--tag] [--no-image] [--static] [COMMIT [DIRECTORY]]
        deploy/release.sh --verify [--unsigned] [--key FILE] DIRECTORY
 Builds the release of COMMIT (default: HEAD) in a clean checkout of its own, and puts it into DIRECTORY (default: dist/amem-VERSION):
-the packages for this machine's distribution, on Debian 12 also those for RHEL 9 and Ubuntu 22.04, the wheels, the source, the
-chart, the documentation as a site, the image where docker, podman or buildah works, an SBOM (CycloneDX) of packages and wheels,
-SHA256SUMS of all, and its signature SHA256SUMS.asc. Then it verifies what it has made. Before it builds, it refuses a checkout with
-changes, a tag vVERSION of another commit, versions or a CHANGELOG.md that do not fit, and a distribution's name that belongs to
-others in pip's package index. The same commit gives the same bytes on machines with the same packages installed, except for the
-image and the signature. Needs what deploy/deps.sh --dev installs, and a Python package index.
+the packages for this machine's distribution, the wheels, the source, the chart, the documentation as a site, the image where docker,
+podman or buildah works, an SBOM (CycloneDX) of packages and wheels, SHA256SUMS of all, and its signature SHA256SUMS.asc. Then it
+verifies what it has made. Before it builds, it refuses a checkout with changes, a tag vVERSION of another commit, versions or a
+CHANGELOG.md that do not fit, and a distribution's name that belongs to others in pip's package index. The same commit gives the same
+bytes on machines with the same packages installed, except for the image and the signature. Needs what deploy/deps.sh --dev installs,
+and a Python package index.
   --candidate   to try it: only warns of these faults, and signs only if AMEM_SIGN_KEY is set
   --tag         at the end signs the tag vVERSION for COMMIT
   --no-image    leaves the image out
-  --no-static   leaves out the packages for other distributions; the wheel needs this machine's glibc
+  --static      on Debian 12: also RPMs for RHEL 9 and packages for Ubuntu 22.04, and the wheel for the same old glibc, with the libraries of
+                deploy/static.sh in $AMEM_STATIC (default: build/static, in this checkout)
   --verify      verifies the release in DIRECTORY; --key FILE: FILE is the public key that must have signed (default: any that gpg knows);
                 --unsigned: without a signature
 Environment: AMEM_SIGN_KEY    the key that signs, as gpg --local-user takes it
              AMEM_MAINTAINER  who answers for the packages: Name <address>; default: the key's first user id
              AMEM_BUILDER     as for deploy/image/build.sh
-             AMEM_STATIC      the folder of deploy/static.sh; default: build/static of this checkout
 END_OF_USAGE
 }
 
@@ -39,14 +39,14 @@ refuse() {
   say "warning: a release would not be made: $*"
 }
 
-candidate=0 tag=0 image=1 static=1 verify=0
+candidate=0 tag=0 image=1 static=0 verify=0
 arguments=() options=()
 while [[ $# -gt 0 ]]; do
   case $1 in
     --candidate) candidate=1 ;;
     --tag) tag=1 ;;
     --no-image) image=0 ;;
-    --no-static) static=0 ;;
+    --static) static=1 ;;
     --verify) verify=1 ;;
     --unsigned) options+=("$1") ;;
     --key)
@@ -145,18 +145,15 @@ say "site"
 pack "$version" "$work/site" >"$out/amem_site-$version.tar.gz"
 "$tree/deploy/packages.sh" "$out"
 builds=(--build "$tree/build/package")
-# Its libraries take an hour to build, and are kept.
-# shellcheck disable=SC1091
-if [[ $static == 1 && $(. /etc/os-release && echo "$ID$VERSION_ID") == debian12 ]]; then
+if [[ $static == 1 ]]; then
   AMEM_STATIC=$(realpath -m "${AMEM_STATIC:-$root/build/static}")
   export AMEM_STATIC
-  for system in rhel9 ubuntu22.04; do
-    "$tree/deploy/packages.sh" --for "$system" "$out"
-  done
+  "$tree/deploy/packages.sh" --for rhel9 "$out"
+  "$tree/deploy/packages.sh" --for ubuntu22.04 "$out"
   BUILD_DIR=$tree/build/portable "$tree/deploy/wheel.sh" --static "$out"
   builds+=(--build "$tree/build/portable")
 else
-  say "no packages for other distributions"
+  say "no packages for other distributions (--static)"
   BUILD_DIR=$tree/build/package "$tree/deploy/wheel.sh" "$out"
 fi
 

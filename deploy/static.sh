@@ -153,7 +153,7 @@ build_grpc() {
   with_cmake -DgRPC_BUILD_TESTS=OFF -DgRPC_BUILD_GRPC_CPP_PLUGIN=OFF -DgRPC_INSTALL=OFF -DProtobuf_PROTOC_LIBRARY=none \
     -DgRPC_{ABSL,CARES,PROTOBUF,RE2,SSL,ZLIB}_PROVIDER=package
   # The other libraries double the time.
-  ninja -C "$build" -j "$jobs" -k 0 grpc++ grpc++_reflection
+  ninja -C "$build" -j "$jobs" grpc++ grpc++_reflection
   mkdir -p "$prefix/lib"
   cp -r "$source/include" "$prefix/"
   for library in grpc++ grpc++_reflection grpc gpr upb address_sorting; do

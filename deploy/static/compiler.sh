@@ -17,7 +17,8 @@ for argument in "$@"; do
   before=''
 done
 export ZIG_GLOBAL_CACHE_DIR=$folder/work/zig ZIG_LOCAL_CACHE_DIR=$folder/work/zig
-case $tool in
-  ar | ranlib) exec "$folder/zig/bin/ziglang" "$tool" "$@" ;;
+case $tool${1:-} in
+  cc-dumpmachine) echo x86_64-linux-gnu ;; # asked by CivetWeb, and unknown to zig
+  ar* | ranlib*) exec "$folder/zig/bin/ziglang" "$tool" "$@" ;;
   *) exec "$folder/zig/bin/ziglang" "$tool" -target "x86_64-linux-gnu.$(<"$folder/glibc")" "${arguments[@]}" ;;
 esac

@@ -55,7 +55,7 @@ for package in "$packages"/*ubuntu22.04*_amd64.deb; do
   [[ -f $package ]] || fail "there is no package for Ubuntu in $packages: deploy/packages.sh --for ubuntu22.04 makes them"
   dpkg-deb -x "$package" "$guest/files/deb"
 done
-wheel=("$packages"/amem-*-manylinux_"${limit//./_}"_x86_64.whl)
+wheel=("$packages/$("$root/deploy/place.py" --print wheel)"-*-manylinux_"${limit//./_}"_x86_64.whl)
 [[ -f ${wheel[0]} ]] || fail "there is no wheel for glibc $limit in $packages: deploy/wheel.sh --static makes it"
 python3 -m zipfile -e "${wheel[0]}" "$guest/files/wheel"
 chmod +x "$guest"/files/wheel/amem/bin/*

@@ -12,10 +12,10 @@ export CCACHE_DISABLE=1
 unset CMAKE_C_COMPILER_LAUNCHER CMAKE_CXX_COMPILER_LAUNCHER AMEM_SIGN_KEY
 
 mkdir "$work/a" "$work/a-folder-with-a-longer-name"
-TMPDIR=$work/a "$root/deploy/release.sh" --candidate --no-image --no-static "$commit" "$work/first"
+TMPDIR=$work/a "$root/deploy/release.sh" --candidate --no-image "$commit" "$work/first"
 (
   umask 077
-  TMPDIR=$work/a-folder-with-a-longer-name TZ=Pacific/Auckland "$root/deploy/release.sh" --candidate --no-image --no-static "$commit" "$work/second"
+  TMPDIR=$work/a-folder-with-a-longer-name TZ=Pacific/Auckland "$root/deploy/release.sh" --candidate --no-image "$commit" "$work/second"
 )
 if ! diff --recursive --brief "$work/first" "$work/second"; then
   trap - EXIT
