@@ -10,10 +10,28 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 extern char** environ;
 
 namespace amem {
+namespace {
+
+void close_all_but_standard_streams(posix_spawn_file_actions_t& actions) {
+#if __GLIBC_PREREQ(2, 34)
+  ::posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+#else
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    if (fd > STDERR_FILENO) ::posix_spawn_file_actions_addclose(&actions, fd);
+  }
+#endif
+}
+
+}  // namespace
 
 Result<pid_t> start_program(std::vector<std::string> words, int input, int output) {
   std::vector<char*> argv;
@@ -29,7 +47,7 @@ Result<pid_t> start_program(std::vector<std::string> words, int input, int outpu
     ::posix_spawn_file_actions_adddup2(&actions, input, STDIN_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, output, STDERR_FILENO);
-  ::posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+  close_all_but_standard_streams(actions);
   sigset_t none;
   sigset_t pipe;
   sigemptyset(&none);

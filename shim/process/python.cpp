@@ -1,6 +1,7 @@
 #include "shim/process/python.h"
 
 #include <dlfcn.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -39,7 +40,8 @@ void Python::tell_ending() { told.store(true, std::memory_order_release); }
 
 bool Python::ends_this_thread() {
   const auto state = this_thread_state.load(std::memory_order_acquire);
-  return state != nullptr && state() != nullptr && ::gettid() != ::getpid();
+  // glibc has gettid() since 2.30.
+  return state != nullptr && state() != nullptr && ::syscall(SYS_gettid) != ::getpid();
 }
 
 }  // namespace amem::shim

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -159,7 +160,7 @@ class Faults {
   /// thread is held.
   void Hold(const Rule& rule) {
     if (path_.empty()) return;
-    const std::string mark = path_ + ".held." + std::to_string(gettid());
+    const std::string mark = path_ + ".held." + std::to_string(::syscall(SYS_gettid));
     close(open(mark.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(rule.value);
     const auto is_held = [&] {

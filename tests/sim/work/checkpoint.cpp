@@ -1,5 +1,6 @@
 #include "tests/sim/work/checkpoint.h"
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -108,7 +109,7 @@ void OfferCheckpoints() {
   if (Node().checkpoints == Checkpoints::kNone) return;
   BuildGate();
   StartThread([listener = ListenForSteps()] {
-    g_thread = gettid();
+    g_thread = static_cast<int>(::syscall(SYS_gettid));  // glibc has gettid() since 2.30
     AnswerSteps(listener, Answer);
   });
 }
