@@ -208,7 +208,7 @@ def artefact(path, builds):
             subprocess.run(["tar", "-xz"], input=content, cwd=scratch, check=True, timeout=120)
             name, version, architecture = output("rpm", "-qp", "--qf", "%{NAME} %{VERSION}-%{RELEASE} %{ARCH}", path).split()
             purl = PackageURL("rpm", None, name, version, {"arch": architecture, "distro": "rhel-9"})
-            needs = ", ".join(each for each in output("rpm", "-qpR", path).splitlines() if not each.startswith("rpmlib("))
+            needs = ", ".join(dict.fromkeys(each for each in output("rpm", "-qpR", path).splitlines() if not each.startswith("rpmlib(")))
         else:
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(scratch)

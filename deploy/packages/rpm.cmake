@@ -4,7 +4,6 @@ set(CPACK_RPM_COMPONENT_INSTALL ON)
 set(CPACK_RPM_FILE_NAME RPM-DEFAULT)
 set(CPACK_RPM_PACKAGE_LICENSE Apache-2.0)
 set(CPACK_RPM_PACKAGE_RELEASE 1.el9)
-set(CPACK_RPM_PACKAGE_AUTOREQPROV YES)
 # The same files give the same bytes.
 set(CPACK_RPM_SPEC_MORE_DEFINE "\
 %define _build_id_links none

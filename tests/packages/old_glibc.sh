@@ -71,13 +71,13 @@ system=$(inside sh -c '. /etc/os-release; echo "$ID $VERSION_ID, glibc $(getconf
 echo "old_glibc.sh: the root is $system"
 sim=/files/rpm/usr/lib/amem/sim
 inside bash /files/in_old_root.sh rpm /files/rpm/usr/bin /files/rpm/usr/lib/amem/libamem_shim.so $sim || fail "see above"
-inside bash /files/in_old_root.sh deb /files/deb/usr/bin /files/deb/usr/lib/amem/libamem_shim.so $sim || fail "see above"
+inside bash /files/in_old_root.sh deb /files/deb/usr/bin /files/deb/usr/lib/amem/libamem_shim.so /files/deb/usr/lib/amem/sim || fail "see above"
 inside bash /files/in_old_root.sh wheel /files/wheel/amem/bin /files/wheel/amem/lib/libamem_shim.so $sim || fail "see above"
 inside /files/rpm/usr/bin/amem-demo >"$work/demo" 2>&1 || { tail -n 20 "$work/demo" >&2; fail "the demonstration"; }
 tail -n 1 "$work/demo"
 
 # newest LIBRARY FILE: the newest version of the library's symbols that the file needs.
-newest() { objdump -T "$2" | grep -o "($1_[0-9.]*)" | tr -d '()' | sort --version-sort --unique | tail -n 1; }
+newest() { objdump -T "$2" | sed -n "s/.*($1_\([0-9.]*\)).*/$1_\1/p" | sort --version-sort --unique | tail -n 1; }
 status=0
 printf '%-52s %-12s %-16s %s\n' file GLIBC GLIBCXX "ran in"
 while read -r file; do
