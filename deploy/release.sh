@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes a release: everything that others download, from a clean checkout of one commit. See --help.
 set -euo pipefail
-
+# In braces, so that it is read whole: a checkout may change while it builds.
+{
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
@@ -193,3 +194,5 @@ if [[ $tag == 1 && -z $tagged ]]; then
 elif [[ $candidate == 0 && -z $tagged ]]; then
   say "there is no tag yet. The last step: git tag --sign --local-user '$key' --message 'amem $version' v$version $commit"
 fi
+exit 0
+}
