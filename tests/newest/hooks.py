@@ -62,6 +62,8 @@ PROJECTS = (
         *_hooks(f"{_ENGINES}/base.py", "BaseEngineCtx", __enter__=("self",)),
         *_hooks(f"{_ENGINES}/fsdp/transformer_impl.py", None, offload_fsdp_model_to_cpu=("model",), load_fsdp_model_to_gpu=("model",),
                 offload_fsdp_optimizer=("optimizer",), load_fsdp_optimizer=("optimizer",)),
+        *_hooks(f"{_ENGINES}/fsdp/transformer_impl.py", "FSDPEngine", get_per_tensor_param=("self",)),
+        *_hooks(f"{_ENGINES}/fsdp/transformer_impl.py", "FSDPEngine", True, get_per_tensor_param_shard=("self",)),
         *_hooks(f"{_ENGINES}/megatron/transformer_impl.py", None, offload_megatron_model_to_cpu=("models",),
                 load_megatron_model_to_gpu=("models", "load_grad"), offload_megatron_optimizer=("optimizers",),
                 load_megatron_optimizer=("optimizers",))), "verl/__init__.py"),

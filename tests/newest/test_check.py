@@ -72,7 +72,8 @@ def test_a_hook_that_its_file_imports(tmp_path, how):
     utils.parent.mkdir()
     text = engine.read_text(encoding="utf-8")
     utils.write_text(text, encoding="utf-8")
-    engine.write_text("".join(f"{how} {hook.name}\n" for hook in project("verl").hooks if "fsdp" in hook.name), encoding="utf-8")
+    imports = "".join(f"{how} {hook.name}\n" for hook in project("verl").hooks if "fsdp" in hook.name)
+    engine.write_text(imports + text[text.index("class "):], encoding="utf-8")
     assert run("--unpacked", f"verl={verl}")[0] == 0
     utils.write_text(text.replace("offload_fsdp_model_to_cpu(model,", "offload_fsdp_model_to_cpu(chunks,"), encoding="utf-8")
     assert "offload_fsdp_model_to_cpu: changed: takes (chunks), not (model)" in run("--unpacked", f"verl={verl}")[2]

@@ -28,7 +28,6 @@ _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "megatron": {"offload_megatron_model_to_cpu": ("models",), "load_megatron_model_to_gpu": ("models", "load_grad"),
                  "offload_megatron_optimizer": ("optimizers",), "load_megatron_optimizer": ("optimizers",)},
 }
-_READING = ("get_per_tensor_param", "get_per_tensor_param_shard")  # of FSDPEngine; not every version has the second
 _TOUCHING = ("step", "state_dict", "load_state_dict")
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _next = itertools.count()
@@ -181,8 +180,10 @@ class Verl(Framework):
                 continue
             for name, function in zip(hooks, _functions(engine)):
                 setattr(module, name, function)
-            for name in _READING if engine == "fsdp" else ():
-                if hasattr(module.FSDPEngine, name):
-                    replace(module.FSDPEngine, name, _read_parameters)
+            if engine != "fsdp":
+                continue
+            replace(module.FSDPEngine, "get_per_tensor_param", _read_parameters)
+            if hasattr(module.FSDPEngine, "get_per_tensor_param_shard"):  # not every version has it
+                replace(module.FSDPEngine, "get_per_tensor_param_shard", _read_parameters)
         replace(engine_workers.ActorRolloutRefWorker, "update_weights", _update_weights)
         replace(base.BaseEngineCtx, "__enter__", _enter)
