@@ -349,7 +349,8 @@ def test_the_functions_of_frameworks_are_timed(tmp_path: pathlib.Path) -> None:
     (site / "sitecustomize.py").write_text("import sys, types\nsys.modules['of_the_next'] = types.ModuleType('of_the_next')\n")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests' / 'gpu' / 'by_hand' / 'timed'}:{site}", "PYTHONDONTWRITEBYTECODE": "1"}
     timed: dict[str, str] = {"FRAMEWORKS_TIMES": str(tmp_path / "times")}
-    for variables in ({}, timed):
+    nothing: dict[str, str] = {}
+    for variables in (nothing, timed):
         subprocess.run([sys.executable, "-c", TIMED_PROGRAM], env={**environment, **variables}, check=True, timeout=patience(60))
     lines = [json.loads(line) for line in (tmp_path / "times").read_text().splitlines()]
     assert [each["name"] for each in lines] == ["sleep", "return", "leave", "wake", "update", "return", "leave", "leave"]

@@ -34,7 +34,7 @@ def test_the_package_index_has_something_to_show() -> None:
 
 def test_both_say_the_same() -> None:
     template = email.parser.Parser().parsestr((FOLDER / "METADATA.in").read_text(encoding="utf-8"))
-    for name, of_project in (("Name", PROJECT["name"]), ("Version", "@PROJECT_VERSION@"), ("Summary", PROJECT["description"]),
+    for name, of_project in (("Name", "@distribution@"), ("Version", "@PROJECT_VERSION@"), ("Summary", PROJECT["description"]),
                              ("License-Expression", PROJECT["license"]), ("Keywords", ",".join(PROJECT["keywords"])),
                              ("Author", ", ".join(each["name"] for each in PROJECT["authors"])),
                              ("Requires-Python", PROJECT["requires-python"])):
