@@ -35,7 +35,7 @@ def test_the_package_index_has_something_to_show() -> None:
 def test_both_say_the_same() -> None:
     template = email.parser.Parser().parsestr((FOLDER / "METADATA.in").read_text(encoding="utf-8"))
     for name, of_project in (("Name", "@distribution@"), ("Version", "@PROJECT_VERSION@"), ("Summary", PROJECT["description"]),
-                             ("License-Expression", PROJECT["license"]), ("Keywords", ",".join(PROJECT["keywords"])),
+                             ("License-Expression", PROJECT["license"] + "@project_url@"), ("Keywords", ",".join(PROJECT["keywords"])),
                              ("Author", ", ".join(each["name"] for each in PROJECT["authors"])),
                              ("Requires-Python", PROJECT["requires-python"])):
         assert template[name] == of_project, name
