@@ -79,6 +79,24 @@ end_contained() {
   fi
 }
 
+# begin_guest: sets work, a new folder, and guest, the root that is to be made in it. Both end with the script; --keep keeps them.
+begin_guest() {
+  work=$(mktemp -d)
+  guest=$work/root
+  trap leave_guest EXIT
+  trap 'fail "interrupted"' INT TERM HUP
+}
+
+leave_guest() {
+  end_contained
+  umount --recursive "$guest/proc" 2>/dev/null || true
+  if [[ $keep == 1 ]]; then
+    echo "${0##*/}: the root is $guest"
+  else
+    rm -rf --one-file-system "$work"
+  fi
+}
+
 # make_root FOLDER INCLUDE: a root with these packages of the distribution.
 make_root() {
   # On Ubuntu some of what amem needs is in universe.

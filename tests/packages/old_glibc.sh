@@ -31,19 +31,7 @@ for tool in rpm2archive objdump; do
   command -v $tool >/dev/null || fail "there is no $tool here"
 done
 
-work=$(mktemp -d)
-guest=$work/root
-leave() {
-  end_contained
-  umount --recursive "$guest/proc" 2>/dev/null || true
-  if [[ $keep == 1 ]]; then
-    echo "old_glibc.sh: the root is $guest"
-  else
-    rm -rf --one-file-system "$work"
-  fi
-}
-trap leave EXIT
-trap 'fail "interrupted"' INT TERM HUP
+begin_guest
 
 make_root "$guest" python3,procps
 mkdir -p "$guest"/files/{rpm,deb,wheel}

@@ -23,19 +23,7 @@ END
 
 package_arguments "$@"
 
-work=$(mktemp -d)
-guest=$work/root
-leave() {
-  end_contained
-  umount --recursive "$guest/proc" 2>/dev/null || true
-  if [[ $keep == 1 ]]; then
-    echo "root.sh: the root is $guest"
-  else
-    rm -rf --one-file-system "$work"
-  fi
-}
-trap leave EXIT
-trap 'fail "interrupted"' INT TERM HUP
+begin_guest
 
 make_package_root "$guest" apt "$here/in_root.sh"
 mount -t proc proc "$guest/proc"
