@@ -309,8 +309,7 @@ void add_turns(CLI::App& app, CommandLine& o) {
             set_order(tags, *o.turn.mutable_return_order());
           },
           "Tags with commas between them: their memory returns before the rest, in this order; "
-          "none: no "
-          "order")
+          "none: no order")
       ->type_name("TAGS");
   CLI::App& lease = add(app, o, Command::kLease, "lease",
                         "Ask for a group's turn in a stage with the policy lease, and wait for it");
