@@ -34,16 +34,15 @@ std::optional<Fd> take(Stock& stock, HolderKind kind, std::uint64_t id) {
   return std::move(found.mapped());
 }
 
-std::optional<Interrupted> interrupted(const v1::record::Group& row, bool has_rest) {
+std::optional<Interrupted> interrupted(const v1::record::Group& row) {
   if (!row.has_under_way()) return std::nullopt;
   const v1::record::UnderWay& what = row.under_way();
   Interrupted found;
   found.task.op = what.resume() ? Operation::kResume : Operation::kPause;
   found.task.selection.tags = {what.tags().begin(), what.tags().end()};
   found.task.selection.except = what.except();
-  // A process with memory on its devices is not checkpointed.
-  found.task.deep = what.deep() && !has_rest;
-  found.task.partial = what.partial() || has_rest;
+  found.task.deep = what.deep();
+  found.task.partial = what.partial();
   found.restart = static_cast<OnRestart>(what.restart());
   found.phase = what.phase();
   found.loaded = what.loaded();
@@ -117,9 +116,13 @@ Status Recovery::run(Stock stock) {
   }
   for (auto& [id, members] : members_) {
     const v1::record::Group& row = groups_read_.at(id);
-    const bool has_rest = std::any_of(memory[id].begin(), memory[id].end(),
-                                      [&](const auto& each) { return rests(row, each.second); });
-    take_group(id, members, has_rest);
+    std::optional<Interrupted> what = interrupted(row);
+    if (what && std::any_of(memory[id].begin(), memory[id].end(),
+                            [&](const auto& each) { return rests(row, *what, each.second); })) {
+      what->task.partial = true;
+      what->task.deep = false;  // a process with memory on its devices is not checkpointed
+    }
+    take_group(id, members, std::move(what));
   }
   take_limbo(stock);  // what is given back is written beside it
   for (const auto& [id, members] : members_)
@@ -365,15 +368,16 @@ std::string Recovery::find_unknown_guest(const std::map<AllocationId, Memory>& m
   return {};
 }
 
-bool Recovery::rests(const v1::record::Group& group, const Memory& memory) {
-  if (!group.has_under_way() || group.under_way().restart() != v1::record::RELEASE) return false;
-  const Selection what = interrupted(group, false)->task.selection;
-  if (!memory.resident || !what.takes(memory.row.tag())) return false;
+bool Recovery::rests(const v1::record::Group& group, const Interrupted& what,
+                     const Memory& memory) {
+  if (what.restart != OnRestart::kRelease || !memory.resident) return false;
+  if (!what.task.selection.takes(memory.row.tag())) return false;
   if (memory.saved == nullptr) return true;
   return !memory.saved->stayed() && group.under_way().waves() && !memory.saved->leaves();
 }
 
-void Recovery::take_group(GroupId id, std::map<RankId, Member>& members, bool has_rest) {
+void Recovery::take_group(GroupId id, std::map<RankId, Member>& members,
+                          std::optional<Interrupted> what) {
   const v1::record::Group& row = groups_read_.at(id);
   const std::shared_ptr<Account> account = account_of(row.owner());
   std::vector<Rank> ranks;
@@ -399,8 +403,7 @@ void Recovery::take_group(GroupId id, std::map<RankId, Member>& members, bool ha
     ranks.push_back(std::move(rank));
   }
   const Standing standing{row.paused() ? GroupState::kPaused : GroupState::kRunning,
-                          Epoch(row.epoch()), interrupted(row, has_rest), row.by_operator(),
-                          row.deep()};
+                          Epoch(row.epoch()), std::move(what), row.by_operator(), row.deep()};
   GroupEntry& group = groups_.restore(id, row.name(), account, standing, std::move(labels));
   group.tag_discards = {row.tag_discards().begin(), row.tag_discards().end()};
   group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};
@@ -516,7 +519,7 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   // saver no more, even should that end before it has come back.
   const bool goes_on = what && what->restart == OnRestart::kRelease;
   if (goes_on && memory.saved != nullptr && memory.saved->leaves()) a.saved.saver = 0;
-  const bool rest = rests(groups_read_.at(group.id), memory);
+  const bool rest = what && rests(groups_read_.at(group.id), *what, memory);
   // It may have been dropped, and amemd of an earlier version wrote no attempt then.
   if (goes_on && memory.saved != nullptr && !rest && a.saved.attempt == 0)
     a.saved.attempt = groups_read_.at(group.id).epoch();

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -83,8 +84,9 @@ class Recovery {
   std::string find_memory(GroupId group, const Stock& stock, std::map<AllocationId, Memory>& found);
   /// A pause goes on. No rank was told to let go of this memory, and its bytes may not be safe. So
   /// it stays on its device until a later pause.
-  static bool rests(const v1::record::Group& group, const Memory& memory);
-  void take_group(GroupId id, std::map<RankId, Member>& members, bool has_rest);
+  static bool rests(const v1::record::Group& group, const Interrupted& what, const Memory& memory);
+  /// `what`: the operation that was under way.
+  void take_group(GroupId id, std::map<RankId, Member>& members, std::optional<Interrupted> what);
   void take_memory(GroupEntry& group, AllocationId id, const Memory& memory, Stock& stock);
   /// What its row says.
   void fill(Allocation& a, const v1::record::Allocation& row,
