@@ -9,10 +9,10 @@ timed() {  # COMMAND: sets `took` to its seconds
 }
 
 turn() {  # NUMBER
-    local out used
+    local out used device=${CUDA_VISIBLE_DEVICES:-0}
     timed leave
     out=$took
-    used=$(nvidia-smi --id=0 --query-gpu=memory.used --format=csv,noheader 2>/dev/null) || used=unknown
+    used=$(nvidia-smi --id="${device%%,*}" --query-gpu=memory.used --format=csv,noheader 2>/dev/null) || used=unknown
     timed enter
     echo "turn $1: left in $out s, GPU memory in use meanwhile: $used, returned in $took s"
 }

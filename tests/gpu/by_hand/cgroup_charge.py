@@ -19,6 +19,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 NAMES = ("holder", "first", "next")
 LIMIT_S = 60
+UNAVAILABLE = 3  # amemctl's exit status
 MIB = 64
 JOB = f"""
 import ctypes, sys, time
@@ -107,9 +108,16 @@ class Node:
             raise SystemExit(f"amemd has no pool of place {self.place}: {answer.stderr}{self.log.read_text()}")
         return process
 
-
     def ctl(self, *arguments):
-        return subprocess.run([str(self.program("amemctl")), *arguments], env=self.env, check=True, capture_output=True, text=True)
+        """Until the job has reconnected to the next amemd."""
+        limit = time.monotonic() + LIMIT_S
+        while True:
+            done = subprocess.run([str(self.program("amemctl")), *arguments], env=self.env, capture_output=True, text=True, check=False)
+            if done.returncode != UNAVAILABLE or time.monotonic() > limit:
+                break
+            time.sleep(0.1)
+        if done.returncode != 0:
+            raise SystemExit(f"amemctl {' '.join(arguments)} failed: {done.stderr}{self.log.read_text()}")
 
     def paused_job(self):
         """A group whose bytes are in the pool."""
@@ -136,20 +144,19 @@ def rows(options, place):
     try:
         with tempfile.TemporaryDirectory(prefix="amem-charge-") as folder:
             node = Node(options, place, folder)
-            holder = node.holder(cgroups["holder"])
+            running = [node.holder(cgroups["holder"])]
             try:
-                first = node.amemd(cgroups["first"])
-                job = node.paused_job()
+                running.append(node.amemd(cgroups["first"]))
+                running.append(node.paused_job())
                 found = [("the first amemd has the pool", measure(cgroups))]
-                end(first)
+                end(running.pop(1))
                 found.append(("it has ended", measure(cgroups)))
-                following = node.amemd(cgroups["next"])
+                running.append(node.amemd(cgroups["next"]))
                 found.append(("the next amemd has the pool", measure(cgroups)))
                 node.ctl("resume", "job")
-                end(job)
-                end(following)
             finally:
-                end(holder)
+                for each in reversed(running):
+                    end(each)
             return found
     finally:
         for each in cgroups.values():
