@@ -291,6 +291,32 @@ assert fsdp.copied == []
 """, env={"AMEM_SCOPE": "regions"})
 
 
+def test_verl_that_is_imported_later(job: Job) -> None:
+    """verl's engines cannot be imported yet when its awaited modules have been, because their package is still imported."""
+    job("amem.enable()" + VERL + """
+engine = fsdp.FSDPEngine(Module(), Adam())
+step(engine)
+assert here() == set() and fsdp.copied == [], (here(), fsdp.copied)
+""", env={"AMEM_SCOPE": "regions"})
+
+
+def test_a_verl_without_an_engine_that_can_be_imported(job: Job) -> None:
+    job("""
+import verl.workers.engine
+import verl.workers.engine_workers
+for engine in ("fsdp", "megatron"):
+    sys.modules["verl.workers.engine." + engine + ".transformer_impl"] = None  # as if it were not there
+fails("verl has no engine here that amem knows", amem.enable, require=True)
+""")
+    job("""
+import verl.workers.engine
+import verl.workers.engine_workers
+name = "verl.workers.engine.fsdp.transformer_impl"
+del sys.modules[name], verl.workers.engine.BaseEngineCtx
+fails(name + " cannot be imported: cannot import name 'BaseEngineCtx'", amem.enable, require=True)
+""")
+
+
 def test_verls_engines_have_tags_of_their_own(job: Job) -> None:
     job(VERL + """
 import amem.verl.external_lib

@@ -53,12 +53,14 @@ class Run:
     def install(self):
         """The two distributions as pip lays them out, on the path. Gives the hook library of torch_memory_saver."""
         site = self.folder / "site"
+        shim = (self.options.prefix / "lib" / "libamem_shim.so").resolve()
+        self.broker.environment["AMEM_SHIM"] = str(shim)  # amem.ray looks for it in the package, where no bundle has it
         if not site.is_dir():
             (site / "amem-0.1.0.dist-info").mkdir(parents=True)
             (site / "amem-0.1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: amem\nVersion: 0.1.0\n")
             (site / "amem-0.1.0.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
             (site / "torch_memory_saver").symlink_to((self.options.prefix / "dropin" / "torch_memory_saver").resolve())
-            (site / HOOK).symlink_to((self.options.prefix / "lib" / "libamem_shim.so").resolve())
+            (site / HOOK).symlink_to(shim)
             self.broker.environment["PYTHONPATH"] = f"{site}:{self.clean['PYTHONPATH']}"
         return site / HOOK
 

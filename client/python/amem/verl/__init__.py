@@ -15,6 +15,7 @@ from typing import Any
 
 from amem import _regions
 from amem import megatron as _megatron
+from amem.errors import FailedPreconditionError
 from amem.frameworks import Framework, hook, replace
 from amem.frameworks.phases import State, bring, idle, take
 from amem.frameworks.tensors import parts
@@ -40,6 +41,22 @@ def _tag(what: str, owner: Any) -> str:
     if owner not in _numbers:
         _numbers[owner] = next(_next)
     return f"verl.{what}.{_numbers[owner]}"
+
+
+def _engines() -> list[tuple[str, Any]]:
+    """The engines that this process can have, with their modules."""
+    found = []
+    for engine in _HOOKS:
+        try:
+            found.append((engine, importlib.import_module(_ENGINES.format(engine))))
+        except ModuleNotFoundError:  # no Megatron here, for example
+            continue
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] == "verl":  # verl's own modules are there, so a trainer can have this engine
+                raise FailedPreconditionError(f"{_ENGINES.format(engine)} cannot be imported: {error}") from error
+    if not found:
+        raise FailedPreconditionError("verl has no engine here that amem knows, with FSDP or Megatron")
+    return found
 
 
 # ---- in the place of verl's ----
@@ -152,12 +169,8 @@ class Verl(Framework):
 
         found = [hook(engine_workers.ActorRolloutRefWorker, "update_weights", "self", "global_steps"),
                  hook(base.BaseEngineCtx, "__enter__", "self")]
-        for engine, hooks in _HOOKS.items():
-            try:
-                module = importlib.import_module(_ENGINES.format(engine))
-            except ImportError:  # no Megatron here, for example
-                continue
-            found += [hook(module, name, *parameters) for name, parameters in hooks.items()]
+        for engine, module in _engines():
+            found += [hook(module, name, *parameters) for name, parameters in _HOOKS[engine].items()]
             if engine == "fsdp":
                 found.append(hook(module.FSDPEngine, "get_per_tensor_param", "self"))
         return found
@@ -173,12 +186,8 @@ class Verl(Framework):
         from verl.workers import engine_workers
         from verl.workers.engine import base
 
-        for engine, hooks in _HOOKS.items():
-            try:
-                module = importlib.import_module(_ENGINES.format(engine))
-            except ImportError:
-                continue
-            for name, function in zip(hooks, _functions(engine)):
+        for engine, module in _engines():
+            for name, function in zip(_HOOKS[engine], _functions(engine)):
                 setattr(module, name, function)
             if engine != "fsdp":
                 continue

@@ -1,5 +1,7 @@
 from typing import Any
 
+import verl.workers.engine_workers  # verl comes to it by a chain of imports  # noqa: F401
+
 
 class BaseEngineCtx:
     def __init__(self, engine: Any, mode: str) -> None:

@@ -1,1 +1,2 @@
 """As verl has it."""
+from .transformer_impl import FSDPEngine as FSDPEngine

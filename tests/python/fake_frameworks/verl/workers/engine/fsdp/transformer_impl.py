@@ -2,6 +2,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from verl.workers.engine import BaseEngineCtx as BaseEngineCtx
+
 copied = []
 
 
