@@ -1,5 +1,6 @@
 """examples/: the commands of the READMEs, with stand-ins: of python3 and amemctl for the trainers, of vLLM, SGLang and JAX on the simulated
 driver for the others; and what frameworks.py reads of them."""
+import asyncio
 import importlib.util
 import json
 import os
@@ -107,6 +108,25 @@ def test_prompts_and_rewards(tmp_path: pathlib.Path) -> None:
     assert [line["prompt"] for line in lines] == make.prompts(3) and len(set(make.prompts(96))) == 96
     assert rewards.for_trl(["w2 w3 </s>", "", "w4"]) == [0.5, 0.0, 1.0]
     assert rewards.for_verl("made_up", "w1 w2 w4 w6", "", {}) == 0.75
+
+
+def test_each_request_of_verl_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With verl's loop as a stand-in. The file names the class, and the run names both."""
+    class Loop:
+        async def run(self, sampling_params: dict[str, Any], priority: int = 0, **more: Any) -> Any:
+            return sampling_params, priority, more
+
+    name = "verl.experimental.agent_loop.single_turn_agent_loop"
+    for each in (name[:at] for at, letter in enumerate(name + ".") if letter == "."):
+        monkeypatch.setitem(sys.modules, each, types.ModuleType(each))
+    monkeypatch.setattr(sys.modules[name], "SingleTurnAgentLoop", Loop, raising=False)
+    loop = load(EXAMPLES / "verl" / "seeded.py").SeededLoop()
+    params = {"top_p": 1.0}
+    assert asyncio.run(loop.run(params, priority=3, raw_prompt=[])) == ({"top_p": 1.0, "seed": 3}, 3, {"raw_prompt": []})
+    assert params == {"top_p": 1.0}
+    config, script = ((EXAMPLES / "verl" / each).read_text(encoding="utf-8") for each in ("seeded.yaml", "run.sh"))
+    assert "- name: seeded\n  _target_: seeded.SeededLoop\n" in config
+    assert "agent.default_agent_loop=seeded" in script and 'agent.agent_loop_config_path="$here/seeded.yaml"' in script
 
 
 # ---- vllm, sglang, jax: on the simulated driver ----

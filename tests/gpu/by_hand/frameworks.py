@@ -156,7 +156,7 @@ def percent(part, whole):
 
 def table(runs):
     """Markdown. `runs`: summaries by name."""
-    rows = [("steps", lambda run: cell(run["steps"])),
+    rows = [("steps", lambda run: cell(run["steps"] if run["step"] is not None else None)),
             ("a step, median, s", lambda run: cell(run["step"])),
             ("sleep or pause, s", lambda run: cell(run["sleep"], 4)),
             ("wakes or resumes, s", lambda run: cell(run["wake"], 4)),
