@@ -104,8 +104,9 @@ os.register_at_fork(after_in_child=_finder.forget_lock)
 
 
 def when_imported(modules: Sequence[str], call: Callable[[], None]) -> bool:
-    """Calls the function when all of the modules, and the packages that they are in, have been imported. If it raises, the import raises the
-    same.
+    """Calls the function when all of the modules, and the packages that they are in, have been imported.
+
+    If it raises, the import raises the same.
 
     Returns True if the modules are already imported. Then the caller must call the function.
     """

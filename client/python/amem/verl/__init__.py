@@ -43,20 +43,10 @@ def _tag(what: str, owner: Any) -> str:
     return f"verl.{what}.{_numbers[owner]}"
 
 
-def _engines() -> list[tuple[str, Any]]:
-    """The engines that this process can have, with their modules."""
-    found = []
-    for engine in _HOOKS:
-        try:
-            found.append((engine, importlib.import_module(_ENGINES.format(engine))))
-        except ModuleNotFoundError:  # no Megatron here, for example
-            continue
-        except ImportError as error:
-            if (error.name or "").partition(".")[0] == "verl":  # verl's own modules are there, so a trainer can have this engine
-                raise FailedPreconditionError(f"{_ENGINES.format(engine)} cannot be imported: {error}") from error
-    if not found:
-        raise FailedPreconditionError("verl has no engine here that amem knows, with FSDP or Megatron")
-    return found
+def _must_be_missing(engine: str, error: ImportError) -> None:
+    """Raises FailedPreconditionError unless an engine's libraries are not installed, such as Megatron: a trainer cannot have this engine."""
+    if not isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "verl":
+        raise FailedPreconditionError(f"{_ENGINES.format(engine)} cannot be imported: {error}") from error
 
 
 # ---- in the place of verl's ----
@@ -169,10 +159,18 @@ class Verl(Framework):
 
         found = [hook(engine_workers.ActorRolloutRefWorker, "update_weights", "self", "global_steps"),
                  hook(base.BaseEngineCtx, "__enter__", "self")]
-        for engine, module in _engines():
-            found += [hook(module, name, *parameters) for name, parameters in _HOOKS[engine].items()]
+        others = len(found)
+        for engine, hooks in _HOOKS.items():
+            try:
+                module = importlib.import_module(_ENGINES.format(engine))
+            except ImportError as error:
+                _must_be_missing(engine, error)
+                continue
+            found += [hook(module, name, *parameters) for name, parameters in hooks.items()]
             if engine == "fsdp":
                 found.append(hook(module.FSDPEngine, "get_per_tensor_param", "self"))
+        if len(found) == others:
+            raise FailedPreconditionError("verl has no engine here that amem knows, with FSDP or Megatron")
         return found
 
     def install(self) -> None:
@@ -186,8 +184,12 @@ class Verl(Framework):
         from verl.workers import engine_workers
         from verl.workers.engine import base
 
-        for engine, module in _engines():
-            for name, function in zip(_HOOKS[engine], _functions(engine)):
+        for engine, hooks in _HOOKS.items():
+            try:
+                module = importlib.import_module(_ENGINES.format(engine))
+            except ImportError:  # hooks() has found the reason
+                continue
+            for name, function in zip(hooks, _functions(engine)):
                 setattr(module, name, function)
             if engine != "fsdp":
                 continue
