@@ -23,7 +23,8 @@ import tempfile
 import zipfile
 
 WANTED = ("verl==0.9.1", "openrlhf==0.11.2", "ray[default]==2.60.0", "TransferQueue", "nvidia-ml-py", "uvloop", "uvicorn", "watchfiles",
-          "model-hosting-container-standards", "prometheus-fastapi-instrumentator", "python-multipart", "trl==1.16.0", "pyarrow", "einops")
+          "model-hosting-container-standards", "prometheus-fastapi-instrumentator", "python-multipart", "trl==1.16.0", "pyarrow", "einops",
+          "tensordict==0.10.0", "omegaconf==2.3.1")  # verl and Hydra want them as old as that, others say nothing
 # Their wheels are for another Python, or there are none: made from the source, without its native code.
 FROM_SOURCE = {"antlr4-python3-runtime": "antlr4-python3-runtime==4.9.3", "deepspeed": "deepspeed==0.19.6"}
 # OpenRLHF imports its Python files, and calls none of its kernels in the example.
@@ -107,13 +108,18 @@ class Index:
 
 
 def wheels(index, wanted, have, environment):
-    """[(name, wheel)] of what is wanted and what that needs, without `have`. `environment`: of the Python of the machine."""
+    """[(name, wheel)] of what is wanted and what that needs, without `have`. `environment`: of the Python of the machine.
+
+    Who is last in `wanted` decides first. A version that does not suit another one is reported.
+    """
     from packaging.requirements import Requirement
 
     found, todo = {}, [Requirement(each) for each in wanted]
     while todo:
         requirement = todo.pop()
         name = canonical(requirement.name)
+        if name in found and not requirement.specifier.contains(found[name].name.split("-")[1], prereleases=True):
+            print(f"{found[name].name} does not satisfy {requirement}", file=sys.stderr)
         if name in have or name in found:
             continue
         found[name] = wheel = index.fetch(requirement)

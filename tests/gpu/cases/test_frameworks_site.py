@@ -24,13 +24,14 @@ def wheel(folder, name, files=(), needs=()):
     return path
 
 
-def test_what_is_wanted_and_what_that_needs(tmp_path):
+def test_what_is_wanted_and_what_that_needs(tmp_path, capsys):
     pytest.importorskip("packaging")
     for name, needs in (("one", ["Two_Parts[fast]>=1", "torch", "old; python_version < '3'", "other; extra == 'x'"]),
-                        ("two_parts", ["three; extra == 'fast'", "one"]), ("three", [])):
+                        ("two_parts", ["three; extra == 'fast'", "one<1"]), ("three", [])):
         wheel(tmp_path, name, needs=needs)
     found = site.wheels(site.Index("3.12", tmp_path), ["one"], {"torch"}, PYTHON)
     assert [name for name, _ in found] == ["one", "three", "two-parts"]
+    assert capsys.readouterr().err == "one-1.0-py3-none-any.whl does not satisfy one<1\n"
 
 
 def test_a_wheel_is_unpacked_as_pip_does(tmp_path):
