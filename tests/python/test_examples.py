@@ -305,6 +305,25 @@ def test_what_frameworks_py_reads(name: str, names: dict[str, str], tmp_path: pa
     assert "| projected to a step of 10 s | 3.2 % |" in frameworks.table({"plain 1": one})
 
 
+@pytest.mark.parametrize("script, said", [("exit 3", "ended with 3 after"), ("sleep 1000", "ended with still running after 1 s: ")])
+def test_what_a_run_leaves_is_ended(script: str, said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+                                    capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that fails or hangs may leave processes in sessions of their own, as Ray does."""
+    frameworks = load(ROOT / "tests" / "gpu" / "by_hand" / "frameworks.py")
+    run = tmp_path / "examples" / "vllm" / "run.sh"
+    run.parent.mkdir(parents=True)
+    run.write_text(f"#!/bin/bash\nsetsid sleep 1000 &\necho $! >{tmp_path}/left\n{script}\n")
+    run.chmod(0o755)
+    monkeypatch.setattr(frameworks, "EXAMPLES", run.parents[1])
+    (tmp_path / "made").mkdir()
+    options = types.SimpleNamespace(gpus=1, prefix=tmp_path, more=[], limit=1)
+    kit = types.SimpleNamespace(clean={"PYTHONPATH": ""})
+    assert frameworks.run_once("vllm", options, tmp_path / "made", tmp_path / "out", kit, False) is None
+    assert said in capsys.readouterr().out
+    left = pathlib.Path("/proc") / (tmp_path / "left").read_text().strip()
+    assert not left.exists() or "State:\tZ" in (left / "status").read_text()
+
+
 FAKES = {
     "vllm/v1/executor/abstract.py": """
 class Executor:

@@ -32,6 +32,8 @@ TIMED = HERE / "timed"
 EXAMPLES = HERE.parents[2] / "examples"
 sys.path[:0] = [str(HERE.parent / "frameworks"), str(HERE.parent / "programs")]
 
+from harness import Failure, Program, end_processes  # noqa: E402
+
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 ASLEEP = re.compile(r"It took ([\d.]+) seconds to fall asleep")
 AWAKE = re.compile(r"It took ([\d.]+) seconds to wake up tags")
@@ -207,12 +209,13 @@ def run_once(name, options, made, out, kit, with_amem):
     environment.update(PYTHONPATH=f"{TIMED}:{environment['PYTHONPATH']}", FRAMEWORKS_TIMES=str((out / "times").resolve()))
     command = [EXAMPLES / name / "run.sh", *(["--amem"] if with_amem else []), folder, *options.more]
     log, began = out / "log", time.monotonic()
-    with log.open("wb") as stream:
-        try:
-            code = subprocess.run(list(map(str, command)), env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
-                                  timeout=options.limit, check=False).returncode
-        except subprocess.TimeoutExpired:
-            code = f"a timeout of {options.limit} s"
+    program = Program(command, environment, log, log, f"{os.getpid()}.{out.name}")
+    try:
+        code = program.wait_any(options.limit).code
+    except Failure as failure:
+        code = str(failure)
+    finally:
+        end_processes(program.marker)  # what a job leaves, such as Ray's, would be on the GPU in the next run
     print(f"{out.name}: ended with {code} after {time.monotonic() - began:.0f} s", flush=True)
     text = log.read_text(errors="replace")
     if code != 0:
