@@ -11,16 +11,18 @@ flash-attn's source asks for them before it can be fetched.
 """
 
 import argparse
-import fnmatch
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from strip_wheel import is_left_out  # noqa: E402
 
 WANTED = ("verl==0.9.1", "openrlhf==0.11.2", "ray[default]==2.60.0", "TransferQueue", "nvidia-ml-py", "uvloop", "uvicorn", "watchfiles",
           "model-hosting-container-standards", "prometheus-fastapi-instrumentator", "python-multipart", "trl==1.16.0", "pyarrow", "einops",
@@ -60,7 +62,7 @@ def unpack(wheel, folder, patterns):
     with zipfile.ZipFile(wheel) as archive:
         for each in archive.infolist():
             name = target_of(each.filename)
-            if name is None or any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+            if name is None or is_left_out(name, patterns):
                 continue
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +181,6 @@ def main():
             archive = options.folder / f"site-{number}.tar.xz"
             print(f"{archive}: {pack(site, names, archive) / 2**20:.1f} MiB")
         print(f"{options.folder / 'trl.tar.xz'}: {pack(own, ['.'], options.folder / 'trl.tar.xz') / 2**20:.1f} MiB")
-        shutil.rmtree(scratch, ignore_errors=True)
     return 0
 
 
