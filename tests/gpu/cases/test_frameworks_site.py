@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "by_hand"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import frameworks_site as site  # noqa: E402
 
 PYTHON = {"python_version": "3.12", "sys_platform": "linux", "platform_system": "Linux", "extra": ""}

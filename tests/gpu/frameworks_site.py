@@ -20,9 +20,7 @@ import tarfile
 import tempfile
 import zipfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-from strip_wheel import is_left_out  # noqa: E402
+from strip_wheel import is_left_out
 
 WANTED = ("verl==0.9.1", "openrlhf==0.11.2", "ray[default]==2.60.0", "TransferQueue", "nvidia-ml-py", "uvloop", "uvicorn", "watchfiles",
           "model-hosting-container-standards", "prometheus-fastapi-instrumentator", "python-multipart", "trl==1.16.0", "pyarrow", "einops",
