@@ -141,7 +141,21 @@ def test_a_tag_that_changes_is_copied_plainly(node):
         hashed.append(saves(node)["heap"]["hashed"])
         assert copied(node) == 4 * MIB
     looks = [i for i, each in enumerate(hashed) if each]
-    assert looks == [0, 1, 9, 10, 18, 19]
+    assert looks == [0, 1, 2, 10, 11, 19]
+
+
+def test_a_tag_that_changes_in_each_second_turn_is_compared(node):
+    """As a trainer's parameters: they change in a step, and not while it computes probabilities."""
+    memory = Memory(node, 4 * MIB)
+    [block] = memory.blocks
+    cycle(node)
+    for turn in range(6):
+        if turn % 2:
+            memory.puppet.ask(f"fill {block} {100 + turn}")
+        cycle(node)
+        assert copied(node) == (4 * MIB if turn % 2 else 0)
+        if turn % 2:
+            memory.puppet.ask(f"verify {block} {100 + turn}")
 
 
 def test_always(bare_node):

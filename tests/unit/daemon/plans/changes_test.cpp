@@ -31,14 +31,23 @@ TEST(TagChangesTest, WhatDoesNotChangeIsComparedEachTime) {
 }
 
 TEST(TagChangesTest, WhatChangesIsLookedAtEveryEighthTime) {
-  EXPECT_EQ(hashed(20, 0), (std::vector{0, 1, 9, 10, 18, 19}));
-  EXPECT_EQ(hashed(12, kBytes / 8 - 1), (std::vector{0, 1, 9, 10}));
+  EXPECT_EQ(hashed(21, 0), (std::vector{0, 1, 2, 10, 11, 19, 20}));
+  EXPECT_EQ(hashed(12, kBytes / 8 - 1), (std::vector{0, 1, 2, 10, 11}));
+}
+
+TEST(TagChangesTest, WhatChangesBeforeEachSecondPauseIsComparedEachTime) {
+  TagChanges changes;
+  changes.paused(true, 0, 0);
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(changes.hashes()) << i;
+    changes.paused(true, kBytes, i % 2 == 0 ? kBytes : 0);
+  }
 }
 
 TEST(TagChangesTest, WhatStopsChangingIsNoticed) {
   TagChanges changes;
   changes.paused(true, 0, 0);
-  changes.paused(true, kBytes, 0);
+  for (int i = 0; i < 2; ++i) changes.paused(true, kBytes, 0);
   EXPECT_FALSE(changes.hashes());
   for (int i = 0; i < 7; ++i) changes.paused(false, 0, 0);
   EXPECT_TRUE(changes.hashes());
