@@ -11,7 +11,7 @@ Usage: deploy/static.sh [FOLDER]
 Builds gRPC, Protocol Buffers, abseil, c-ares, re2, OpenSSL, zlib, nanopb, spdlog, fmt, CivetWeb and prometheus-cpp from the sources
 of this Debian 12, with the compiler of the Python package ziglang, as static libraries that need glibc $glibc or newer. FOLDER (default:
 \$AMEM_STATIC, else build/static) keeps sources, compiler and libraries. A second run builds only what has changed. The first
-takes about an hour of one core. Remove FOLDER/sources to get newer sources. Builds of amem use FOLDER/toolchain.cmake:
+takes about 40 minutes of one core. Remove FOLDER/sources to get newer sources. Builds of amem use FOLDER/toolchain.cmake:
 deploy/wheel.sh and deploy/packages.sh take --static. Needs what deploy/deps.sh installs, Debian's archive and a Python package index.
 Environment: JOBS  how many files to compile at a time; default: one for each core
 END
