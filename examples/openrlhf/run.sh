@@ -6,7 +6,7 @@ made_up=$(cd "$(dirname "$0")/../made_up" && pwd)
 start=()
 if [ "$1" = --amem ]; then
     shift
-    start=(-m amem.ray run --group 'RolloutRayActor=engine{number}:heap' --group '*ModelActor=trainer:heap')
+    start=(-m amem.ray run --group 'RolloutRayActor=engine{number}:heap' --group 'PolicyModelActor=actor:heap')
 fi
 folder=$(realpath "$1")
 shift

@@ -59,7 +59,7 @@ PROJECTS = (
     Project("trl", (), None),
     Project("verl", (
         *_hooks("verl/workers/engine_workers.py", "ActorRolloutRefWorker", update_weights=("self", "global_steps")),
-        *_hooks(f"{_ENGINES}/base.py", "BaseEngineCtx", __enter__=("self",)),
+        *_hooks(f"{_ENGINES}/base.py", "BaseEngineCtx", __enter__=("self",), __exit__=("self",)),
         *_hooks(f"{_ENGINES}/fsdp/transformer_impl.py", None, offload_fsdp_model_to_cpu=("model",), load_fsdp_model_to_gpu=("model",),
                 offload_fsdp_optimizer=("optimizer",), load_fsdp_optimizer=("optimizer",)),
         *_hooks(f"{_ENGINES}/fsdp/transformer_impl.py", "FSDPEngine", get_per_tensor_param=("self",)),
@@ -67,6 +67,11 @@ PROJECTS = (
         *_hooks(f"{_ENGINES}/megatron/transformer_impl.py", None, offload_megatron_model_to_cpu=("models",),
                 load_megatron_model_to_gpu=("models", "load_grad"), offload_megatron_optimizer=("optimizers",),
                 load_megatron_optimizer=("optimizers",))), "verl/__init__.py"),
+    Project("deepspeed", (
+        *_hooks("deepspeed/runtime/zero/stage_1_and_2.py", "DeepSpeedZeroOptimizer", offload_states=("self", "include", "device"),
+                reload_states=("self",)),
+        *_hooks("deepspeed/runtime/zero/stage3.py", "DeepSpeedZeroOptimizer_Stage3", offload_states=("self", "include", "device"),
+                reload_states=("self",))), "deepspeed/__init__.py", repository="https://github.com/deepspeedai/DeepSpeed"),
     Project("ray", (
         *_hooks("ray/__init__.py", None, init=(), shutdown=()),
         *_hooks("ray/actor.py", "ActorClass", options=("self",), remote=("self",)))),

@@ -36,7 +36,7 @@ COMMANDS = {
     "verl": (["-m", "verl.trainer.main_ppo"],
              ["-m", "amem.ray", "run", "--group", "WorkerDict=trainer:regions", "--group", "vLLMHttpServer={name}:heap"]),
     "openrlhf": (["-m", "openrlhf.cli.train_ppo_ray"],
-                 ["-m", "amem.ray", "run", "--group", "RolloutRayActor=engine{number}:heap", "--group", "*ModelActor=trainer:heap"]),
+                 ["-m", "amem.ray", "run", "--group", "RolloutRayActor=engine{number}:heap", "--group", "PolicyModelActor=actor:heap"]),
 }
 
 
@@ -110,20 +110,37 @@ def test_prompts_and_rewards(tmp_path: pathlib.Path) -> None:
     assert rewards.for_verl("made_up", "w1 w2 w4 w6", "", {}) == 0.75
 
 
-def test_each_request_of_verl_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verls_requests_have_an_order_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """With verl's loop as a stand-in. The file names the class, and the run names both."""
     class Loop:
-        async def run(self, sampling_params: dict[str, Any], priority: int = 0, **more: Any) -> Any:
-            return sampling_params, priority, more
+        config = types.SimpleNamespace(data=types.SimpleNamespace(train_batch_size=2))
+        rollout_config = types.SimpleNamespace(n=3)
+
+        async def run(self, sampling_params: dict[str, Any], **more: Any) -> Any:
+            at = len(done)
+            await asyncio.sleep(0.001)
+            assert len(done) == at, "another one runs"
+            done.append((more["index"], more["session_id"], sampling_params["seed"]))
+            if sampling_params["top_p"] == 0:
+                raise ValueError
+            return more["raw_prompt"]
+
+    async def step(prompts: list[int], **params: Any) -> list[Any]:
+        done.clear()
+        samples = [(prompt, number) for number in (2, 0, 1) for prompt in prompts]
+        return await asyncio.gather(*(module.SeededLoop().run(params, index=prompt, session_id=number, raw_prompt=[prompt])
+                                      for prompt, number in samples), return_exceptions=True)
 
     name = "verl.experimental.agent_loop.single_turn_agent_loop"
     for each in (name[:at] for at, letter in enumerate(name + ".") if letter == "."):
         monkeypatch.setitem(sys.modules, each, types.ModuleType(each))
     monkeypatch.setattr(sys.modules[name], "SingleTurnAgentLoop", Loop, raising=False)
-    loop = load(EXAMPLES / "verl" / "seeded.py").SeededLoop()
-    params = {"top_p": 1.0}
-    assert asyncio.run(loop.run(params, priority=3, raw_prompt=[])) == ({"top_p": 1.0, "seed": 3}, 3, {"raw_prompt": []})
-    assert params == {"top_p": 1.0}
+    done: list[tuple[int, int, int]] = []
+    module = load(EXAMPLES / "verl" / "seeded.py")
+    expected = [(1, number, 3 + number) for number in range(3)] + [(4, number, 12 + number) for number in range(3)]
+    for _ in range(2):
+        assert asyncio.run(step([4, 1], top_p=1.0)) == [[4], [1]] * 3 and done == expected
+    assert all(isinstance(each, ValueError) for each in asyncio.run(step([4, 1], top_p=0))) and done == expected
     config, script = ((EXAMPLES / "verl" / each).read_text(encoding="utf-8") for each in ("seeded.yaml", "run.sh"))
     assert "- name: seeded\n  _target_: seeded.SeededLoop\n" in config
     assert "agent.default_agent_loop=seeded" in script and 'agent.agent_loop_config_path="$here/seeded.yaml"' in script

@@ -1,4 +1,4 @@
-"""amem's modules for SGLang, slime, Miles and verl, on the simulated driver. The frameworks are those of fake_frameworks; NCCL is
+"""amem's modules for DeepSpeed, SGLang, slime, Miles and verl, on the simulated driver. The frameworks are those of fake_frameworks; NCCL is
 the one of the simulated driver; shim, broker, modules and the distribution torch_memory_saver are real."""
 import os
 import subprocess
@@ -279,14 +279,18 @@ sent = [engine.module.part.sum()] if isinstance(engine, fsdp.FSDPEngine) else []
 engine.to("cpu")
 assert here() == {{"nccl"}}, here()
 before = step(engine)
-assert here() == {{"nccl"}}, here()
+assert here() == {{"nccl", "verl.params.0"}}, here()  # they stay for the update of weights
 for _ in range(3):
     assert asyncio.run(worker.update_weights(1)) == "updated"
     assert worker.sent == sent and here() == set(), here()
+    with base.BaseEngineCtx(engine, "eval"):
+        assert "verl.params.0" in here(), here()
+    assert here() == {{"nccl"}}, here()
     with base.BaseEngineCtx(engine, "train"):
         assert "nccl" in here() and any("params" in each for each in here())
         engine.optimizer.step()
         assert any("optimizer" in each for each in here()), here()
+    assert here() == {{"nccl", "verl.params.0"}}, here()
 assert fsdp.copied == []
 """, env={"AMEM_SCOPE": "regions"})
 
@@ -296,7 +300,7 @@ def test_verl_that_is_imported_later(job: Job) -> None:
     job("amem.enable()" + VERL + """
 engine = fsdp.FSDPEngine(Module(), Adam())
 step(engine)
-assert here() == set() and fsdp.copied == [], (here(), fsdp.copied)
+assert here() == {"verl.params.0"} and fsdp.copied == [], (here(), fsdp.copied)
 """, env={"AMEM_SCOPE": "regions"})
 
 
@@ -323,10 +327,26 @@ import amem.verl.external_lib
 one, other = (fsdp.FSDPEngine(Module(), Adam()) for _ in range(2))
 for each in (one, other):
     step(each)
+    assert here() == {"verl.params.%d" % (0 if each is one else 2)}, here()  # what stayed of the other has left
+with base.BaseEngineCtx(one, "eval"):
+    assert here() == {"verl.params.0"}, here()
 assert here() == set()
-with base.BaseEngineCtx(other, "eval"):
-    assert len(here()) == 1, here()
+step(one)
+asyncio.run(engine_workers.ActorRolloutRefWorker(other).update_weights())
+assert here() == set(), here()
 """)
+
+
+def test_after_a_verl_step_that_fails_the_parameters_leave(job: Job) -> None:
+    job(VERL + """
+import amem.verl.external_lib
+engine = fsdp.FSDPEngine(Module(), Adam())
+try:
+    with base.BaseEngineCtx(engine, "train"):
+        raise ValueError
+except ValueError:
+    assert here() == set(), here()
+""", env={"AMEM_SCOPE": "regions"})
 
 
 def test_a_worker_whose_other_engine_stays_keeps_ncclls_memory(job: Job) -> None:
@@ -368,3 +388,67 @@ def test_without_verl_its_module_changes_nothing(job: Job) -> None:
 import amem.verl
 assert "verl" not in sys.modules and "amem.verl.external_lib" not in sys.modules
 """, hook=False)
+
+
+# ---- DeepSpeed ----
+DEEPSPEED = """
+from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum, OffloadStateTypeEnum as State
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+OPENRLHF = [State.optim_states, State.contiguous_grad_buffer, State.hp_params, State.lp_grads]
+"""
+
+
+@pytest.mark.parametrize("stage, ours, theirs", [("DeepSpeedZeroOptimizer", {"hp_params", "optim_states"}, ["contiguous_grad_buffer", "lp_grads"]),
+                                                 ("DeepSpeedZeroOptimizer_Stage3", {"hp_params", "lp_grads", "optim_states"},
+                                                  ["contiguous_grad_buffer"])])
+def test_deepspeeds_states_leave_by_tags(job: Job, stage: str, ours: set[str], theirs: list[str]) -> None:
+    job(DEEPSPEED + f"""
+amem.enable()
+zero = {stage}()
+ours = {{"deepspeed." + each + ".0" for each in {ours}}}
+for _ in range(3):
+    zero.step()
+    before = zero.sums()
+    zero.offload_states(include=OPENRLHF, device=OffloadDeviceEnum.cpu, pin_memory=True, non_blocking=True)
+    assert here() == set() and zero.offloaded_states == set(OPENRLHF), (here(), zero.offloaded_states)
+    assert zero.copied.pop() == {theirs}
+    zero.offload_states(include=OPENRLHF)  # a second time: there is nothing to do
+    assert zero.copied.pop() == sorted(each.name for each in OPENRLHF)
+    zero.reload_states(non_blocking=True)
+    assert here() == ours and zero.offloaded_states == set(), (here(), zero.offloaded_states)
+    assert zero.copied.pop() == {theirs} and zero.sums() == before
+zero.offload_states()
+assert "deepspeed.lp_params.0" in {{each.tag for each in amem.stats().brokered}} and here() == set(), here()
+zero.reload_states()
+assert zero.sums() == before
+""", env={"AMEM_SCOPE": "regions"})
+
+
+def test_deepspeeds_optimizers_have_tags_of_their_own(job: Job) -> None:
+    """An optimizer without state yet, one whose states DeepSpeed keeps on the CPU, and another place than the CPU's memory are DeepSpeed's."""
+    job(DEEPSPEED + """
+amem.enable()
+one, other = DeepSpeedZeroOptimizer(), DeepSpeedZeroOptimizer()
+for each in (one, other):
+    each.offload_states([State.hp_params, State.optim_states])
+    assert each.copied == [["optim_states"]], each.copied
+other.reload_states()
+assert here() == {"deepspeed.hp_params.1"}, here()
+one.reload_states()
+one.step()
+one.offload_states([State.optim_states], OffloadDeviceEnum.nvme)
+assert one.copied[-1] == ["optim_states"] and here() == {"deepspeed.hp_params.0", "deepspeed.hp_params.1"}, (one.copied, here())
+""", env={"AMEM_SCOPE": "regions"})
+
+
+def test_deepspeed_fails_early(job: Job) -> None:
+    job(DEEPSPEED + """
+del DeepSpeedZeroOptimizer_Stage3.reload_states, DeepSpeedZeroOptimizer.reload_states
+fails("DeepSpeedZeroOptimizer has no reload_states(), which amem needs", amem.enable, require=True)
+assert "DeepSpeed is not switched on and runs without amem" in amem.enable().text
+zero = DeepSpeedZeroOptimizer()
+zero.offload_states()
+assert len(zero.copied[0]) == 5 and here() == set()
+""")

@@ -11,6 +11,7 @@ GROUP = "amem.frameworks"
 """Other distributions add a module by an entry point in this group."""
 
 OURS = {
+    "deepspeed": "amem.deepspeed:DeepSpeed",
     "megatron": "amem.megatron:Megatron",
     "miles": "amem.slime:Miles",
     "sglang": "amem.sglang:Sglang",

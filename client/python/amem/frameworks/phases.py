@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
@@ -17,7 +19,38 @@ from amem._rank import pause, resume
 from amem.errors import Error, NotFoundError
 
 
-__all__ = ["State", "bring", "idle", "take"]
+__all__ = ["State", "Tags", "bring", "idle", "take"]
+
+
+class Tags:
+    """Names the tags of a framework's objects. A process may have several, such as an actor and a critic.
+
+    Every rank must make the objects in the same order.
+    """
+
+    def __init__(self, framework: str) -> None:
+        """Begins to number.
+
+        Args:
+            framework: The tags begin with it.
+        """
+        self._framework = framework
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._next = itertools.count()
+
+    def __call__(self, what: str, owner: Any) -> str:
+        """Returns the tag of one object's memory.
+
+        Args:
+            what: What the memory is for, such as "params".
+            owner: The object. It must have a hash and take weak references.
+
+        Returns:
+            The tag, such as "verl.params.0".
+        """
+        if owner not in self._numbers:
+            self._numbers[owner] = next(self._next)
+        return f"{self._framework}.{what}.{self._numbers[owner]}"
 
 
 def _each(operation: Callable[..., None], tags: list[str], timeout: float | None) -> None:

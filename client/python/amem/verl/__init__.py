@@ -8,7 +8,6 @@ docs/rl-frameworks.md is the manual. This module imports neither verl nor torch.
 from __future__ import annotations
 
 import importlib
-import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from amem import _regions
 from amem import megatron as _megatron
 from amem.errors import FailedPreconditionError
 from amem.frameworks import Framework, hook, replace
-from amem.frameworks.phases import State, bring, idle, take
+from amem.frameworks.phases import State, Tags, bring, idle, take
 from amem.frameworks.tensors import parts
 
 __all__ = ["Verl"]
@@ -30,17 +29,11 @@ _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
                  "offload_megatron_optimizer": ("optimizers",), "load_megatron_optimizer": ("optimizers",)},
 }
 _TOUCHING = ("step", "state_dict", "load_state_dict")
-_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-_next = itertools.count()
+_tag = Tags("verl")
 _nccl_paused = False
 _read: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose parameters verl is about to read
-
-
-def _tag(what: str, owner: Any) -> str:
-    """The tag of one model. A process may have several models, such as actor and reference. All ranks make them in the same order."""
-    if owner not in _numbers:
-        _numbers[owner] = next(_next)
-    return f"verl.{what}.{_numbers[owner]}"
+_ending_training = False  # verl is leaving the context of a training step
+_staying: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose parameters verl has offloaded since, and amem not yet
 
 
 def _must_be_missing(engine: str, error: ImportError) -> None:
@@ -58,10 +51,24 @@ def _offload_model(chunks: list[Any]) -> None:
     if all(hasattr(chunk, "expert_parallel_buffers") for chunk in chunks):  # of Megatron's DistributedDataParallel
         _regions.move(_megatron.gradients(chunks), grads, keep=False)
     idle()
-    take([params, grads])
+    if _ending_training:
+        _staying.add(chunks[0])
+        take([grads])
+    else:
+        _staying.discard(chunks[0])
+        take([params, grads])
+
+
+def _leave_too(but: Any) -> None:
+    """The parameters that stayed after a training step leave, but not those of the model `but`."""
+    for each in [each for each in _staying if each is not but]:
+        _staying.discard(each)
+        take([_tag("params", each)])
 
 
 def _load_model(chunks: list[Any], grads: bool = True) -> None:
+    _leave_too(chunks[0])
+    _staying.discard(chunks[0])
     _bring_nccl()
     bring([_tag("params", chunks[0])] + ([_tag("grads", chunks[0])] if grads else []))
 
@@ -122,8 +129,11 @@ def _bring_nccl() -> None:
 
 async def _update_weights(original: Callable[..., Any], worker: Any, *arguments: Any, **options: Any) -> Any:
     global _nccl_paused
+    module = worker.actor.engine.module if worker.actor is not None else None
+    _leave_too(module[0] if isinstance(module, list) else module)
     _bring_nccl()
     answer = await original(worker, *arguments, **options)
+    _leave_too(None)
     if all(each.engine.is_param_offload_enabled for each in (worker.actor, worker.ref) if each is not None):
         idle()
         take(["nccl"])
@@ -134,6 +144,19 @@ async def _update_weights(original: Callable[..., Any], worker: Any, *arguments:
 def _enter(original: Callable[..., Any], context: Any) -> Any:
     _bring_nccl()
     return original(context)
+
+
+def _exit(original: Callable[..., Any], context: Any, *error: Any) -> Any:
+    """After a training step the parameters stay until the engine has them, or another model returns.
+
+    verl offloads them here, and reads them a moment later in update_weights(). Nothing else uses the GPU between the two.
+    """
+    global _ending_training
+    _ending_training = context.mode == "train" and not any(error)
+    try:
+        return original(context, *error)
+    finally:
+        _ending_training = False
 
 
 class Verl(Framework):
@@ -158,7 +181,7 @@ class Verl(Framework):
         from verl.workers.engine import base
 
         found = [hook(engine_workers.ActorRolloutRefWorker, "update_weights", "self", "global_steps"),
-                 hook(base.BaseEngineCtx, "__enter__", "self")]
+                 hook(base.BaseEngineCtx, "__enter__", "self"), hook(base.BaseEngineCtx, "__exit__", "self")]
         others = len(found)
         for engine, hooks in _HOOKS.items():
             try:
@@ -198,3 +221,4 @@ class Verl(Framework):
                 replace(module.FSDPEngine, "get_per_tensor_param_shard", _read_parameters)
         replace(engine_workers.ActorRolloutRefWorker, "update_weights", _update_weights)
         replace(base.BaseEngineCtx, "__enter__", _enter)
+        replace(base.BaseEngineCtx, "__exit__", _exit)

@@ -1,0 +1,120 @@
+"""DeepSpeed: amem frees and restores the GPU memory that ZeRO's offload_states() would copy to the CPU and back.
+
+The arguments of offload_states() still choose this memory. OpenRLHF calls it with --ds.enable_sleep.
+
+docs/rl-frameworks.md is the manual. This module imports neither DeepSpeed nor torch.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from typing import Any
+
+from amem import _regions
+from amem.frameworks import Framework, hook, replace
+from amem.frameworks.phases import Tags, bring, idle, take
+from amem.frameworks.tensors import plain
+
+__all__ = ["DeepSpeed"]
+
+_tag = Tags("deepspeed")
+
+
+def _on_gpu(tensors: Iterable[Any]) -> list[Any]:
+    return [each for each in plain(tensors) if each.untyped_storage().device.type == "cuda"]
+
+
+def _optimizer_state(zero: Any) -> Iterable[Any]:
+    return [each for state in zero.optimizer.state.values() for each in state.values()]
+
+
+# The states that amem pauses: OffloadStateTypeEnum's name, and where the memory is. DeepSpeed does the rest itself, and what is not on the
+# GPU: stage 3 drops its bucket, and stages 1 and 2 have no gradients between steps.
+_STAGE_1_AND_2: dict[str, Callable[[Any], Iterable[Any]]] = {
+    "hp_params": lambda zero: zero.single_partition_of_fp32_groups,
+    "lp_params": lambda zero: zero.bit16_groups_flat,
+    "optim_states": _optimizer_state,
+}
+_STAGE_3: dict[str, Callable[[Any], Iterable[Any]]] = {
+    "hp_params": lambda zero: zero.fp32_partitioned_groups_flat,
+    "lp_params": lambda zero: [zero.lp_param_buffer],
+    "lp_grads": lambda zero: [zero.grad_partitions_flat_buffer],
+    "optim_states": _optimizer_state,
+}
+
+
+class _Stage:
+    """What takes the place of offload_states() and reload_states() of one stage's class."""
+
+    def __init__(self, kinds: Any, states: dict[str, Callable[[Any], Iterable[Any]]]) -> None:
+        """`kinds`: DeepSpeed's OffloadStateTypeEnum."""
+        self._kinds = {kinds[name]: tensors for name, tensors in states.items()}
+        self._all = list(kinds)
+
+    def _tags(self, zero: Any, kinds: Iterable[Any]) -> list[str]:
+        return [_tag(each.name, zero) for each in self._kinds if each in kinds]
+
+    def offload(self, original: Callable[..., None], zero: Any, include: Container[Any] | None = None, device: Any = None,
+                *arguments: Any, **options: Any) -> None:
+        target = () if device is None else (device,)
+        wanted = [each for each in self._all if include is None or each in include]
+        found = {each: _on_gpu(find(zero)) for each, find in self._kinds.items() if each in wanted and each not in zero.offloaded_states}
+        tensors = {kind: all_of for kind, all_of in found.items() if all_of and getattr(device, "value", "cpu") == "cpu"}
+        original(zero, [each for each in wanted if each not in tensors], *target, *arguments, **options)
+        for kind, all_of in tensors.items():
+            _regions.move(all_of, _tag(kind.name, zero))
+        idle()
+        take(self._tags(zero, tensors))
+        zero._amem_paused = {*_paused(zero), *tensors}
+        zero.offloaded_states.update(tensors)
+
+    def reload(self, original: Callable[..., None], zero: Any, *arguments: Any, **options: Any) -> None:
+        bring(self._tags(zero, _paused(zero)))
+        zero.offloaded_states.difference_update(_paused(zero))
+        zero._amem_paused = set()
+        original(zero, *arguments, **options)
+
+
+def _paused(zero: Any) -> set[Any]:
+    """The states of this optimizer that amem has paused."""
+    return getattr(zero, "_amem_paused", set())
+
+
+class DeepSpeed(Framework):
+    """DeepSpeed's ZeRO optimizers, stages 1 to 3."""
+
+    name, title, distribution = "deepspeed", "DeepSpeed", "deepspeed"
+    modules = ("deepspeed.runtime.zero.stage_1_and_2",)
+    tried = (0, 19), (0, 19)
+    purpose = "DeepSpeed's offload_states() cannot free GPU memory by amem"
+
+    def hooks(self) -> list[Callable[..., Any]]:
+        """Finds the functions that amem needs of DeepSpeed's optimizers. It changes nothing.
+
+        Returns:
+            The results of hook().
+
+        Raises:
+            FailedPreconditionError: A function is missing, or has other parameters.
+        """
+        from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+        return [hook(stage_1_and_2.DeepSpeedZeroOptimizer, "offload_states", "self", "include", "device"),
+                hook(stage_1_and_2.DeepSpeedZeroOptimizer, "reload_states", "self"),
+                hook(stage3.DeepSpeedZeroOptimizer_Stage3, "offload_states", "self", "include", "device"),
+                hook(stage3.DeepSpeedZeroOptimizer_Stage3, "reload_states", "self")]
+
+    def install(self) -> None:
+        """Replaces offload_states() and reload_states() of the optimizers. A second call changes nothing.
+
+        Raises:
+            FailedPreconditionError: amem does not support this version, or this process lacks something.
+            UnavailableError: There is no broker.
+        """
+        self.check()
+        from deepspeed.runtime.zero import stage3, stage_1_and_2
+        from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
+
+        for owner, states in ((stage_1_and_2.DeepSpeedZeroOptimizer, _STAGE_1_AND_2), (stage3.DeepSpeedZeroOptimizer_Stage3, _STAGE_3)):
+            stage = _Stage(OffloadStateTypeEnum, states)
+            replace(owner, "offload_states", stage.offload)
+            replace(owner, "reload_states", stage.reload)
