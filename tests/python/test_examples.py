@@ -36,7 +36,7 @@ COMMANDS = {
     "verl": (["-m", "verl.trainer.main_ppo"],
              ["-m", "amem.ray", "run", "--group", "WorkerDict=trainer:regions", "--group", "vLLMHttpServer={name}:heap"]),
     "openrlhf": (["-m", "openrlhf.cli.train_ppo_ray"],
-                 ["-m", "amem.ray", "run", "--group", "RolloutRayActor=engine{number}:heap", "--group", "PolicyModelActor=actor:heap"]),
+                 ["-m", "amem.ray", "run", "--group", "RolloutRayActor=engine{number}:heap", "--group", "PolicyModelActor=actor:regions"]),
 }
 
 
@@ -144,6 +144,40 @@ def test_verls_requests_have_an_order_and_seeds(monkeypatch: pytest.MonkeyPatch)
     config, script = ((EXAMPLES / "verl" / each).read_text(encoding="utf-8") for each in ("seeded.yaml", "run.sh"))
     assert "- name: seeded\n  _target_: seeded.SeededLoop\n" in config
     assert "agent.default_agent_loop=seeded" in script and 'agent.agent_loop_config_path="$here/seeded.yaml"' in script
+
+
+def test_openrlhfs_requests_have_an_order_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With OpenRLHF's executor as a stand-in."""
+    class Executor:
+        def __init__(self, rewards: str) -> None:
+            assert load(pathlib.Path(rewards)).reward_func
+
+        async def execute(self, prompt: str, label: str, sampling_params: Any, max_length: int) -> Any:
+            at = len(done)
+            await asyncio.sleep(0.001)
+            assert len(done) == at, "another one runs"
+            done.append(prompt)
+            return sampling_params.seed
+
+    async def step(executor: Any) -> list[int]:
+        params = types.SimpleNamespace(seed=None)
+        seeds = await asyncio.gather(*(executor.execute(prompt=prompt, label="", sampling_params=params, max_length=8) for prompt in prompts))
+        assert params.seed is None, "all samples share it"
+        return list(seeds)
+
+    async def run() -> list[int]:
+        executor = load(EXAMPLES / "openrlhf" / "seeded.py").AgentExecutor()
+        return await step(executor) + await step(executor)
+
+    name = "openrlhf.utils.agent"
+    for each in ("openrlhf", "openrlhf.utils", name):
+        monkeypatch.setitem(sys.modules, each, types.ModuleType(each))
+    monkeypatch.setattr(sys.modules[name], "SingleTurnAgentExecutor", Executor, raising=False)
+    prompts = ["w1 w2", "w3", "w1 w2", "w3"]
+    done: list[str] = []
+    seeds = asyncio.run(run())
+    assert done == prompts * 2 and len(set(seeds)) == 8 and asyncio.run(run()) == seeds
+    assert '--train.agent_func_path "$here/seeded.py"' in (EXAMPLES / "openrlhf" / "run.sh").read_text(encoding="utf-8")
 
 
 # ---- vllm, sglang, jax: on the simulated driver ----
@@ -319,6 +353,10 @@ def test_what_frameworks_py_reads(name: str, names: dict[str, str], tmp_path: pa
                                         for each in ("plain 2", "amem 1")]
     assert f"plain 1 and amem 1: {names.get('policy_loss', 'policy_loss')} differ" in frameworks.verdict({**runs, "amem 1": two})
     assert any("in the last step: without amem" in each for each in frameworks.verdict({"plain 1": one, "plain 2": two, "amem 1": one}))
+    cut = {**one, "compared": one["compared"][:1]}
+    assert frameworks.verdict({"plain 1": cut, "amem 1": one}) == ["plain 1 and amem 1: rewards, losses and gradient norms are equal bit for bit"
+                                                                   f" in the first 1 steps. They have 1 and {len(one['compared'])} steps"]
+    assert frameworks.verdict({"amem 1": one}) == []
     assert "| projected to a step of 10 s | 3.2 % |" in frameworks.table({"plain 1": one})
 
 

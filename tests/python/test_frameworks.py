@@ -452,3 +452,15 @@ zero = DeepSpeedZeroOptimizer()
 zero.offload_states()
 assert len(zero.copied[0]) == 5 and here() == set()
 """)
+
+
+def test_states_return_if_deepspeed_fails(job: Job) -> None:
+    job(DEEPSPEED + """
+amem.enable()
+zero = DeepSpeedZeroOptimizer()
+zero.step()
+before, zero.copied = zero.sums(), None
+fails("'NoneType' object has no attribute 'append'", zero.offload_states)
+assert here() == {"deepspeed.hp_params.0", "deepspeed.lp_params.0", "deepspeed.optim_states.0"}, here()
+assert zero.sums() == before and zero.offloaded_states == set()
+""", env={"AMEM_SCOPE": "regions"})

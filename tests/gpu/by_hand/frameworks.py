@@ -142,9 +142,7 @@ def summary(name, folder, log, times=None):
 
 
 def differences(first, other):
-    """The keys of all steps whose numbers are not equal bit for bit."""
-    if len(first["compared"]) != len(other["compared"]):
-        return [f"{len(first['compared'])} and {len(other['compared'])} steps"]
+    """The keys whose numbers are not equal bit for bit, of the steps that both have."""
     return sorted({key for one, two in zip(first["compared"], other["compared"]) for key in {*one, *two} if one.get(key) != two.get(key)})
 
 
@@ -178,15 +176,18 @@ def table(runs):
 
 
 def verdict(runs):
-    """Sentences about what is compared."""
+    """Sentences about what is compared, with a run without amem."""
     plain = [name for name in runs if not name.startswith("amem")]
+    if not plain:
+        return []
     said = []
     first = runs[plain[0]]["compared"]
     what = {"answer": "the answers", "loss": "the losses"}.get(",".join(first[0]) if first else "", "rewards, losses and gradient norms")
     for name in list(runs)[1:]:
         unequal = differences(runs[plain[0]], runs[name])
-        said.append(f"{plain[0]} and {name}: " + (f"{', '.join(unequal)} differ" if unequal else
-                                                  f"{what} are equal bit for bit"))
+        steps, others = len(first), len(runs[name]["compared"])
+        said.append(f"{plain[0]} and {name}: " + (f"{', '.join(unequal)} differ" if unequal else f"{what} are equal bit for bit") +
+                    (f" in the first {min(steps, others)} steps. They have {steps} and {others} steps" if steps != others else ""))
     if any(differences(runs[plain[0]], runs[name]) for name in plain[1:]):
         keys = sorted({key for run in runs.values() for step in run["compared"] for key in step} - {"answer"})
         for key in keys:

@@ -11,7 +11,7 @@ from typing import Any
 
 from amem import _regions
 from amem.frameworks import Framework, hook, replace
-from amem.frameworks.phases import Tags, bring, idle, take
+from amem.frameworks.phases import Tags, bring, idle, taking
 from amem.frameworks.tensors import plain
 
 __all__ = ["DeepSpeed"]
@@ -59,11 +59,11 @@ class _Stage:
         wanted = [each for each in self._all if include is None or each in include]
         found = {each: _on_gpu(find(zero)) for each, find in self._kinds.items() if each in wanted and each not in zero.offloaded_states}
         tensors = {kind: all_of for kind, all_of in found.items() if all_of and getattr(device, "value", "cpu") == "cpu"}
-        original(zero, [each for each in wanted if each not in tensors], *target, *arguments, **options)
         for kind, all_of in tensors.items():
             _regions.move(all_of, _tag(kind.name, zero))
         idle()
-        take(self._tags(zero, tensors))
+        with taking(self._tags(zero, tensors)):  # DeepSpeed collects garbage meanwhile, which takes as long as a large pause
+            original(zero, [each for each in wanted if each not in tensors], *target, *arguments, **options)
         zero._amem_paused = {*_paused(zero), *tensors}
         zero.offloaded_states.update(tensors)
 

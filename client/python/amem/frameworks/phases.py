@@ -8,8 +8,9 @@ import contextlib
 import ctypes
 import itertools
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,7 +20,7 @@ from amem._rank import pause, resume
 from amem.errors import Error, NotFoundError
 
 
-__all__ = ["State", "Tags", "bring", "idle", "take"]
+__all__ = ["State", "Tags", "bring", "idle", "take", "taking"]
 
 
 class Tags:
@@ -81,6 +82,40 @@ def take(tags: list[str], timeout: float | None = None) -> None:
         with contextlib.suppress(Error):
             _each(resume, tags, timeout)
         raise
+
+
+@contextlib.contextmanager
+def taking(tags: list[str], timeout: float | None = None) -> Iterator[None]:
+    """Pauses tags as take() does, while the body runs. At the end it waits for the pause.
+
+    The body may not touch the memory. If it fails, the tags are resumed. Call idle() first. Every rank must pass the same tags.
+
+    Args:
+        tags: The tags to pause.
+        timeout: Timeout in seconds, as for amem.pause().
+
+    Returns:
+        A context manager.
+
+    Raises:
+        Error: The errors of take(), at the end.
+    """
+    begun = threading.Event()
+
+    def work() -> None:
+        begun.set()
+        take(tags, timeout)
+
+    done = _background.submit(work)
+    begun.wait()  # a body that keeps the interpreter, such as a garbage collection, would delay it. Earlier jobs have timeouts
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Error):
+            done.result()
+            bring(tags, timeout)
+        raise
+    done.result()
 
 
 def bring(tags: list[str], timeout: float | None = None) -> None:
