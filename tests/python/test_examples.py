@@ -128,8 +128,8 @@ def test_verls_requests_have_an_order_and_seeds(monkeypatch: pytest.MonkeyPatch)
     async def step(prompts: list[int], **params: Any) -> list[Any]:
         done.clear()
         samples = [(prompt, number) for number in (2, 0, 1) for prompt in prompts]
-        return await asyncio.gather(*(module.SeededLoop().run(params, index=prompt, session_id=number, raw_prompt=[prompt])
-                                      for prompt, number in samples), return_exceptions=True)
+        return list(await asyncio.gather(*(module.SeededLoop().run(params, index=prompt, session_id=number, raw_prompt=[prompt])
+                                           for prompt, number in samples), return_exceptions=True))
 
     name = "verl.experimental.agent_loop.single_turn_agent_loop"
     for each in (name[:at] for at, letter in enumerate(name + ".") if letter == "."):

@@ -29,12 +29,13 @@ def _optimizer_state(zero: Any) -> Iterable[Any]:
 
 # The states that amem pauses: OffloadStateTypeEnum's name, and where the memory is. DeepSpeed does the rest itself, and what is not on the
 # GPU: stage 3 drops its bucket, and stages 1 and 2 have no gradients between steps.
-_STAGE_1_AND_2: dict[str, Callable[[Any], Iterable[Any]]] = {
+_Tensors = dict[str, Callable[[Any], Any]]
+_STAGE_1_AND_2: _Tensors = {
     "hp_params": lambda zero: zero.single_partition_of_fp32_groups,
     "lp_params": lambda zero: zero.bit16_groups_flat,
     "optim_states": _optimizer_state,
 }
-_STAGE_3: dict[str, Callable[[Any], Iterable[Any]]] = {
+_STAGE_3: _Tensors = {
     "hp_params": lambda zero: zero.fp32_partitioned_groups_flat,
     "lp_params": lambda zero: [zero.lp_param_buffer],
     "lp_grads": lambda zero: [zero.grad_partitions_flat_buffer],
@@ -45,7 +46,7 @@ _STAGE_3: dict[str, Callable[[Any], Iterable[Any]]] = {
 class _Stage:
     """What takes the place of offload_states() and reload_states() of one stage's class."""
 
-    def __init__(self, kinds: Any, states: dict[str, Callable[[Any], Iterable[Any]]]) -> None:
+    def __init__(self, kinds: Any, states: _Tensors) -> None:
         """`kinds`: DeepSpeed's OffloadStateTypeEnum."""
         self._kinds = {kinds[name]: tensors for name, tensors in states.items()}
         self._all = list(kinds)
@@ -76,7 +77,7 @@ class _Stage:
 
 def _paused(zero: Any) -> set[Any]:
     """The states of this optimizer that amem has paused."""
-    return getattr(zero, "_amem_paused", set())
+    return set(getattr(zero, "_amem_paused", ()))
 
 
 class DeepSpeed(Framework):
