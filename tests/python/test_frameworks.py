@@ -452,6 +452,14 @@ zero = DeepSpeedZeroOptimizer()
 zero.offload_states()
 assert len(zero.copied[0]) == 5 and here() == set()
 """)
+    job(DEEPSPEED + """
+theirs = DeepSpeedZeroOptimizer.offload_states, DeepSpeedZeroOptimizer.reload_states
+del DeepSpeedZeroOptimizer.offload_states, DeepSpeedZeroOptimizer.reload_states  # as in an older version
+amem.enable(require=True)
+DeepSpeedZeroOptimizer.offload_states, DeepSpeedZeroOptimizer.reload_states = theirs  # which stage 3 of the stand-in calls
+DeepSpeedZeroOptimizer_Stage3().offload_states()
+assert not here() and "deepspeed.hp_params.0" in {each.tag for each in amem.stats().brokered}
+""", env={"AMEM_SCOPE": "regions"})
 
 
 def test_states_return_if_deepspeed_fails(job: Job) -> None:

@@ -89,20 +89,24 @@ class DeepSpeed(Framework):
     purpose = "DeepSpeed's offload_states() cannot free GPU memory by amem"
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """Finds the functions that amem needs of DeepSpeed's optimizers. It changes nothing.
+        """Finds the functions that amem replaces in DeepSpeed's optimizers. It changes nothing.
 
         Returns:
-            The results of hook().
+            The results of hook(). None for a stage of an older version that cannot offload its states.
 
         Raises:
             FailedPreconditionError: A function is missing, or has other parameters.
         """
         from deepspeed.runtime.zero import stage3, stage_1_and_2
 
-        return [hook(stage_1_and_2.DeepSpeedZeroOptimizer, "offload_states", "self", "include", "device"),
-                hook(stage_1_and_2.DeepSpeedZeroOptimizer, "reload_states", "self"),
-                hook(stage3.DeepSpeedZeroOptimizer_Stage3, "offload_states", "self", "include", "device"),
-                hook(stage3.DeepSpeedZeroOptimizer_Stage3, "reload_states", "self")]
+        found = []
+        if hasattr(stage_1_and_2.DeepSpeedZeroOptimizer, "offload_states"):
+            found += [hook(stage_1_and_2.DeepSpeedZeroOptimizer, "offload_states", "self", "include", "device"),
+                      hook(stage_1_and_2.DeepSpeedZeroOptimizer, "reload_states", "self")]
+        if hasattr(stage3.DeepSpeedZeroOptimizer_Stage3, "offload_states"):
+            found += [hook(stage3.DeepSpeedZeroOptimizer_Stage3, "offload_states", "self", "include", "device"),
+                      hook(stage3.DeepSpeedZeroOptimizer_Stage3, "reload_states", "self")]
+        return found
 
     def install(self) -> None:
         """Replaces offload_states() and reload_states() of the optimizers. A second call changes nothing.
@@ -112,10 +116,10 @@ class DeepSpeed(Framework):
             UnavailableError: There is no broker.
         """
         self.check()
-        from deepspeed.runtime.zero import stage3, stage_1_and_2
-        from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
+        from deepspeed.runtime.zero import offload_config, stage3, stage_1_and_2
 
         for owner, states in ((stage_1_and_2.DeepSpeedZeroOptimizer, _STAGE_1_AND_2), (stage3.DeepSpeedZeroOptimizer_Stage3, _STAGE_3)):
-            stage = _Stage(OffloadStateTypeEnum, states)
-            replace(owner, "offload_states", stage.offload)
-            replace(owner, "reload_states", stage.reload)
+            if hasattr(owner, "offload_states"):
+                stage = _Stage(offload_config.OffloadStateTypeEnum, states)
+                replace(owner, "offload_states", stage.offload)
+                replace(owner, "reload_states", stage.reload)

@@ -60,10 +60,10 @@ def _offload_model(chunks: list[Any]) -> None:
 
 
 def _leave_too(but: Any) -> None:
-    """The parameters that stayed after a training step leave, but not those of the model `but`."""
-    for each in [each for each in _staying if each is not but]:
-        _staying.discard(each)
-        take([_tag("params", each)])
+    """The parameters that stayed after a training step leave, but not those of the model `but`. Nothing has touched them since idle()."""
+    models = [each for each in _staying if each is not but]
+    _staying.difference_update(models)
+    take(sorted(_tag("params", each) for each in models))  # in the same order in each rank
 
 
 def _load_model(chunks: list[Any], grads: bool = True) -> None:
