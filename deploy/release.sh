@@ -179,8 +179,14 @@ fi
 "$tree/deploy/release.py" verify "${signature[@]}" "$out" || refuse "see above"
 
 # The oldest C library that each runs with.
-say "oldest glibc of the packages: $(for package in "$out"/*.deb; do dpkg-deb -f "$package" Depends; done |
-  grep -o 'libc6 (>= [0-9.]*' | grep -o '[0-9.]*$' | sort --version-sort | tail -n 1)"
+glibc_of() {
+  for package in "$@"; do dpkg-deb -f "$package" Depends; done | grep -o 'libc6 (>= [0-9.]*' | grep -o '[0-9.]*$' | sort --version-sort | tail -n 1
+}
+if [[ $static == 0 ]]; then
+  say "oldest glibc of the packages: $(glibc_of "$out"/*.deb)"
+else  # on Debian 12
+  say "oldest glibc of Debian 12's packages: $(glibc_of "$out"/*~deb12_*.deb); of the RPMs and of Ubuntu 22.04's packages: $(glibc_of "$out"/*~ubuntu22.04_*.deb)"
+fi
 for wheel in "$out"/amem*.whl; do
   say "oldest glibc of the wheel: $(grep -o 'manylinux_[0-9]*_[0-9]*' <<<"${wheel##*/}" | head -n 1)"
 done

@@ -13,7 +13,7 @@ set(CPACK_RPM_SPEC_MORE_DEFINE "\
 %define __os_install_post %{nil}")
 # Folders of the system.
 set(CPACK_RPM_EXCLUDE_FROM_AUTO_FILELIST_ADDITION
-  /etc/amem /usr/lib/systemd /usr/lib/systemd/system /usr/lib/sysusers.d /usr/lib/tmpfiles.d /usr/lib64/pkgconfig /usr/lib64/cmake
+  /usr/lib/systemd /usr/lib/systemd/system /usr/lib/sysusers.d /usr/lib/tmpfiles.d /usr/lib64/pkgconfig /usr/lib64/cmake
   /usr/share/man /usr/share/man/man1 /usr/share/man/man5 /usr/share/man/man8 /usr/share/bash-completion
   /usr/share/bash-completion/completions /usr/share/fish /usr/share/fish/vendor_completions.d /usr/share/zsh
   /usr/share/zsh/vendor-completions)

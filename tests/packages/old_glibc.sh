@@ -13,7 +13,8 @@ usage() {
 Usage: tests/packages/old_glibc.sh [--suite NAME] [--mirror URL] [--keyring FILE] [--keep] [DIRECTORY]
 Takes the RPMs (deploy/packages.sh --for rhel9), the packages for Ubuntu 22.04 and the wheel (deploy/wheel.sh --static) of DIRECTORY
 (default: dist, in the checkout). Unpacks them in a fresh root of an old Debian, where amemd, amemctl and the shim of each pause and
-resume a rank on the simulated driver of the RPMs, and the RPMs' demonstration passes. Prints the newest versions of symbols that
+resume a rank on the simulated driver of the RPMs, and the RPMs' demonstration passes. That root's rpm installs, replaces and removes
+the RPMs. Prints the newest versions of symbols that
 each file needs: none may be newer than GLIBC_$limit, and none of libstdc++'s. Needs root, mmdebstrap and rpm.
 The last line says OK or FAILED.
 END
@@ -33,11 +34,12 @@ done
 
 begin_guest
 
-make_root "$guest" python3,procps
-mkdir -p "$guest"/files/{rpm,deb,wheel}
+make_root "$guest" python3,procps,rpm,systemd
+mkdir -p "$guest"/files/{rpm,deb,wheel,packages}
 for package in "$packages"/*.el9.x86_64.rpm; do
   [[ -f $package ]] || fail "there is no RPM in $packages: deploy/packages.sh --for rhel9 makes them"
   rpm2archive - <"$package" | tar -xz -C "$guest/files/rpm"
+  cp "$package" "$guest/files/packages/"
 done
 for package in "$packages"/*ubuntu22.04*_amd64.deb; do
   [[ -f $package ]] || fail "there is no package for Ubuntu in $packages: deploy/packages.sh --for ubuntu22.04 makes them"
@@ -47,7 +49,7 @@ wheel=("$packages/$("$root/deploy/place.py" --print wheel)"-*-manylinux_"${limit
 [[ -f ${wheel[0]} ]] || fail "there is no wheel for glibc $limit in $packages: deploy/wheel.sh --static makes it"
 python3 -m zipfile -e "${wheel[0]}" "$guest/files/wheel"
 chmod +x "$guest"/files/wheel/amem/bin/*
-cp "$here/in_old_root.sh" "$guest/files/"
+cp "$here"/in_{old,rpm}_root.sh "$guest/files/"
 
 mount -t proc proc "$guest/proc"
 inside() {
@@ -61,6 +63,7 @@ sim=/files/rpm/usr/lib/amem/sim
 inside bash /files/in_old_root.sh rpm /files/rpm/usr/bin /files/rpm/usr/lib/amem/libamem_shim.so $sim || fail "see above"
 inside bash /files/in_old_root.sh deb /files/deb/usr/bin /files/deb/usr/lib/amem/libamem_shim.so /files/deb/usr/lib/amem/sim || fail "see above"
 inside bash /files/in_old_root.sh wheel /files/wheel/amem/bin /files/wheel/amem/lib/libamem_shim.so $sim || fail "see above"
+inside bash /files/in_rpm_root.sh || fail "see above"
 inside /files/rpm/usr/bin/amem-demo >"$work/demo" 2>&1 || { tail -n 20 "$work/demo" >&2; fail "the demonstration"; }
 tail -n 1 "$work/demo"
 
