@@ -17,7 +17,7 @@ run() {
 run -i /files/packages/*.rpm
 getent group amem >/dev/null || fail "there is no group amem"
 [[ -d /run/amem ]] || fail "there is no /run/amem"
-amemd --version >/dev/null && amemctl --version >/dev/null || fail "the installed programs do not run"
+for program in amemd amemctl; do "$program" --version >/dev/null || fail "the installed $program does not run"; done
 mapfile -t names < <(rpm -qa --qf '%{NAME}\n')
 [[ ${#names[@]} == $(find /files/packages -name '*.rpm' | wc -l) ]] || fail "installed: ${names[*]}"
 rpm -V --nodeps "${names[@]}" >>/files/rpm.log || fail "files are not as the packages have them"
