@@ -119,6 +119,8 @@ def test_a_call_that_waits_is_told_at_once_and_its_end(rank):
     assert broker.work(1.5) is None, "a group that is paused has no work"
     broker.command(wire.OPEN, {1: EPOCH, 2: RANK_PHASE_OPEN})
     told = broker.work()
+    if told == (True, "cuLaunchKernel", True):  # the gate is open, and the thread that waited has not run yet
+        told = broker.work()
     assert told in (IDLE, WORKS)
     if told == IDLE:
         assert broker.work() == WORKS
