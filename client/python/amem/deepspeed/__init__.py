@@ -51,33 +51,29 @@ class _Stage:
         self._kinds = {kinds[name]: tensors for name, tensors in states.items()}
         self._all = list(kinds)
 
-    def _tags(self, zero: Any, kinds: Iterable[Any]) -> list[str]:
-        return [_tag(each.name, zero) for each in self._kinds if each in kinds]
+    def _on_gpu(self, zero: Any, kinds: Container[Any]) -> dict[Any, list[Any]]:
+        """The tensors of these states that are on the GPU. amem leaves them there when it pauses them, unlike DeepSpeed."""
+        found = {kind: _on_gpu(tensors(zero)) for kind, tensors in self._kinds.items() if kind in kinds}
+        return {kind: tensors for kind, tensors in found.items() if tensors}
 
     def offload(self, original: Callable[..., None], zero: Any, include: Container[Any] | None = None, device: Any = None,
                 *arguments: Any, **options: Any) -> None:
         target = () if device is None else (device,)
         wanted = [each for each in self._all if include is None or each in include]
-        found = {each: _on_gpu(find(zero)) for each, find in self._kinds.items() if each in wanted and each not in zero.offloaded_states}
-        tensors = {kind: all_of for kind, all_of in found.items() if all_of and getattr(device, "value", "cpu") == "cpu"}
-        for kind, all_of in tensors.items():
-            _regions.move(all_of, _tag(kind.name, zero))
+        to_cpu = getattr(device, "value", "cpu") == "cpu"
+        ours = self._on_gpu(zero, [each for each in wanted if each not in zero.offloaded_states]) if to_cpu else {}
+        for kind, tensors in ours.items():
+            _regions.move(tensors, _tag(kind.name, zero))
         idle()
-        with taking(self._tags(zero, tensors)):  # DeepSpeed collects garbage meanwhile, which takes as long as a large pause
-            original(zero, [each for each in wanted if each not in tensors], *target, *arguments, **options)
-        zero._amem_paused = {*_paused(zero), *tensors}
-        zero.offloaded_states.update(tensors)
+        with taking([_tag(kind.name, zero) for kind in ours]):  # DeepSpeed collects garbage meanwhile
+            original(zero, [each for each in wanted if each not in ours], *target, *arguments, **options)
+        zero.offloaded_states.update(ours)
 
     def reload(self, original: Callable[..., None], zero: Any, *arguments: Any, **options: Any) -> None:
-        bring(self._tags(zero, _paused(zero)))
-        zero.offloaded_states.difference_update(_paused(zero))
-        zero._amem_paused = set()
+        ours = self._on_gpu(zero, zero.offloaded_states)
+        bring([_tag(kind.name, zero) for kind in ours])
+        zero.offloaded_states.difference_update(ours)
         original(zero, *arguments, **options)
-
-
-def _paused(zero: Any) -> set[Any]:
-    """The states of this optimizer that amem has paused."""
-    return set(getattr(zero, "_amem_paused", ()))
 
 
 class DeepSpeed(Framework):
@@ -92,20 +88,18 @@ class DeepSpeed(Framework):
         """Finds the functions that amem replaces in DeepSpeed's optimizers. It changes nothing.
 
         Returns:
-            The results of hook(). None for a stage of an older version that cannot offload its states.
+            The results of hook(). An older version, in which a stage cannot offload its states, has none for that stage.
 
         Raises:
             FailedPreconditionError: A function is missing, or has other parameters.
         """
-        from deepspeed.runtime.zero import stage3, stage_1_and_2
+        from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+        from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
         found = []
-        if hasattr(stage_1_and_2.DeepSpeedZeroOptimizer, "offload_states"):
-            found += [hook(stage_1_and_2.DeepSpeedZeroOptimizer, "offload_states", "self", "include", "device"),
-                      hook(stage_1_and_2.DeepSpeedZeroOptimizer, "reload_states", "self")]
-        if hasattr(stage3.DeepSpeedZeroOptimizer_Stage3, "offload_states"):
-            found += [hook(stage3.DeepSpeedZeroOptimizer_Stage3, "offload_states", "self", "include", "device"),
-                      hook(stage3.DeepSpeedZeroOptimizer_Stage3, "reload_states", "self")]
+        for optimizer in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
+            if hasattr(optimizer, "offload_states"):
+                found += [hook(optimizer, "offload_states", "self", "include", "device"), hook(optimizer, "reload_states", "self")]
         return found
 
     def install(self) -> None:
