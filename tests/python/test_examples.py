@@ -110,6 +110,13 @@ def test_prompts_and_rewards(tmp_path: pathlib.Path) -> None:
     assert rewards.for_verl("made_up", "w1 w2 w4 w6", "", {}) == 0.75
 
 
+def stand_in(monkeypatch: pytest.MonkeyPatch, module: str, name: str, value: Any) -> None:
+    """Makes a module, with its packages, that has one name."""
+    for each in (module[:at] for at, letter in enumerate(module + ".") if letter == "."):
+        monkeypatch.setitem(sys.modules, each, types.ModuleType(each))
+    monkeypatch.setattr(sys.modules[module], name, value, raising=False)
+
+
 def test_verls_requests_have_an_order_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """With verl's loop as a stand-in. The file names the class, and the run names both."""
     class Loop:
@@ -131,10 +138,7 @@ def test_verls_requests_have_an_order_and_seeds(monkeypatch: pytest.MonkeyPatch)
         return list(await asyncio.gather(*(module.SeededLoop().run(params, index=prompt, session_id=number, raw_prompt=[prompt])
                                            for prompt, number in samples), return_exceptions=True))
 
-    name = "verl.experimental.agent_loop.single_turn_agent_loop"
-    for each in (name[:at] for at, letter in enumerate(name + ".") if letter == "."):
-        monkeypatch.setitem(sys.modules, each, types.ModuleType(each))
-    monkeypatch.setattr(sys.modules[name], "SingleTurnAgentLoop", Loop, raising=False)
+    stand_in(monkeypatch, "verl.experimental.agent_loop.single_turn_agent_loop", "SingleTurnAgentLoop", Loop)
     done: list[tuple[int, int, int]] = []
     module = load(EXAMPLES / "verl" / "seeded.py")
     expected = [(1, number, 3 + number) for number in range(3)] + [(4, number, 12 + number) for number in range(3)]
@@ -169,10 +173,7 @@ def test_openrlhfs_requests_have_an_order_and_seeds(monkeypatch: pytest.MonkeyPa
         executor = load(EXAMPLES / "openrlhf" / "seeded.py").AgentExecutor()
         return await step(executor) + await step(executor)
 
-    name = "openrlhf.utils.agent"
-    for each in ("openrlhf", "openrlhf.utils", name):
-        monkeypatch.setitem(sys.modules, each, types.ModuleType(each))
-    monkeypatch.setattr(sys.modules[name], "SingleTurnAgentExecutor", Executor, raising=False)
+    stand_in(monkeypatch, "openrlhf.utils.agent", "SingleTurnAgentExecutor", Executor)
     prompts = ["w1 w2", "w3", "w1 w2", "w3"]
     done: list[str] = []
     seeds = asyncio.run(run())

@@ -59,15 +59,15 @@ def _offload_model(chunks: list[Any]) -> None:
         take([params, grads])
 
 
-def _leave_too(but: Any) -> None:
-    """The parameters that stayed after a training step leave, but not those of the model `but`. Nothing has touched them since idle()."""
-    models = [each for each in _staying if each is not but]
+def _pause_staying(except_model: Any) -> None:
+    """Pauses the parameters that stayed after a training step, except those of one model. The GPU has not used them since idle()."""
+    models = [each for each in _staying if each is not except_model]
     _staying.difference_update(models)
     take(sorted(_tag("params", each) for each in models))  # in the same order in each rank
 
 
 def _load_model(chunks: list[Any], grads: bool = True) -> None:
-    _leave_too(chunks[0])
+    _pause_staying(except_model=chunks[0])
     _staying.discard(chunks[0])
     _bring_nccl()
     bring([_tag("params", chunks[0])] + ([_tag("grads", chunks[0])] if grads else []))
@@ -130,10 +130,10 @@ def _bring_nccl() -> None:
 async def _update_weights(original: Callable[..., Any], worker: Any, *arguments: Any, **options: Any) -> Any:
     global _nccl_paused
     module = worker.actor.engine.module if worker.actor is not None else None
-    _leave_too(module[0] if isinstance(module, list) else module)
+    _pause_staying(except_model=module[0] if isinstance(module, list) else module)
     _bring_nccl()
     answer = await original(worker, *arguments, **options)
-    _leave_too(None)
+    _pause_staying(except_model=None)
     if all(each.engine.is_param_offload_enabled for each in (worker.actor, worker.ref) if each is not None):
         idle()
         take(["nccl"])
