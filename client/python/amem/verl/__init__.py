@@ -32,7 +32,7 @@ _TOUCHING = ("step", "state_dict", "load_state_dict")
 _tag = Tags("verl")
 _nccl_paused = False
 _read: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose parameters verl is about to read
-_ending_training = False  # verl is leaving the context of a training step
+_leaving = False  # verl is leaving the context of a computation
 _staying: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose parameters verl has offloaded since, and amem not yet
 
 
@@ -40,6 +40,12 @@ def _must_be_missing(engine: str, error: ImportError) -> None:
     """Raises FailedPreconditionError unless an engine's libraries are not installed, such as Megatron: a trainer cannot have this engine."""
     if not isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "verl":
         raise FailedPreconditionError(f"{_ENGINES.format(engine)} cannot be imported: {error}") from error
+
+
+def _model(engine: Any) -> Any:
+    """The object whose tag the engine's parameters have: its module, or the first of Megatron's chunks. None: amem does not know this engine."""
+    module = getattr(engine, "module", None)
+    return module[0] if isinstance(module, list) else module
 
 
 # ---- in the place of verl's ----
@@ -51,7 +57,7 @@ def _offload_model(chunks: list[Any]) -> None:
     if all(hasattr(chunk, "expert_parallel_buffers") for chunk in chunks):  # of Megatron's DistributedDataParallel
         _regions.move(_megatron.gradients(chunks), grads, keep=False)
     idle()
-    if _ending_training:
+    if _leaving:
         _staying.add(chunks[0])
         take([grads])
     else:
@@ -60,7 +66,7 @@ def _offload_model(chunks: list[Any]) -> None:
 
 
 def _pause_staying(except_model: Any) -> None:
-    """Pauses the parameters that stayed after a training step, except those of one model. The GPU has not used them since idle()."""
+    """Pauses the parameters that stayed after a computation, except those of one model. The GPU has not used them since idle()."""
     models = [each for each in _staying if each is not except_model]
     _staying.difference_update(models)
     take(sorted(_tag("params", each) for each in models))  # in the same order in each rank
@@ -129,8 +135,7 @@ def _bring_nccl() -> None:
 
 async def _update_weights(original: Callable[..., Any], worker: Any, *arguments: Any, **options: Any) -> Any:
     global _nccl_paused
-    module = worker.actor.engine.module if worker.actor is not None else None
-    _pause_staying(except_model=module[0] if isinstance(module, list) else module)
+    _pause_staying(except_model=_model(worker.actor.engine) if worker.actor is not None else None)
     _bring_nccl()
     answer = await original(worker, *arguments, **options)
     _pause_staying(except_model=None)
@@ -142,21 +147,23 @@ async def _update_weights(original: Callable[..., Any], worker: Any, *arguments:
 
 
 def _enter(original: Callable[..., Any], context: Any) -> Any:
+    _pause_staying(except_model=_model(context.engine))
     _bring_nccl()
     return original(context)
 
 
 def _exit(original: Callable[..., Any], context: Any, *error: Any) -> Any:
-    """After a training step the parameters stay until the engine has them, or another model returns.
+    """After a computation the parameters stay until the engine has them, or another model computes.
 
-    verl offloads them here, and reads them a moment later in update_weights(). Nothing else uses the GPU between the two.
+    verl offloads them here, and needs them a moment later: first come the probabilities, then the training step, then
+    update_weights(). Between these nothing but the worker's own models uses the GPU.
     """
-    global _ending_training
-    _ending_training = context.mode == "train" and not any(error)
+    global _leaving
+    _leaving = not any(error)
     try:
         return original(context, *error)
     finally:
-        _ending_training = False
+        _leaving = False
 
 
 class Verl(Framework):
