@@ -1,4 +1,4 @@
-"""OpenRLHF's executor for single turns, one request at a time, each with a seed of its own: two runs make the same batches."""
+"""OpenRLHF's executor for single turns, one request at a time by its prompt, each with a seed of its own: two runs make the same batches."""
 
 import asyncio
 import collections
@@ -8,18 +8,37 @@ import zlib
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
+QUIET = 0.5  # seconds without a new request: those of the step are all here
+
 
 class AgentExecutor(SingleTurnAgentExecutor):
     """For --train.agent_func_path. An engine makes one, in its event loop's thread."""
 
     def __init__(self):
         super().__init__(str(pathlib.Path(__file__).resolve().parents[1] / "made_up" / "rewards.py"))
-        self._turn = asyncio.Lock()
+        self._turn = asyncio.Condition()
         self._samples = collections.Counter()  # by prompt
+        self._waiting = set()
+        self._newest = 0.0  # when the last request has come
 
     async def execute(self, prompt, label, sampling_params, **kwargs):
-        mine = copy.deepcopy(sampling_params)
-        mine.seed = zlib.crc32(f"{prompt} {self._samples[prompt]}".encode())
+        request = prompt, self._samples[prompt]
         self._samples[prompt] += 1
-        async with self._turn:  # in the order in which they have come
-            return await super().execute(prompt=prompt, label=label, sampling_params=mine, **kwargs)
+        self._waiting.add(request)
+        await self._all_here()
+        async with self._turn:
+            await self._turn.wait_for(lambda: min(self._waiting) == request)
+            mine = copy.deepcopy(sampling_params)  # all samples share it
+            mine.seed = zlib.crc32(f"{request[0]} {request[1]}".encode())
+            try:
+                return await super().execute(prompt=prompt, label=label, sampling_params=mine, **kwargs)
+            finally:
+                self._waiting.remove(request)
+                self._turn.notify_all()
+
+    async def _all_here(self):
+        """OpenRLHF shuffles the prompts, and its seed does not decide how."""
+        clock = asyncio.get_running_loop().time
+        self._newest = clock()
+        while (left := self._newest + QUIET - clock()) > 0:
+            await asyncio.sleep(left)

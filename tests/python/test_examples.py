@@ -1,6 +1,7 @@
 """examples/: the commands of the READMEs, with stand-ins: of python3 and amemctl for the trainers, of vLLM, SGLang and JAX on the simulated
 driver for the others; and what frameworks.py reads of them."""
 import asyncio
+import collections
 import importlib.util
 import json
 import os
@@ -163,21 +164,29 @@ def test_openrlhfs_requests_have_an_order_and_seeds(monkeypatch: pytest.MonkeyPa
             done.append(prompt)
             return sampling_params.seed
 
-    async def step(executor: Any) -> list[int]:
-        params = types.SimpleNamespace(seed=None)
-        seeds = await asyncio.gather(*(executor.execute(prompt=prompt, label="", sampling_params=params, max_length=8) for prompt in prompts))
+    async def step(executor: Any, prompts: list[str]) -> dict[str, list[int]]:
+        params, seeds = types.SimpleNamespace(seed=None), collections.defaultdict(list)
+        async def one(prompt: str) -> None:
+            seeds[prompt].append(await executor.execute(prompt=prompt, label="", sampling_params=params, max_length=8))
+        tasks = []
+        for prompt in prompts:
+            tasks.append(asyncio.ensure_future(one(prompt)))
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*tasks)
         assert params.seed is None, "all samples share it"
-        return list(seeds)
+        return seeds
 
-    async def run() -> list[int]:
-        executor = load(EXAMPLES / "openrlhf" / "seeded.py").AgentExecutor()
-        return await step(executor) + await step(executor)
+    async def run(prompts: list[str]) -> list[dict[str, list[int]]]:
+        module = load(EXAMPLES / "openrlhf" / "seeded.py")
+        executor = module.AgentExecutor()
+        return [await step(executor, prompts) for _ in range(2)]
 
     stand_in(monkeypatch, "openrlhf.utils.agent", "SingleTurnAgentExecutor", Executor)
-    prompts = ["w1 w2", "w3", "w1 w2", "w3"]
     done: list[str] = []
-    seeds = asyncio.run(run())
-    assert done == prompts * 2 and len(set(seeds)) == 8 and asyncio.run(run()) == seeds
+    first = asyncio.run(run(["w1 w2", "w3", "w1 w2", "w3"]))
+    assert done == ["w1 w2"] * 2 + ["w3"] * 2 + ["w1 w2"] * 2 + ["w3"] * 2
+    assert len({seed for step in first for seeds in step.values() for seed in seeds}) == 8
+    assert asyncio.run(run(["w3", "w3", "w1 w2", "w1 w2"])) == first, "OpenRLHF has shuffled the prompts"
     assert '--train.agent_func_path "$here/seeded.py"' in (EXAMPLES / "openrlhf" / "run.sh").read_text(encoding="utf-8")
 
 
@@ -393,7 +402,12 @@ from amem.frameworks.phases import bring, take
 class FSDPEngine:
     def to(self, device, model=True): (take if device == "cpu" else bring)(["params"])
 """, "openrlhf/utils/deepspeed/deepspeed_utils.py": """
-def offload_deepspeed_states(model): pass
+import threading
+from amem.frameworks.phases import take
+def offload_deepspeed_states(model):
+    thread = threading.Thread(target=take, args=(["states"],))  # beside DeepSpeed
+    thread.start()
+    thread.join()
 def reload_deepspeed_states(model): pass
 """, "amem/frameworks/phases.py": """
 def take(tags): pass

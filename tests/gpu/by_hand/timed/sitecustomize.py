@@ -2,8 +2,8 @@
 
 A call appends a line to the file FRAMEWORKS_TIMES: a JSON object with `name`, `pid`, `at` (when it began, seconds since 1970) and
 `seconds`. It waits for the GPU before and after the function, so that the time is the function's own, but never while an engine is
-asleep. Of calls of one kind within each other only the outermost counts. It changes modules when they have been imported, whoever else
-waits for them, such as amem.
+asleep. Of calls of one kind within each other only the outermost counts, also if an inner one is in another thread. It changes modules
+when they have been imported, whoever else waits for them, such as amem.
 """
 
 import functools
@@ -32,7 +32,9 @@ FUNCTIONS = {
     "openrlhf.utils.deepspeed.deepspeed_utils": {"offload_deepspeed_states": "leave", "reload_deepspeed_states": "return"},
     "amem.frameworks.phases": {"take": "leave", "bring": "return", "State.here": "return"},
 }
-_open = threading.local()  # the kinds of the calls that this thread is in, and the modules that it looks for
+_kinds = set()  # of the calls that are under way
+_lock = threading.Lock()  # of _kinds
+_open = threading.local()  # the modules that this thread looks for
 
 
 def _wait():
@@ -44,21 +46,23 @@ def _wait():
 def timed(function, name):
     @functools.wraps(function)
     def call(*arguments, **options):
-        kinds = vars(_open).setdefault("kinds", [])
         called = name if isinstance(name, str) else name(*arguments, **options)
         kind = "trainer" if called in ("leave", "return") else called
-        if kind in kinds:
+        with _lock:
+            within = kind in _kinds
+            _kinds.add(kind)
+        if within:
             return function(*arguments, **options)
-        if called != "wake":
-            _wait()
-        kinds.append(kind)
-        at, began = time.time(), time.perf_counter()
         try:
+            if called != "wake":
+                _wait()
+            at, began = time.time(), time.perf_counter()
             answer = function(*arguments, **options)
             if called != "sleep":
                 _wait()
         finally:
-            kinds.pop()
+            with _lock:
+                _kinds.remove(kind)
         line = json.dumps({"name": called, "pid": os.getpid(), "at": at, "seconds": time.perf_counter() - began}) + "\n"
         file = os.open(FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
