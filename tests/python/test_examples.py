@@ -484,6 +484,11 @@ def test_what_a_step_spends_with_switching(tmp_path: pathlib.Path) -> None:
     assert "| the trainer's memory returns, s | 1.0000 |" in text and "| their share of a step | 46.9 % |" in text
 
 
+def test_a_frameworks_own_options_follow_two_dashes() -> None:
+    options = load(ROOT / "tests" / "gpu" / "by_hand" / "frameworks.py").options_of(["verl", "--prefix", "here", "--", "trainer.steps=3", "--x"])
+    assert (options.framework, str(options.prefix), options.more) == ("verl", "here", ["trainer.steps=3", "--x"])
+
+
 TURNS = """turn 1: left in 9.000 s, GPU memory in use meanwhile: 600 MiB, returned in 8.000 s
 turn 2: left in 0.300 s, GPU memory in use meanwhile: 700 MiB, returned in 0.200 s
 turn 3: left in 0.400 s, GPU memory in use meanwhile: unknown, returned in 0.300 s

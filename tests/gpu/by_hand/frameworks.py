@@ -258,7 +258,8 @@ def read_all(name, folder):
             for path in found}
 
 
-def main():
+def options_of(arguments):
+    """With `more`: the framework's, which follow "--"."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("framework", choices=FRAMEWORKS)
     parser.add_argument("--prefix", type=pathlib.Path, help="a bundle or a build tree")
@@ -270,8 +271,14 @@ def main():
     parser.add_argument("--made-up", type=pathlib.Path, help="from examples/made_up/make.py. Default: it is made")
     parser.add_argument("--out", type=pathlib.Path, help="keeps the logs there")
     parser.add_argument("--from-logs", type=pathlib.Path)
-    parser.add_argument("more", nargs="*", metavar="OPTION", help="of the framework, after --")
-    options = parser.parse_args()
+    own = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(arguments[:own])
+    options.more = arguments[own + 1:]
+    return options
+
+
+def main():
+    options = options_of(sys.argv[1:])
     well = True
     if options.from_logs:
         runs = read_all(options.framework, options.from_logs)
