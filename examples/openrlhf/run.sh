@@ -14,7 +14,7 @@ gpus=${GPUS:-1}
 export HF_HUB_OFFLINE=1 CUBLAS_WORKSPACE_CONFIG=:4096:8 PYTHONHASHSEED=0 VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1
 export VLLM_LOGGING_LEVEL=INFO VLLM_WORKER_MULTIPROC_METHOD=spawn RAY_DEDUP_LOGS=0 RAY_USAGE_STATS_ENABLED=0
 # One request at a time, each with a seed of its own: two runs then make the same tokens. OpenRLHF shuffles the prompts without a
-# seed, so each step has all of them. A batch of one more than there are lets an episode end with its step.
+# seed, so each step uses all eight. The batch size is nine, because an episode then ends with its step.
 exec python3 "${start[@]}" -m openrlhf.cli.train_ppo_ray \
     --actor.model_name_or_path "$folder/model" --train.agent_func_path "$here/seeded.py" \
     --data.prompt_dataset "$folder/prompts/train.jsonl" --data.input_key prompt --data.label_key label \

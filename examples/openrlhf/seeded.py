@@ -1,4 +1,4 @@
-"""OpenRLHF's executor for single turns, one request at a time by its prompt, each with a seed of its own: two runs make the same batches."""
+"""OpenRLHF's executor for single turns. It runs one request at a time, sorted by prompt, each with its own seed: two runs make the same batches."""
 
 import asyncio
 import collections
@@ -8,7 +8,7 @@ import zlib
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
-QUIET = 0.5  # seconds without a new request: those of the step are all here
+QUIET = 0.5  # seconds without a new request, after which a step has sent all of its requests
 
 
 class AgentExecutor(SingleTurnAgentExecutor):
@@ -19,7 +19,7 @@ class AgentExecutor(SingleTurnAgentExecutor):
         self._turn = asyncio.Condition()
         self._samples = collections.Counter()  # by prompt
         self._waiting = set()
-        self._newest = 0.0  # when the last request has come
+        self._newest = 0.0  # when the last request arrived
 
     async def execute(self, prompt, label, sampling_params, **kwargs):
         request = prompt, self._samples[prompt]
@@ -37,7 +37,7 @@ class AgentExecutor(SingleTurnAgentExecutor):
                 self._turn.notify_all()
 
     async def _all_here(self):
-        """OpenRLHF shuffles the prompts, and its seed does not decide how."""
+        """Waits for all requests of the step, so that they can be sorted. OpenRLHF shuffles the prompts, and its seed does not fix the order."""
         clock = asyncio.get_running_loop().time
         self._newest = clock()
         while (left := self._newest + QUIET - clock()) > 0:

@@ -259,7 +259,7 @@ def read_all(name, folder):
 
 
 def options_of(arguments):
-    """With `more`: the framework's, which follow "--"."""
+    """Parses the command line. `more` has the framework's own options, which follow "--"."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("framework", choices=FRAMEWORKS)
     parser.add_argument("--prefix", type=pathlib.Path, help="a bundle or a build tree")

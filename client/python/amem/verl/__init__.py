@@ -32,8 +32,8 @@ _TOUCHING = ("step", "state_dict", "load_state_dict")
 _tag = Tags("verl")
 _nccl_paused = False
 _read: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose parameters verl is about to read
-_leaving = False  # verl is leaving the context of a computation
-_staying: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose parameters verl has offloaded since, and amem not yet
+_leaving = False  # whether the __exit__() of verl's engine context runs now
+_staying: weakref.WeakSet[Any] = weakref.WeakSet()  # models that verl has offloaded, and whose parameters are still on the GPU
 
 
 def _must_be_missing(engine: str, error: ImportError) -> None:
@@ -43,7 +43,7 @@ def _must_be_missing(engine: str, error: ImportError) -> None:
 
 
 def _model(engine: Any) -> Any:
-    """The object whose tag the engine's parameters have: its module, or the first of Megatron's chunks. None: amem does not know this engine."""
+    """Returns the object that numbers the tag of the engine's parameters: its module, or Megatron's first chunk. None: it has no module."""
     module = getattr(engine, "module", None)
     return module[0] if isinstance(module, list) else module
 
@@ -66,7 +66,7 @@ def _offload_model(chunks: list[Any]) -> None:
 
 
 def _pause_staying(except_model: Any) -> None:
-    """Pauses the parameters that stayed after a computation, except those of one model. The GPU has not used them since idle()."""
+    """Pauses the parameters in _staying, except those of one model. No GPU work that uses them is left: _offload_model() called idle()."""
     models = [each for each in _staying if each is not except_model]
     _staying.difference_update(models)
     take(sorted(_tag("params", each) for each in models))  # in the same order in each rank
@@ -153,10 +153,10 @@ def _enter(original: Callable[..., Any], context: Any) -> Any:
 
 
 def _exit(original: Callable[..., Any], context: Any, *error: Any) -> Any:
-    """After a computation the parameters stay until the engine has them, or another model computes.
+    """Keeps the parameters on the GPU after a computation, until the rollout engine has them or another model computes.
 
-    verl offloads them here, and needs them a moment later: first come the probabilities, then the training step, then
-    update_weights(). Between these nothing but the worker's own models uses the GPU.
+    verl offloads the parameters when it leaves this context. It needs them again soon: it computes probabilities, runs the
+    training step, and calls update_weights(). Between these only the models of this worker use the GPU.
     """
     global _leaving
     _leaving = not any(error)

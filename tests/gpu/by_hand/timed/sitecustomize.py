@@ -2,8 +2,8 @@
 
 A call appends a line to the file FRAMEWORKS_TIMES: a JSON object with `name`, `pid`, `at` (when it began, seconds since 1970) and
 `seconds`. It waits for the GPU before and after the function, so that the time is the function's own, but never while an engine is
-asleep. Of calls of one kind within each other only the outermost counts, also if an inner one is in another thread. It changes modules
-when they have been imported, whoever else waits for them, such as amem.
+asleep. While a call of one kind runs, further calls of that kind do not count, in any thread. It changes modules after their import, also
+when something else, such as amem, waits for the same modules.
 """
 
 import functools
@@ -32,7 +32,7 @@ FUNCTIONS = {
     "openrlhf.utils.deepspeed.deepspeed_utils": {"offload_deepspeed_states": "leave", "reload_deepspeed_states": "return"},
     "amem.frameworks.phases": {"take": "leave", "bring": "return", "State.here": "return"},
 }
-_kinds = set()  # of the calls that are under way
+_kinds = set()  # the kinds of the calls that are running
 _lock = threading.Lock()  # of _kinds
 _open = threading.local()  # the modules that this thread looks for
 
