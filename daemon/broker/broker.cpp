@@ -59,7 +59,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       events_(node_),
       sessions_(loop, ranks_, accounts_, config.isolation),
       saved_(node_, loop),
-      outbox_(node_, sessions_),
+      outbox_(node_, sessions_, devices.host_memory_device()),
       checkpoint_limit_(config.deadlines.checkpoint * 9 / 10),
       no_processes_(loop),
       deep_proof_(loop, processes != nullptr ? *processes : no_processes_,

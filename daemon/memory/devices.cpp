@@ -212,4 +212,8 @@ bool Devices::host_memory_supported() const {
                      [](const Device& device) { return device.host_numa; });
 }
 
+DeviceUuid Devices::host_memory_device() const {
+  return devices_.empty() ? DeviceUuid{} : devices_.front().uuid;
+}
+
 }  // namespace amem

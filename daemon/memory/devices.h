@@ -92,6 +92,10 @@ class Devices {
   Result<Fd> create_host(int numa_node, std::uint64_t size) const;
   /// Whether create_host() can work: every device maps such memory.
   bool host_memory_supported() const;
+  /// The device to which the driver counts memory of create_host(): the first that its maker sees
+  /// (measured with driver 580). A process that maps such memory opens that device, also where
+  /// CUDA_VISIBLE_DEVICES hides it, and one that may not open it cannot map it. Zeros: no device.
+  DeviceUuid host_memory_device() const;
 
  private:
   Status inspect(int ordinal, Device& device) const;

@@ -40,7 +40,8 @@ void Outbox::give_segments(RankId id, const std::vector<std::uint32_t>& segments
     // Null: it was lost over a restart, with what it had: nothing can be saved to it.
     if (!segment.fd) continue;
     rank->has_pool = true;
-    send(id, pool_segment_message(index, segment.size, segment.place), {segment.fd});
+    const DeviceUuid device = segment.place == Place::kHostNuma ? host_memory_ : DeviceUuid{};
+    send(id, pool_segment_message(index, segment.size, segment.place, device), {segment.fd});
   }
 }
 

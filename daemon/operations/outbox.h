@@ -17,7 +17,9 @@ namespace amem {
 
 class Outbox {
  public:
-  Outbox(Node& node, SessionServer& sessions) : node_(node), sessions_(sessions) {}
+  /// `host_memory`: the device to which host memory of the driver's belongs here.
+  Outbox(Node& node, SessionServer& sessions, const DeviceUuid& host_memory)
+      : node_(node), sessions_(sessions), host_memory_(host_memory) {}
 
   /// A rank that has gone meanwhile gets nothing.
   void send(RankId rank, const Message& message, std::vector<SharedFd> fds = {});
@@ -44,6 +46,7 @@ class Outbox {
  private:
   Node& node_;
   SessionServer& sessions_;
+  const DeviceUuid host_memory_;
 };
 
 }  // namespace amem

@@ -73,11 +73,13 @@ Message ask_message(Epoch epoch, RankPhase what) {
   return message;
 }
 
-Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place place) {
+Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place place,
+                             const DeviceUuid& device) {
   Message message = message_of(amem_v1_SessionMessage_pool_segment_tag);
   message.body.pool_segment.index = index;
   message.body.pool_segment.size = size;
   message.body.pool_segment.place = number_of(place);
+  std::memcpy(message.body.pool_segment.device, device.bytes.data(), device.bytes.size());
   return message;
 }
 

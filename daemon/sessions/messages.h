@@ -24,7 +24,9 @@ inline constexpr std::ptrdiff_t kMaxReleasesPerMessage =
 Message release_message(Epoch epoch, const AllocationId* begin, const AllocationId* end, bool more,
                         bool more_waves);
 Message ask_message(Epoch epoch, RankPhase what);
-Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place place);
+/// `device`: to which the driver counts the segment's memory; zeros: to none.
+Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place place,
+                             const DeviceUuid& device);
 
 /// A Reply without a result; the caller fills in what else it carries.
 Message reply_message(std::uint64_t seq, const Status& status);

@@ -40,6 +40,17 @@ int LocalDevices::ordinal(const DeviceUuid& uuid) const {
   return it == uuids_.end() ? -1 : static_cast<int>(it - uuids_.begin());
 }
 
+void LocalDevices::maps_memory_of(const DeviceUuid& uuid, const char* remedy) {
+  if (ordinal(uuid) >= 0) return;
+  const std::lock_guard lock(mutex_);
+  if (!unseen_) unseen_ = {uuid, remedy};
+}
+
+std::optional<LocalDevices::Unseen> LocalDevices::unseen() const {
+  const std::lock_guard lock(mutex_);
+  return unseen_;
+}
+
 bool LocalDevices::active(int ordinal) const {
   unsigned flags = 0;
   int is_active = 0;

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -27,6 +28,18 @@ class LocalDevices {
   const DeviceUuid& uuid(int ordinal) const { return uuids_[static_cast<std::size_t>(ordinal)]; }
   /// -1: not visible in this process.
   int ordinal(const DeviceUuid& uuid) const;
+
+  /// Memory of this device gets mapped here. Zeros: nobody knows of which device. `remedy`: what to
+  /// do where the process does not see the device; a sentence that lives as long as the process.
+  void maps_memory_of(const DeviceUuid& uuid, const char* remedy);
+  /// A device that this process does not see, but whose memory it has mapped at some time.
+  struct Unseen {
+    DeviceUuid uuid;
+    const char* remedy = nullptr;
+  };
+  /// Nothing: there is none. The driver opens such a device and keeps it open to the end of the
+  /// process, and it cannot restore the process from a checkpoint (driver 580 gives 304).
+  std::optional<Unseen> unseen() const;
 
   /// Devices whose primary context is active, made so by the program or by us, or may be.
   std::vector<int> active() const;
@@ -84,6 +97,8 @@ class LocalDevices {
   const Driver& driver_;
   std::vector<DeviceUuid> uuids_;
   std::array<std::atomic<CUcontext>, 64> contexts_{};
+  mutable std::mutex mutex_;      // guards what follows
+  std::optional<Unseen> unseen_;  // the first
 };
 
 }  // namespace amem::shim

@@ -226,6 +226,9 @@ CUresult Handles::redeem(CUmemGenericAllocationHandle* handle, const Ticket& tic
   a.id = r.id;
   a.size = r.size;
   a.device = devices_.ordinal(make_uuid(r.device));
+  devices_.maps_memory_of(make_uuid(r.device),
+                          "Let each rank see the GPUs of all, or start the job with "
+                          "NCCL_P2P_DISABLE=1");
   a.tag = r.tag;
   a.gpu_direct_rdma = r.gpu_direct_rdma;
   a.imported = true;

@@ -366,6 +366,12 @@ Status Phases::detach() {
                 " pieces of other processes' memory open past amem, and the driver cannot restore "
                 "such a process. If they are NCCL's buffers in host memory, start the job with "
                 "NCCL_CUMEM_HOST_ENABLE=0; if they are tensors, use scope heap"};
+  if (const auto unseen = devices_.unseen(); unseen)
+    return {Code::kFailedPrecondition, "this process has mapped memory of " +
+                                           to_string(unseen->uuid) +
+                                           ", which it does not see, so the driver could not "
+                                           "restore it. " +
+                                           unseen->remedy};
   Status status = drained();
   if (status.ok()) status = mover_.pool().detach();
   if (!status.ok()) {

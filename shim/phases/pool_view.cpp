@@ -10,6 +10,8 @@
 namespace amem::shim {
 namespace {
 
+constexpr const char* kMemfdRemedy = "Set pool.place to memfd, and restart amemd";
+
 bool contains(const std::vector<int>& list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
@@ -50,8 +52,24 @@ Result<PoolView::Segment> PoolView::map(const amem_v1_PoolSegment& message, cons
         what + " has the place " + std::to_string(message.place) +
             ", which this shim does not support. Start the job with the shim of amemd's version");
   Segment segment{make_view(*place, driver_, message.size), {}};
-  if (Status s = segment.view->map(fd, what); !s.ok()) return s;
+  if (Status s = map_view(*segment.view, message, fd, what); !s.ok()) return s;
   return segment;
+}
+
+Status PoolView::map_view(SegmentView& view, const amem_v1_PoolSegment& message, const Fd& fd,
+                          const std::string& what) {
+  const bool of_device = place_of(message.place) == Place::kHostNuma;
+  const DeviceUuid device = make_uuid(message.device);
+  const Status mapped = view.map(fd, what);
+  if (!of_device) return mapped;
+  if (mapped.ok()) {
+    devices_.maps_memory_of(device, kMemfdRemedy);
+  } else if (devices_.ordinal(device) < 0) {
+    return {mapped.code(), mapped.text() + ". The driver counts this memory to " +
+                               to_string(device) + ", which this process does not see. " +
+                               kMemfdRemedy};
+  }
+  return mapped;
 }
 
 Status PoolView::prepare(int device) {
@@ -125,7 +143,7 @@ Status PoolView::attach(Segment& segment, const amem_v1_PoolSegment& message, co
   if (!fd)
     return {Code::kResourceExhausted,
             what + " came without its descriptor" + kNoSpaceForDescriptors};
-  if (Status s = segment.view->map(fd, what); !s.ok()) return s;
+  if (Status s = map_view(*segment.view, message, fd, what); !s.ok()) return s;
   segment.detached = false;
   for (const int device : prepared_)
     if (Status s = grant(segment, device); !s.ok()) return s;

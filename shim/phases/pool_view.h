@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/driver.h"
@@ -56,6 +57,8 @@ class PoolView {
   };
 
   Result<Segment> map(const amem_v1_PoolSegment& message, const Fd& fd);
+  Status map_view(SegmentView& view, const amem_v1_PoolSegment& message, const Fd& fd,
+                  const std::string& what);
   Status attach(Segment& segment, const amem_v1_PoolSegment& message, const Fd& fd);
   Status grant(Segment& segment, int device);
   Result<CUdeviceptr> stage(Segment& segment, std::uint64_t offset, std::uint64_t bytes, int device,

@@ -67,7 +67,7 @@ class OutboxTest : public ::testing::Test, protected SessionHandler {
   SessionServer server{loop, *this, accounts, Isolation::kUid};
   Record record;
   Node node{2 << 20, record, [](const PoolSegment&) {}, [](const PoolSegment&) {}};
-  Outbox outbox{node, server};
+  Outbox outbox{node, server, DeviceUuid{}};
 };
 
 TEST_F(OutboxTest, CopiesGoInPackets) {
