@@ -191,7 +191,7 @@ class Child:
                 target = os.readlink(f"/proc/{self.pid}/fd/{name}")
             except OSError:
                 continue  # closed meanwhile
-            if pool or ":host0:" not in target:
+            if pool or ":host" not in target:
                 counts[target.split(":")[0]] += 1
         return counts
 

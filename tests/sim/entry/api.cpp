@@ -80,11 +80,9 @@ CUresult CallScope::Enter(const char* exported_name, Need need) {
 /// As the real driver does, of every device that it uses. Where there are no nodes, nobody asks for
 /// them; what may not be opened does not make the device unusable here.
 static void OpenDeviceNodes() {
-  const char* dir = getenv("AMEM_SIM_DEV_DIR");
-  if (dir == nullptr) return;
   for (const int physical : VisibleDevices()) {
-    const std::string path = std::string(dir) + "/nvidia" + std::to_string(physical);
-    open(path.c_str(), O_RDWR | O_CLOEXEC);  // until the process ends
+    const std::string path = DeviceNode(physical);
+    if (!path.empty()) open(path.c_str(), O_RDWR | O_CLOEXEC);  // until the process ends
   }
 }
 

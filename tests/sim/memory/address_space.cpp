@@ -91,6 +91,10 @@ void* MapFile(uintptr_t base, size_t bytes, int protection, int fd) {
 
 bool HasDeviceMemory(const Range& range) { return range.on_device() && !range.multicast(); }
 
+bool g_mapped_hidden = false;
+
+void NoteMapped(const Physical& memory) { g_mapped_hidden |= VisibleOrdinal(memory.owner()) < 0; }
+
 // REQUIRES: HasDeviceMemory.
 const Physical& MemoryOf(const Range& range) {
   return range.kind == RangeKind::kMapping ? *range.allocation->memory : *range.memory;
@@ -161,9 +165,11 @@ CUresult MapAllocation(uintptr_t base, size_t bytes,
     return CUDA_ERROR_INVALID_VALUE;
   }
   // There is nothing for kernels to touch where a multicast object is mapped.
-  if (object == nullptr &&
-      MapFile(base, bytes, PROT_NONE, allocation->memory->fd()) == MAP_FAILED) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
+  if (object == nullptr) {
+    if (MapFile(base, bytes, PROT_NONE, allocation->memory->fd()) == MAP_FAILED) {
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    NoteMapped(*allocation->memory);
   }
   Range range;
   range.base = base;
@@ -224,6 +230,7 @@ CUresult AddDeviceMemory(Range range, uintptr_t* out) {
   const Physical& memory = *range.memory;
   void* at = MapFile(0, memory.bytes(), PROT_READ | PROT_WRITE, memory.fd());
   if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  NoteMapped(memory);
   range.base = reinterpret_cast<uintptr_t>(at);
   range.device = memory.device();
   range.mapped_bytes = memory.bytes();
@@ -313,6 +320,8 @@ void RevokeHostMemory(int device) {
     mprotect(Pointer(range.base), range.bytes, Protection(range));
   }
 }
+
+bool HasMappedHiddenMemory() { return g_mapped_hidden; }
 
 void TakeOffDeviceMemory() {
   for (const auto& [base, range] : AllRanges()) {

@@ -81,6 +81,9 @@ void RemoveRangesOf(CUcontext context);
 /// The device, whose primary context goes, has no access to mapped memory of the host any more.
 void RevokeHostMemory(int device);
 
+/// Whether the process has ever mapped memory that belongs to a device that it does not see.
+bool HasMappedHiddenMemory();
+
 /// For a checkpoint: nothing is at the addresses of device memory any more, but they stay taken.
 void TakeOffDeviceMemory();
 /// Puts the memory of each range there again, with the access that it had. CUDA_ERROR_OUT_OF_MEMORY

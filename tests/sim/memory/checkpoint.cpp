@@ -34,6 +34,11 @@ bool HoldsSharedMemory() {
          std::any_of(all.begin(), all.end(), [](const Physical* each) { return each->imported(); });
 }
 
+bool MappedHiddenMemory() {
+  const std::lock_guard<std::mutex> lock(MemoryMutex());
+  return HasMappedHiddenMemory();
+}
+
 CUresult GiveBackDeviceMemory() {
   const std::vector<Physical*> memory = DeviceMemory();
   try {

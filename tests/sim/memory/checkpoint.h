@@ -10,6 +10,10 @@ namespace sim {
 /// object.
 bool HoldsSharedMemory();
 
+/// Whether the process can never be restored: it once mapped memory of a device that it does not
+/// see.
+bool MappedHiddenMemory();
+
 /// Saves the bytes of all device memory and gives it back. CUDA_ERROR_OUT_OF_MEMORY: there is no
 /// place for the bytes, and nothing has changed.
 CUresult GiveBackDeviceMemory();

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "tests/sim/node/node.h"
-#include "tests/sim/node/usage.h"
 
 namespace sim {
 namespace {
@@ -115,8 +114,8 @@ void HeldDescriptors::CloseInChild() {
   Descriptors().clear();
 }
 
-Physical::Physical(int fd, int device, size_t bytes, unsigned flags, bool imported)
-    : fd_(fd), device_(device), bytes_(bytes), flags_(flags), imported_(imported) {
+Physical::Physical(int fd, const MemoryName& name, bool imported)
+    : fd_(fd), name_(name), imported_(imported) {
   const std::lock_guard<std::mutex> lock(HeldDescriptors::Mutex());
   Living().insert(this);
 }
@@ -131,9 +130,11 @@ Physical::~Physical() {
 
 CUresult Physical::Create(int device, size_t bytes, unsigned flags,
                           std::shared_ptr<Physical>* out) {
+  const int owner = device == kHostMemory ? VisibleDevices().front() : device;
+  const MemoryName name{device, bytes, flags, owner};
   int fd = -1;
-  const CUresult result = TakeMemory({device, bytes, flags}, &fd);
-  if (result == CUDA_SUCCESS) out->reset(new Physical(fd, device, bytes, flags, false));
+  const CUresult result = TakeMemory(name, &fd);
+  if (result == CUDA_SUCCESS) out->reset(new Physical(fd, name, false));
   return result;
 }
 
@@ -152,7 +153,12 @@ CUresult Physical::Import(int fd, std::shared_ptr<Physical>* out) {
     HeldDescriptors::Close(held);
     return CUDA_ERROR_UNKNOWN;
   }
-  out->reset(new Physical(held, name->device, name->bytes, name->flags, true));
+  const std::string node = DeviceNode(name->owner);
+  if (name->device == kHostMemory && !node.empty() && access(node.c_str(), F_OK) != 0) {
+    HeldDescriptors::Close(held);
+    return CUDA_ERROR_INVALID_DEVICE;
+  }
+  out->reset(new Physical(held, *name, true));
   return CUDA_SUCCESS;
 }
 
@@ -169,8 +175,8 @@ std::vector<Physical*> Physical::All() {
 }
 
 void Physical::Save() {
-  saved_ = std::make_unique_for_overwrite<unsigned char[]>(bytes_);
-  MoveAll(bytes_, [this](size_t at, size_t bytes) {
+  saved_ = std::make_unique_for_overwrite<unsigned char[]>(bytes());
+  MoveAll(bytes(), [this](size_t at, size_t bytes) {
     return pread(fd_, saved_.get() + at, bytes, static_cast<off_t>(at));
   });
 }
@@ -178,10 +184,10 @@ void Physical::Save() {
 void Physical::Drop() { HeldDescriptors::Close(std::exchange(fd_, -1)); }
 
 CUresult Physical::Remake() {
-  const CUresult result = TakeMemory({device_, bytes_, flags_}, &fd_);
+  const CUresult result = TakeMemory(name_, &fd_);
   if (result != CUDA_SUCCESS) return result;
   if (Node().checkpoints == Checkpoints::kForget) return CUDA_SUCCESS;
-  MoveAll(bytes_, [this](size_t at, size_t bytes) {
+  MoveAll(bytes(), [this](size_t at, size_t bytes) {
     return pwrite(fd_, saved_.get() + at, bytes, static_cast<off_t>(at));
   });
   return CUDA_SUCCESS;

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#include "tests/sim/node/usage.h"
+
 namespace sim {
 
 /// Guards handles, reservations and mappings. Taken after the driver mutex if both are needed.
@@ -46,7 +48,8 @@ class Physical {
   static CUresult Create(int device, size_t bytes, unsigned flags, std::shared_ptr<Physical>* out);
 
   /// Takes a copy of a descriptor of simulated memory of this node. If `fd` is none:
-  /// CUDA_ERROR_UNKNOWN, like the real driver.
+  /// CUDA_ERROR_UNKNOWN, like the real driver. CUDA_ERROR_INVALID_DEVICE: memory of the host whose
+  /// device has no node here.
   static CUresult Import(int fd, std::shared_ptr<Physical>* out);
 
   ~Physical();
@@ -57,9 +60,11 @@ class Physical {
   bool SameAs(const Physical& other) const;
 
   int fd() const { return fd_; }
-  int device() const { return device_; }
-  size_t bytes() const { return bytes_; }
-  unsigned flags() const { return flags_; }
+  int device() const { return name_.device; }
+  size_t bytes() const { return name_.bytes; }
+  unsigned flags() const { return name_.flags; }
+  /// The device that it belongs to, also memory of the host.
+  int owner() const { return name_.owner; }
   bool imported() const { return imported_; }
 
   // For a checkpoint of the process. REQUIRES: nothing uses any memory meanwhile.
@@ -75,12 +80,10 @@ class Physical {
   void ForgetSaved() { saved_.reset(); }
 
  private:
-  Physical(int fd, int device, size_t bytes, unsigned flags, bool imported);
+  Physical(int fd, const MemoryName& name, bool imported);
 
   int fd_;  // -1: dropped
-  const int device_;
-  const size_t bytes_;
-  const unsigned flags_;
+  const MemoryName name_;
   const bool imported_;
   std::unique_ptr<unsigned char[]> saved_;
 };

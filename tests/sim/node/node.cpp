@@ -210,6 +210,11 @@ const std::vector<int>& VisibleDevices() {
   return *visible;
 }
 
+std::string DeviceNode(int physical) {
+  const char* dir = getenv("AMEM_SIM_DEV_DIR");
+  return dir == nullptr ? "" : std::string(dir) + "/nvidia" + std::to_string(physical);
+}
+
 int VisibleOrdinal(int physical) {
   const std::vector<int>& visible = VisibleDevices();
   const auto it = std::find(visible.begin(), visible.end(), physical);

@@ -50,6 +50,9 @@ inline constexpr const char kDeviceName[] = "amem simulated GPU";
 /// Physical ordinals in the order CUDA_VISIBLE_DEVICES gives them.
 const std::vector<int>& VisibleDevices();
 
+/// AMEM_SIM_DEV_DIR: the device's node there; empty: nobody asks for nodes.
+std::string DeviceNode(int physical);
+
 /// The ordinal this process has for a physical device; -1 if it is not visible.
 int VisibleOrdinal(int physical);
 

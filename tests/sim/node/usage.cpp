@@ -122,9 +122,8 @@ class Ledger {
 }  // namespace
 
 std::string MemoryName::Format() const {
-  const std::string where = device == kHostMemory ? "host0" : "gpu" + std::to_string(device);
-  return "amem-sim:" + Node().id + ":" + where + ":" + std::to_string(bytes) + ":" +
-         std::to_string(flags);
+  return "amem-sim:" + Node().id + (device == kHostMemory ? ":host" : ":gpu") +
+         std::to_string(owner) + ":" + std::to_string(bytes) + ":" + std::to_string(flags);
 }
 
 std::optional<MemoryName> MemoryName::Parse(const std::string& path) {
@@ -133,9 +132,9 @@ std::optional<MemoryName> MemoryName::Parse(const std::string& path) {
   const char* rest = path.c_str() + prefix.size();
   MemoryName name;
   unsigned long long bytes = 0;
-  if (sscanf(rest, "host0:%llu:%u", &bytes, &name.flags) == 2) {
-    name.device = kHostMemory;
-  } else if (sscanf(rest, "gpu%d:%llu:%u", &name.device, &bytes, &name.flags) != 3) {
+  if (sscanf(rest, "gpu%d:%llu:%u", &name.owner, &bytes, &name.flags) == 3) {
+    name.device = name.owner;
+  } else if (sscanf(rest, "host%d:%llu:%u", &name.owner, &bytes, &name.flags) != 3) {
     return std::nullopt;
   }
   name.bytes = bytes;

@@ -25,6 +25,7 @@ struct MemoryName {
   int device = kHostMemory;  // physical ordinal, or kHostMemory
   uint64_t bytes = 0;
   unsigned flags = 0;  // kRdmaCapable
+  int owner = device;  // memory of the host belongs to the first device that its maker sees
 
   static constexpr unsigned kRdmaCapable = 1;
 

@@ -18,7 +18,7 @@ namespace {
 
 std::atomic<CUprocessState> g_state{CU_PROCESS_STATE_RUNNING};  // changed with the steps' mutex
 std::atomic<int> g_thread{0};
-bool g_lost = false;  // by the checkpoint; the restore finds out
+CUresult g_loss = CUDA_SUCCESS;  // what the restore says, if the checkpoint has lost the process
 
 std::mutex& StepsMutex() {
   static auto* const mutex = new std::mutex();
@@ -49,14 +49,18 @@ CUresult CheckpointProcess() {
   while (shared && Node().checkpoints == Checkpoints::kHang) pause();
   const CUresult result = GiveBackDeviceMemory();
   if (result != CUDA_SUCCESS) return result;
-  g_lost = Node().checkpoints == Checkpoints::kLoseAll ||
-           (shared && Node().checkpoints == Checkpoints::kLose);
+  if (Node().checkpoints == Checkpoints::kLoseAll ||
+      (shared && Node().checkpoints == Checkpoints::kLose)) {
+    g_loss = CUDA_ERROR_NOT_SUPPORTED;
+  } else if (MappedHiddenMemory()) {
+    g_loss = CUDA_ERROR_OPERATING_SYSTEM;
+  }
   g_state = CU_PROCESS_STATE_CHECKPOINTED;
   return CUDA_SUCCESS;
 }
 
 CUresult RestoreProcess() {
-  if (g_lost) return LoseProcess(CUDA_ERROR_NOT_SUPPORTED);
+  if (g_loss != CUDA_SUCCESS) return LoseProcess(g_loss);
   const CUresult result = TakeDeviceMemoryAgain();
   if (result == CUDA_SUCCESS) g_state = CU_PROCESS_STATE_LOCKED;
   return result;

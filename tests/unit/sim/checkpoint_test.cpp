@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -142,6 +143,18 @@ class Rank {
   CUgraphExec graph_ = nullptr;
 };
 
+// Memory of the host that belongs to the first device that this process sees.
+const RegisterRole kMaker("maker", [] {
+  ROLE_CHECK(cuInit(0) == CUDA_SUCCESS);
+  CUmemAllocationProp prop = Prop();
+  prop.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, {0}};
+  CUmemGenericAllocationHandle handle = 0;
+  ROLE_CHECK(cuMemCreate(&handle, kUnit, &prop, 0) == CUDA_SUCCESS);
+  sim_test::SendByte(kChildSocket, 'h', Export(handle));
+  sim_test::ReceiveByte(kChildSocket);
+  return 0;
+});
+
 // Imports what it is sent and maps it at an address of its own.
 CUdeviceptr MapImported(int fd, CUmemGenericAllocationHandle* handle) {
   ROLE_CHECK(Import(handle, fd) == CUDA_SUCCESS);
@@ -180,6 +193,15 @@ const RegisterRole kRank("rank", [] {
         break;
       case 'm':
         imported = MapImported(fd, &handle);
+        break;
+      case 'i':
+        ROLE_CHECK(Import(&handle, fd) == CUDA_SUCCESS);
+        ROLE_CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+        close(fd);
+        break;
+      case 'n':  // the memory's device is not there
+        ROLE_CHECK(Import(&handle, fd) == CUDA_ERROR_INVALID_DEVICE);
+        close(fd);
         break;
       case 'u':
         ROLE_CHECK(cuMemUnmap(imported, kUnit) == CUDA_SUCCESS);
@@ -286,6 +308,22 @@ class SimCheckpoint : public SimDriver {
   static int ExportedDeviceMemory(CUmemGenericAllocationHandle* handle) {
     *handle = Create(kUnit, 1);
     return Export(*handle);
+  }
+  /// What the restore says after the target has mapped host memory of a maker, and unmapped it.
+  static CUresult RestoreAfterMapping(const char* makers_devices, const char* targets_devices) {
+    const Child maker("maker", {{"CUDA_VISIBLE_DEVICES", makers_devices}});
+    int fd = -1;
+    EXPECT_EQ(maker.Receive(&fd), 'h');
+    const Target target("hang", {{"CUDA_VISIBLE_DEVICES", targets_devices}});
+    target.Do('m', fd);
+    target.Do('u');
+    close(fd);
+    EXPECT_EQ(target.Lock(), CUDA_SUCCESS);
+    EXPECT_EQ(target.Checkpoint(), CUDA_SUCCESS);
+    const CUresult result = target.Restore();
+    EXPECT_EQ(target.State(),
+              result == CUDA_SUCCESS ? CU_PROCESS_STATE_LOCKED : CU_PROCESS_STATE_FAILED);
+    return result;
   }
 };
 
@@ -449,6 +487,56 @@ TEST_F(SimCheckpoint, AMulticastObjectIsAsImportedMemory) {
   ASSERT_EQ(target.Lock(), CUDA_SUCCESS);
   EXPECT_EQ(target.Checkpoint(), CUDA_SUCCESS);
   EXPECT_EQ(target.Restore(), CUDA_ERROR_NOT_SUPPORTED);
+}
+
+TEST_F(SimCheckpoint, AProcessThatMappedAHiddenDevicesMemoryIsLostWithTheRestore) {
+  EXPECT_EQ(RestoreAfterMapping("0,1", "1"), CUDA_ERROR_OPERATING_SYSTEM);
+  EXPECT_EQ(RestoreAfterMapping("1,0", "0"), CUDA_ERROR_OPERATING_SYSTEM);
+  // The memory belongs to the first device that its maker sees.
+  EXPECT_EQ(RestoreAfterMapping("1,0", "1"), CUDA_SUCCESS);
+  EXPECT_EQ(RestoreAfterMapping("0,1", "1,0"), CUDA_SUCCESS);
+}
+
+TEST_F(SimCheckpoint, TheMemoryOfADeviceBelongsToIt) {
+  CUmemGenericAllocationHandle handle = 0;
+  const int fd = ExportedDeviceMemory(&handle);
+  for (const auto& [visible, result] :
+       {std::pair{"0", CUDA_ERROR_OPERATING_SYSTEM}, std::pair{"1", CUDA_SUCCESS}}) {
+    const Target target("hang", {{"CUDA_VISIBLE_DEVICES", visible}});
+    target.Do('m', fd);
+    target.Do('u');
+    ASSERT_EQ(target.Lock(), CUDA_SUCCESS);
+    ASSERT_EQ(target.Checkpoint(), CUDA_SUCCESS);
+    EXPECT_EQ(target.Restore(), result) << visible;
+  }
+  close(fd);
+  EXPECT_EQ(cuMemRelease(handle), CUDA_SUCCESS);
+}
+
+TEST_F(SimCheckpoint, AnImportWithoutAMappingDoesNoHarm) {
+  const Target target("hang", {{"CUDA_VISIBLE_DEVICES", "1"}});
+  CUmemGenericAllocationHandle handle = 0;
+  const int fd = ExportedHostMemory(&handle);
+  target.Do('i', fd);
+  ASSERT_EQ(target.Lock(), CUDA_SUCCESS);
+  ASSERT_EQ(target.Checkpoint(), CUDA_SUCCESS);
+  EXPECT_EQ(target.Restore(), CUDA_SUCCESS);
+  EXPECT_EQ(target.Unlock(), CUDA_SUCCESS);
+  target.Do('c');
+  close(fd);
+  EXPECT_EQ(cuMemRelease(handle), CUDA_SUCCESS);
+}
+
+TEST_F(SimCheckpoint, WhereADeviceIsNotThereItsHostMemoryCannotBeImported) {
+  const std::filesystem::path nodes = std::filesystem::path(getenv("AMEM_SIM_DIR")) / "dev";
+  std::filesystem::create_directory(nodes);
+  std::ofstream(nodes / "nvidia1").put('x');
+  const Target target("hang", {{"CUDA_VISIBLE_DEVICES", "1"}, {"AMEM_SIM_DEV_DIR", nodes}});
+  CUmemGenericAllocationHandle handle = 0;
+  const int fd = ExportedHostMemory(&handle);
+  target.Do('n', fd);
+  close(fd);
+  EXPECT_EQ(cuMemRelease(handle), CUDA_SUCCESS);
 }
 
 TEST_F(SimCheckpoint, ARestoreThatDoesNotFitCanBeTriedAgain) {
