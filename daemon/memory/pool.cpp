@@ -31,6 +31,11 @@ HostPool::HostPool(const Devices& devices, std::optional<Place> place)
     : devices_(devices), sources_(make_sources(devices)) {
   for (const PlaceRule& each : kPlaces)
     if (place ? each.place == *place : each.automatic) places_.push_back(each.place);
+  // Host memory of the driver's belongs to one device. A process that may not use that device
+  // cannot map it, and one that only does not see it cannot be checkpointed afterwards.
+  if (devices.all().size() > 1)
+    std::stable_partition(places_.begin(), places_.end(),
+                          [](Place each) { return each != Place::kHostNuma; });
 }
 
 void HostPool::start(std::uint64_t size, std::uint64_t segment, Callbacks callbacks) {

@@ -40,7 +40,8 @@ class HostPool {
     std::function<void(std::string error)> troubled;
   };
 
-  /// `place`: of all segments. Nothing: the first automatic place that this node supports.
+  /// `place`: of all segments. Nothing: the first automatic place that this node supports and all
+  /// processes can use: on a node with several devices that is not the driver's host memory.
   HostPool(const Devices& devices, std::optional<Place> place);
   ~HostPool() { stop(); }
   HostPool(const HostPool&) = delete;

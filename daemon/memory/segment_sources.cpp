@@ -1,7 +1,10 @@
 #include "daemon/memory/segment_sources.h"
 
 #include <fcntl.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -36,12 +39,38 @@ class HostNumaSource final : public SegmentSource {
   const Devices& devices_;
 };
 
+/// While this lives, the calling thread's new pages come from one NUMA node, as long as that has
+/// any. Containers may forbid the call; then they come from anywhere.
+class PreferredNode {
+ public:
+  explicit PreferredNode(int node) {
+    if (node < 0 || node >= kMostNodes) return;
+    Mask mask{};
+    mask[static_cast<std::size_t>(node) / kBits] = 1UL << (static_cast<unsigned>(node) % kBits);
+    holds_ = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, mask.data(), kMostNodes + 1) == 0;
+  }
+  ~PreferredNode() {
+    if (holds_) ::syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0);
+  }
+  PreferredNode(const PreferredNode&) = delete;
+  PreferredNode& operator=(const PreferredNode&) = delete;
+  bool holds() const { return holds_; }
+
+ private:
+  static constexpr int kMostNodes = 1024;
+  static constexpr std::size_t kBits = 8 * sizeof(unsigned long);
+  using Mask = std::array<unsigned long, kMostNodes / kBits>;
+  bool holds_ = false;
+};
+
 class MemfdSource final : public SegmentSource {
  public:
   MemfdSource(Place place, const Devices&) : place_(place) {}
 
   Status supported() const override { return {}; }
-  Result<PoolSegment> make(std::uint64_t size, int, const std::atomic<bool>& stop) override {
+  Result<PoolSegment> make(std::uint64_t size, int numa_node,
+                           const std::atomic<bool>& stop) override {
+    const PreferredNode preferred(numa_node);
     Fd fd(::memfd_create("amem-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!fd) return errno_status(Code::kResourceExhausted, "memfd_create", errno);
     // Taken now, not when a pause writes to it.
@@ -56,7 +85,8 @@ class MemfdSource final : public SegmentSource {
     // and have them killed by SIGBUS.
     if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
       return errno_status(Code::kInternal, "sealing " + format_size(size) + " of memfd", errno);
-    return PoolSegment{std::make_shared<const Fd>(std::move(fd)), size, place_, -1};
+    return PoolSegment{std::make_shared<const Fd>(std::move(fd)), size, place_,
+                       preferred.holds() ? numa_node : -1};
   }
   /// The pages go even where somebody has kept a descriptor or a mapping.
   void give_back(const PoolSegment& segment) override {
