@@ -307,7 +307,7 @@ std::optional<CUresult> Heap::free_async(CUdeviceptr address, CUstream stream, b
       return r;
     }
   // Of a group that is paused no stream has anything to do.
-  if (deferred.after != nullptr && gate_.frees_pass() && has_passed(deferred, true))
+  if (deferred.after != nullptr && gate_.mode() == Gate::Mode::kRests && has_passed(deferred, true))
     deferred.after = nullptr;
   {
     std::lock_guard lock(mutex_);

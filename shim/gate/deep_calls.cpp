@@ -18,14 +18,14 @@ DeepCalls* instance() {
 
 }  // namespace
 
-std::atomic<bool> DeepCalls::on_{false};
+std::atomic<DeepCalls::Stage> DeepCalls::stage_{Stage::kOff};
 std::atomic<bool> DeepCalls::shares_events_{false};
 
 DeepCalls& DeepCalls::get() { return *instance(); }
 
 bool DeepCalls::note(const Call& call) noexcept {
   const std::lock_guard lock(mutex_);
-  if (!on_.load(std::memory_order_relaxed)) return false;
+  if (stage() != Stage::kAway) return false;
   if (ending_) return true;  // the process's end frees everything
   if (noted_.size() >= kMostNoted) return false;
   try {
@@ -38,23 +38,19 @@ bool DeepCalls::note(const Call& call) noexcept {
 
 std::optional<CUresult> DeepCalls::ended(bool event) noexcept {
   if (event && shares_events_.load(std::memory_order_relaxed)) return std::nullopt;
-  const NoCancel no_cancel;
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return drained_ || ending_ || !on_.load(std::memory_order_relaxed); });
-  if (!on_.load(std::memory_order_relaxed)) return std::nullopt;
-  return drained_ ? CUDA_SUCCESS : CUDA_ERROR_DEINITIALIZED;
+  return stage() == Stage::kAway ? std::optional(CUDA_SUCCESS) : std::nullopt;
 }
 
 CUresult DeepCalls::enter() noexcept {
   while (true) {
     inside_.fetch_add(1, std::memory_order_seq_cst);
-    if (!on_.load(std::memory_order_seq_cst)) [[likely]]
+    if (stage_.load(std::memory_order_seq_cst) == Stage::kOff) [[likely]]
       return CUDA_SUCCESS;
     leave();
     const NoCancel no_cancel;
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return ending_ || !on_.load(std::memory_order_relaxed); });
-    if (on_.load(std::memory_order_relaxed)) return CUDA_ERROR_DEINITIALIZED;
+    changed_.wait(lock, [&] { return ending_ || !on(); });
+    if (on()) return CUDA_ERROR_DEINITIALIZED;
   }
 }
 
@@ -64,30 +60,27 @@ void DeepCalls::leave() noexcept {
   changed_.notify_all();
 }
 
-bool DeepCalls::begin(std::chrono::milliseconds patience) {
+bool DeepCalls::hold(std::chrono::steady_clock::time_point until) {
   std::unique_lock lock(mutex_);
-  drained_ = false;
-  on_.store(true, std::memory_order_seq_cst);
-  return changed_.wait_for(lock, patience,
-                           [&] { return inside_.load(std::memory_order_seq_cst) == 0; });
+  stage_.store(Stage::kHolds, std::memory_order_seq_cst);
+  return changed_.wait_until(lock, until,
+                             [&] { return inside_.load(std::memory_order_seq_cst) == 0; });
 }
 
-void DeepCalls::drained() {
+void DeepCalls::goes_away() {
   const std::lock_guard lock(mutex_);
-  drained_ = true;
-  changed_.notify_all();
+  stage_.store(Stage::kAway, std::memory_order_seq_cst);
 }
 
 void DeepCalls::end(const std::function<void(const Call&)>& make) {
   std::unique_lock lock(mutex_);
-  while (on_.load(std::memory_order_relaxed) && !noted_.empty()) {
+  while (on() && !noted_.empty()) {
     const std::vector<Call> calls = std::exchange(noted_, {});
     lock.unlock();
     for (const Call& call : calls) make(call);
     lock.lock();
   }
-  on_.store(false, std::memory_order_seq_cst);
-  drained_ = false;
+  stage_.store(Stage::kOff, std::memory_order_seq_cst);
   changed_.notify_all();
 }
 
@@ -99,7 +92,7 @@ void DeepCalls::process_ends() {
 
 /// A thread that is not there may have the lock.
 void DeepCalls::reset_after_fork() {
-  on_.store(false, std::memory_order_relaxed);
+  stage_.store(Stage::kOff, std::memory_order_relaxed);
   new (instance()) DeepCalls;
 }
 

@@ -1,15 +1,17 @@
 // DeepCalls: what becomes of the program's calls while the driver may have put this process away (a
 // deep pause). A call that reaches the driver then waits there for the resume.
 //
-// From begin() to end() the gate is shut, so nobody gives the devices work through it:
+// From hold() to end() the gate is shut, so nobody gives the devices work through it. Calls that
+// give a device something to do without passing the gate (host functions, external semaphores) wait
+// for end(). From goes_away() on, which says that all work has ended:
 //
 // - Calls that only free or destroy are noted. end() makes them, in their order, before the gate
 //   opens. A noted call takes 48 bytes.
-// - Calls that give a device something to do without passing the gate (host functions, external
-//   semaphores) wait for end().
-// - Calls that ask whether work has ended need no driver: drained() says that all has.
+// - Calls that ask whether work has ended need no driver: it has.
 //
-// on() is for the fast path of these calls: one load. begin(), drained(), end(): the service
+// Before goes_away() both go to the driver as ever: what they wait for may need their answer.
+//
+// on() is for the fast path of these calls: one load. hold(), goes_away(), end(): the service
 // thread; process_ends(): the thread that calls exit(); the rest: any thread. One per process,
 // never destroyed.
 #pragma once
@@ -41,8 +43,8 @@ class DeepCalls {
   };
 
   static DeepCalls& get();
-  /// The driver may have put the process away.
-  static bool on() noexcept { return on_.load(std::memory_order_relaxed); }
+  /// Some calls wait, are noted or are answered here.
+  static bool on() noexcept { return stage() != Stage::kOff; }
 
   /// True: the call is made later, and the program is told that it has succeeded. False: it is to
   /// be made now.
@@ -70,11 +72,11 @@ class DeepCalls {
     CUresult result_;
   };
 
-  /// From here on calls are noted or wait. False: a call that began before is not done in this
-  /// time.
-  bool begin(std::chrono::milliseconds patience);
-  /// After begin(): all work of the process has ended.
-  void drained();
+  /// From here on no call gives a device anything to do. False: one that began before is not done
+  /// by then.
+  bool hold(std::chrono::steady_clock::time_point until);
+  /// After hold(): all work of the process has ended, and the driver may put the process away.
+  void goes_away();
   /// The driver makes calls again. `make`: makes a noted one.
   void end(const std::function<void(const Call&)>& make);
 
@@ -84,16 +86,17 @@ class DeepCalls {
   static void reset_after_fork();
 
  private:
+  enum class Stage : std::uint8_t { kOff, kHolds, kAway };
+  static Stage stage() noexcept { return stage_.load(std::memory_order_relaxed); }
   CUresult enter() noexcept;
   void leave() noexcept;
 
-  static std::atomic<bool> on_;
+  static std::atomic<Stage> stage_;
   static std::atomic<bool> shares_events_;
 
   std::atomic<unsigned> inside_{0};  // calls of Held
-  std::mutex mutex_;                 // guards everything below, and every change of on_
+  std::mutex mutex_;                 // guards everything below, and every change of stage_
   std::condition_variable changed_;
-  bool drained_ = false;
   bool ending_ = false;
   std::vector<Call> noted_;
 };

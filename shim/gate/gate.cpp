@@ -12,7 +12,6 @@
 
 #include "shim/base/log.h"
 #include "shim/base/no_cancel.h"
-#include "shim/gate/deep_calls.h"
 #include "shim/gate/wait_log.h"
 
 namespace amem::shim {
@@ -23,6 +22,11 @@ constexpr std::chrono::milliseconds kInterpreterCheck{100};
 constexpr std::chrono::seconds kDrainBegins{1};
 /// A question takes microseconds. This is for a driver that blocks.
 constexpr std::chrono::seconds kQuestionEnds{10};
+
+/// Who only frees passes a gate in this mode.
+constexpr bool frees_pass(Gate::Mode mode) {
+  return mode == Gate::Mode::kRests || mode == Gate::Mode::kFailed;
+}
 
 long membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0); }
 
@@ -73,9 +77,7 @@ void Gate::prepare(const Policy& policy) {
 CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submission) noexcept {
   const NoCancel no_cancel;
   const bool may_step = caller != Caller::kCaptures;
-  // Not asked of a driver that may have put the process away: nothing of this gate is the same
-  // then.
-  const bool asks = policy_.current_device != nullptr && !DeepCalls::on();
+  const bool asks = policy_.current_device != nullptr && mode() != Mode::kAway;
   int ordinal = asks ? policy_.current_device() : 0;
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
   // Asked now: an interpreter that has ended no longer knows its threads.
@@ -84,8 +86,7 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submissi
 
   std::unique_lock lock(mutex_);
   // While a capture is open it does not wait.
-  const bool demands =
-      gives_work(caller) && shut_.load(std::memory_order_relaxed) && captures_ == 0;
+  const bool demands = gives_work(caller) && shut() && captures_ == 0;
   if (demands) {
     if (demanding_++ == 0) demand_.call = submission.call;
     ++demand_.waits;
@@ -109,10 +110,11 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submissi
   bool said = false;
   std::uint64_t shuts = shuts_;
   Clock::time_point began = Clock::now();
-  while (shut_.load(std::memory_order_relaxed) && captures_ == 0) {
-    if (waiter.stepped || (caller == Caller::kFrees && frees_pass_)) break;
-    if (failed_) result = CUDA_ERROR_SYSTEM_NOT_READY;
-    if (held_ && !policy_.wait && caller != Caller::kFrees) result = CUDA_ERROR_NOT_READY;
+  while (shut() && captures_ == 0) {
+    if (waiter.stepped || (caller == Caller::kFrees && frees_pass(mode()))) break;
+    const bool held = mode() != Mode::kShut && caller != Caller::kFrees;
+    if (held && !policy_.wait) result = CUDA_ERROR_NOT_READY;
+    if (mode() == Mode::kFailed) result = CUDA_ERROR_SYSTEM_NOT_READY;
     if (result == CUDA_SUCCESS && ends(with_interpreter)) result = CUDA_ERROR_DEINITIALIZED;
     if (result != CUDA_SUCCESS) break;
     if (waiter.asked) {
@@ -133,7 +135,7 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submissi
       result = CUDA_ERROR_TIMEOUT;
       break;
     }
-    if (held_ && caller != Caller::kFrees && !std::exchange(said, true)) {
+    if (held && !std::exchange(said, true)) {
       lock.unlock();
       wait_log().waits_for_itself(submission.call, true);
       lock.lock();
@@ -188,49 +190,33 @@ void Gate::close() {
     wait_log().shut();
     ++passes_;
     ++version_;
-    held_ = frees_pass_ = false;
-    shut_.store(true, std::memory_order_seq_cst);
+    if (mode() != Mode::kFailed) mode_.store(Mode::kShut, std::memory_order_seq_cst);
   }
+  fence();
+}
+
+void Gate::set(Mode mode) {
+  {
+    std::lock_guard lock(mutex_);
+    if (this->mode() == Mode::kFailed || (!shut() && mode != Mode::kFailed)) return;
+    if (mode == Mode::kOpen) wait_log().opened();
+    mode_.store(mode, std::memory_order_seq_cst);
+    ++version_;
+    waiters_.notify_all();
+    watcher_.notify_all();
+  }
+  if (mode == Mode::kFailed) fence();
+}
+
+/// Every thread that has not passed sees the new mode.
+void Gate::fence() noexcept {
   if (!fence_needed_.load(std::memory_order_relaxed)) membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
   changed();
-}
-
-void Gate::open() {
-  std::lock_guard lock(mutex_);
-  wait_log().opened();
-  shut_.store(false, std::memory_order_release);
-  held_ = frees_pass_ = false;
-  ++version_;
-  waiters_.notify_all();
-  watcher_.notify_all();
-}
-
-void Gate::hold() {
-  std::lock_guard lock(mutex_);
-  held_ = true;
-  waiters_.notify_all();
-}
-
-void Gate::let_frees_pass(bool on) {
-  std::lock_guard lock(mutex_);
-  frees_pass_ = on;
-  if (on) waiters_.notify_all();
-}
-
-bool Gate::frees_pass() {
-  std::lock_guard lock(mutex_);
-  return frees_pass_;
 }
 
 bool Gate::await_empty(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   return watcher_.wait_for(lock, patience, [&] { return !any_active(); });
-}
-
-void Gate::fail() {
-  std::lock_guard lock(mutex_);
-  failed_ = true;
-  waiters_.notify_all();
 }
 
 void Gate::end() {
@@ -288,7 +274,7 @@ std::uint32_t Gate::captures() {
 
 bool Gate::drain_begins() {
   std::lock_guard lock(mutex_);
-  if (!shut_.load(std::memory_order_relaxed) || captures_ > 0 || any_active()) return false;
+  if (!shut() || captures_ > 0 || any_active()) return false;
   ++drains_;
   captures_wait_ = Clock::now() + kDrainBegins;
   return true;
@@ -305,7 +291,7 @@ void Gate::drain_ended() {
 bool Gate::question_begins() {
   ThreadState& self = this_thread();
   std::lock_guard lock(mutex_);
-  if (shut_.load(std::memory_order_relaxed) || captures_ > 0 || any_active()) return false;
+  if (shut() || captures_ > 0 || any_active()) return false;
   ++self.depth;
   enter_quietly(self);
   ++drains_;
@@ -424,7 +410,7 @@ void Gate::reset_after_fork() noexcept {
   // taken: an open gate needs none.
   for (ThreadState* t = threads_.load(std::memory_order_relaxed); t != nullptr; t = t->next)
     if (t != state_) t->mark.store(0, std::memory_order_relaxed);
-  shut_.store(false, std::memory_order_relaxed);
+  mode_.store(Mode::kOpen, std::memory_order_relaxed);
 }
 
 }  // namespace amem::shim

@@ -95,7 +95,7 @@ class Gate {
   }
 
   /// The same for a call that only frees, unmaps, releases, closes or destroys. It also passes a
-  /// shut gate while frees pass (let_frees_pass).
+  /// shut gate in the modes kRests and kFailed.
   /// The caller must call leave_quietly().
   CUresult enter_to_free() noexcept { return pass(Caller::kFrees, AnyWork()); }
 
@@ -141,7 +141,7 @@ class Gate {
     if (self.depth++ > 0) return true;
     enter_quietly(self);
     barrier();
-    if (!shut_.load(std::memory_order_relaxed)) return true;
+    if (!shut()) return true;
     leave_quietly();
     return false;
   }
@@ -150,24 +150,26 @@ class Gate {
   /// free or ask. One thread at a time.
   bool take_worked() noexcept;
 
-  /// Shuts the gate. While a stream capture is under way callers still pass, or it could never end.
+  /// Who passes. While a stream capture is under way all pass, or it could never end.
+  enum class Mode : std::uint8_t {
+    kOpen,
+    kShut,    // nobody: a pause begins, which may be called off
+    kHeld,    // nobody, and the policy may answer with an error: memory has left
+    kRests,   // the same, but who only frees passes: the group is paused and no phase is under way
+    kAway,    // as kHeld, and the driver may have put the process away: it is asked nothing
+    kFailed,  // who only frees; all others get CUDA_ERROR_SYSTEM_NOT_READY for ever
+  };
+  Mode mode() const { return mode_.load(std::memory_order_relaxed); }
+  bool shut() const { return mode() != Mode::kOpen; }
+  /// Shuts the gate anew: steps and waits are counted from here.
   void close();
-  void open();
-  /// The group is paused: from here on the policy may answer waiting callers with an error.
-  void hold();
-  /// Whether callers that only free pass the shut gate. They may while the group is paused and no
-  /// phase is under way. open() and close() end it.
-  void let_frees_pass(bool on);
-  bool frees_pass();
+  void open() { set(Mode::kOpen); }
+  /// Changes who passes a gate that is shut; an open one it only opens or fails. kFailed stays.
+  void set(Mode mode);
   /// Waits until nobody who has passed the shut gate is inside. False: not in this time.
   bool await_empty(std::chrono::milliseconds patience);
-  /// The gate is shut, or about to open. Any thread.
-  bool shut() const { return shut_.load(std::memory_order_relaxed); }
   /// The calling thread has passed and not left.
   static bool inside() noexcept { return state_ != nullptr && state_->depth > 0; }
-  /// Nothing will ever open this gate again: every waiting and later caller gets
-  /// CUDA_ERROR_SYSTEM_NOT_READY.
-  void fail();
   /// The process is ending. From here on a shut gate, now or later, answers every caller with
   /// CUDA_ERROR_DEINITIALIZED, as the driver soon will. Only threads that end with their
   /// interpreter go on waiting, once that is ending.
@@ -240,7 +242,7 @@ class Gate {
     else
       enter_quietly(self);
     barrier();
-    if (!shut_.load(std::memory_order_relaxed)) [[likely]]
+    if (!shut()) [[likely]]
       return CUDA_SUCCESS;
     return wait(self, caller, work());
   }
@@ -260,7 +262,7 @@ class Gate {
     if (--self.depth > 0) return;
     self.mark.store(mark, std::memory_order_release);
     barrier();
-    if (shut_.load(std::memory_order_relaxed)) [[unlikely]]
+    if (shut()) [[unlikely]]
       changed();
   }
 
@@ -278,6 +280,7 @@ class Gate {
       std::atomic_signal_fence(std::memory_order_seq_cst);
   }
 
+  void fence() noexcept;
   CUresult wait(ThreadState& self, Caller caller, const Submission& submission) noexcept;
   bool ends(bool with_interpreter) const;
   bool ready(const Waiter& waiter) const;
@@ -289,12 +292,12 @@ class Gate {
   static std::atomic<ThreadState*>
       threads_;  // never shrinks; records of ended threads are used again
 
-  std::atomic<bool> shut_{false};
+  std::atomic<Mode> mode_{Mode::kOpen};
   std::atomic<bool> fence_needed_{false};
   Policy policy_;
 
   std::mutex
-      mutex_;  // guards everything below, and every change of shut_; never held over the driver
+      mutex_;  // guards everything below, and every change of mode_; never held over the driver
   std::condition_variable waiters_;
   std::condition_variable watcher_;
   std::condition_variable answered_;  // a look_at() has ended, or what it asked of a waiter
@@ -311,9 +314,6 @@ class Gate {
   std::uint32_t steps_used_ = 0;
   std::uint32_t captures_ = 0;
   std::uint64_t shuts_ = 0;  // how often it was shut
-  bool held_ = false;
-  bool frees_pass_ = false;
-  bool failed_ = false;
   bool ending_ = false;
 };
 

@@ -1,4 +1,4 @@
-// DeepCalls: what is noted, what waits and what is answered between begin() and end().
+// DeepCalls: what is noted, what waits and what is answered between hold() and end().
 #include <gmock/gmock.h>
 
 #include <chrono>
@@ -34,6 +34,13 @@ class ShimDeepCalls : public testing::Test {
   static bool note(const char* name, std::uint64_t argument = 0) {
     return calls().note({name, &nothing, {argument}});
   }
+  static bool hold(std::chrono::milliseconds patience = 0ms) {
+    return calls().hold(std::chrono::steady_clock::now() + patience);
+  }
+  static void go_away() {
+    ASSERT_TRUE(hold());
+    calls().goes_away();
+  }
   template <class Call>
   static auto in_a_thread(const Call& call) {
     return std::async(std::launch::async, call);
@@ -49,7 +56,7 @@ TEST_F(ShimDeepCalls, OtherwiseNothingIsNotedAnsweredOrHeld) {
 }
 
 TEST_F(ShimDeepCalls, WhatIsNotedIsMadeInItsOrder) {
-  ASSERT_TRUE(calls().begin(0ms));
+  go_away();
   EXPECT_TRUE(DeepCalls::on());
   EXPECT_TRUE(note("a", 1));
   EXPECT_TRUE(note("b", 2));
@@ -60,7 +67,7 @@ TEST_F(ShimDeepCalls, WhatIsNotedIsMadeInItsOrder) {
 }
 
 TEST_F(ShimDeepCalls, WhatIsFreedWhileOthersAreMadeComesAfterThem) {
-  ASSERT_TRUE(calls().begin(0ms));
+  go_away();
   EXPECT_TRUE(note("a", 1));
   std::vector<std::uint64_t> made;
   calls().end([&](const DeepCalls::Call& call) {
@@ -74,31 +81,25 @@ TEST_F(ShimDeepCalls, WhatIsFreedWhileOthersAreMadeComesAfterThem) {
 }
 
 TEST_F(ShimDeepCalls, ManyAreNotedButNotWithoutEnd) {
-  ASSERT_TRUE(calls().begin(0ms));
+  go_away();
   for (int i = 0; i < 1 << 20; ++i) ASSERT_TRUE(note("a"));
   EXPECT_FALSE(note("a"));
   EXPECT_EQ(end().size(), std::size_t{1} << 20);
 }
 
 TEST_F(ShimDeepCalls, WhetherWorkHasEndedIsSaidOnceItHas) {
-  ASSERT_TRUE(calls().begin(0ms));
-  auto answer = in_a_thread([] { return calls().ended(true); });
-  EXPECT_EQ(answer.wait_for(kSoon), std::future_status::timeout);
-  calls().drained();
-  EXPECT_EQ(answer.get(), CUDA_SUCCESS);
+  ASSERT_TRUE(hold());
+  EXPECT_EQ(calls().ended(true), std::nullopt) << "the driver is asked: work may wait for this";
+  EXPECT_FALSE(note("a")) << "likewise";
+  calls().goes_away();
+  EXPECT_EQ(calls().ended(true), CUDA_SUCCESS);
   EXPECT_EQ(calls().ended(false), CUDA_SUCCESS);
   end();
   EXPECT_EQ(calls().ended(false), std::nullopt);
-  ASSERT_TRUE(calls().begin(0ms));
-  auto again = in_a_thread([] { return calls().ended(false); });
-  EXPECT_EQ(again.wait_for(kSoon), std::future_status::timeout) << "nothing is known yet";
-  end();
-  EXPECT_EQ(again.get(), std::nullopt) << "the driver is asked";
 }
 
 TEST_F(ShimDeepCalls, WhatGivesWorkWaits) {
-  ASSERT_TRUE(calls().begin(0ms));
-  calls().drained();
+  go_away();
   auto held = in_a_thread([] { return DeepCalls::Held().result(); });
   EXPECT_EQ(held.wait_for(kSoon), std::future_status::timeout);
   end();
@@ -108,22 +109,21 @@ TEST_F(ShimDeepCalls, WhatGivesWorkWaits) {
 TEST_F(ShimDeepCalls, TheBeginningWaitsForWhatHasBegun) {
   auto held = std::make_unique<DeepCalls::Held>();
   ASSERT_EQ(held->result(), CUDA_SUCCESS);
-  EXPECT_FALSE(calls().begin(kSoon));
+  EXPECT_FALSE(hold(kSoon));
   end();
-  auto began = in_a_thread([] { return calls().begin(10s); });
+  auto began = in_a_thread([] { return hold(10s); });
   EXPECT_EQ(began.wait_for(kSoon), std::future_status::timeout);
   held.reset();
   EXPECT_TRUE(began.get());
 }
 
 TEST_F(ShimDeepCalls, NobodyWaitsWhenTheProcessEnds) {
-  ASSERT_TRUE(calls().begin(0ms));
+  go_away();
   auto held = in_a_thread([] { return DeepCalls::Held().result(); });
-  auto answer = in_a_thread([] { return calls().ended(true); });
   EXPECT_EQ(held.wait_for(kSoon), std::future_status::timeout);
   calls().process_ends();
   EXPECT_EQ(held.get(), CUDA_ERROR_DEINITIALIZED);
-  EXPECT_EQ(answer.get(), CUDA_ERROR_DEINITIALIZED);
+  EXPECT_EQ(calls().ended(true), CUDA_SUCCESS);
   EXPECT_TRUE(note("a")) << "and never made";
   EXPECT_THAT(end(), ElementsAre());
 }

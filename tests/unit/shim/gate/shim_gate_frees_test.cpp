@@ -51,16 +51,16 @@ TEST_F(GateFreesTest, AFreeThatWaitsPassesOnceFreesPass) {
   gate_.close();
   begins_to_free();
   ASSERT_TRUE(waits());
-  gate_.hold();
+  gate_.set(Gate::Mode::kHeld);
   EXPECT_FALSE(passed_);
-  gate_.let_frees_pass(true);
+  gate_.set(Gate::Mode::kRests);
   EXPECT_TRUE(passes());
   EXPECT_EQ(result_, CUDA_SUCCESS);
 }
 
 TEST_F(GateFreesTest, OthersGoOnWaitingWhileFreesPass) {
   gate_.close();
-  gate_.let_frees_pass(true);
+  gate_.set(Gate::Mode::kRests);
   std::atomic<bool> worked{false};
   std::thread worker([&] {
     const Pass pass(gate_);
@@ -79,8 +79,8 @@ TEST_F(GateFreesTest, OthersGoOnWaitingWhileFreesPass) {
 
 TEST_F(GateFreesTest, AFreeThatComesAfterAStepHasBegunWaits) {
   gate_.close();
-  gate_.let_frees_pass(true);
-  gate_.let_frees_pass(false);
+  gate_.set(Gate::Mode::kRests);
+  gate_.set(Gate::Mode::kHeld);
   begins_to_free();
   EXPECT_TRUE(waits());
   EXPECT_FALSE(passed_);
@@ -88,7 +88,7 @@ TEST_F(GateFreesTest, AFreeThatComesAfterAStepHasBegunWaits) {
 
 TEST_F(GateFreesTest, ANewPauseStopsFreesAgain) {
   gate_.close();
-  gate_.let_frees_pass(true);
+  gate_.set(Gate::Mode::kRests);
   gate_.open();
   gate_.close();
   begins_to_free();
@@ -100,7 +100,7 @@ TEST_F(GateFreesTest, AFreePassesWhereOthersGetAnError) {
   Gate strict;
   strict.prepare({false, 10s, &device_of_test});
   strict.close();
-  strict.hold();
+  strict.set(Gate::Mode::kHeld);
   std::thread caller([&] {
     EXPECT_EQ(strict.enter_to_free(), CUDA_SUCCESS) << "it waits for a step, and gets no error";
     strict.leave();
@@ -108,12 +108,12 @@ TEST_F(GateFreesTest, AFreePassesWhereOthersGetAnError) {
   const auto deadline = Gate::Clock::now() + 5s;
   while (waiting(strict.snapshot(), 0) == 0 && Gate::Clock::now() < deadline)
     std::this_thread::sleep_for(1ms);
-  strict.let_frees_pass(true);
+  strict.set(Gate::Mode::kRests);
   caller.join();
   EXPECT_EQ(strict.enter(), CUDA_ERROR_NOT_READY);
   ASSERT_EQ(strict.enter_to_free(), CUDA_SUCCESS);
   strict.leave();
-  strict.fail();
+  strict.set(Gate::Mode::kFailed);
   ASSERT_EQ(strict.enter_to_free(), CUDA_SUCCESS) << "what cannot come back can still be freed";
   strict.leave();
 }
