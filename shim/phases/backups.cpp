@@ -69,6 +69,7 @@ Result<const void*> BackupReader::view(CUdeviceptr address, std::uint64_t size) 
     if (rule(range.piece.form).encoded || (next != 0 && at != next)) return nullptr;
     next = at + range.size;
   }
+  for (const SavedRange& range : ranges.value()) pool_.lend(range.piece.in_segment);
   return reinterpret_cast<const void*>(next - size);
 }
 

@@ -68,6 +68,7 @@ const std::vector<Gap>* Mover::left_out(std::uint64_t id) {
 }
 
 Status Mover::measure(const amem_v1_Measure& measure) {
+  if (!copies_began_) copies_began_ = SteadyClock::now();
   for (pb_size_t i = 0; i < measure.ranges_count; ++i) {
     const amem_v1_Measure_Range& range = measure.ranges[i];
     Result<Piece> piece = piece_of(range.id, 0, range.length);

@@ -66,6 +66,8 @@ class Mover {
                      CopyMarks::Follow follow = {});
   /// kDataLoss: what was loaded is not what was saved.
   Status finish_load(std::uint64_t& bytes, const CopyMarks::Follow& follow = {});
+  /// Something is queued that no finish has waited for.
+  bool under_way() const { return copies_began_.has_value(); }
   /// Waits for whatever was queued; nobody wants to know what has come of it.
   Status give_up();
   /// Of what the finish has waited for last: from the first copy queued to the end of the last.

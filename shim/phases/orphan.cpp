@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "shim/base/log.h"
-#include "shim/gate/deep_calls.h"
 
 namespace amem::shim {
 namespace {
@@ -28,9 +27,9 @@ bool Orphan::shares_memory() {
   return std::any_of(all.begin(), all.end(), [](const auto& a) { return is_shared(a.second); });
 }
 
-bool Orphan::holds_out(bool gate_shut, const Status& why, bool hope) {
+bool Orphan::holds_out(RankState state, const Status& why, bool hope) {
   const std::uint64_t paused = memory_.holdings.bytes_paused();
-  if (paused == 0 && !(gate_shut && shares_memory())) return false;
+  if (paused == 0 && !(state != RankState::kRuns && shares_memory())) return false;
   const std::string lost =
       who() + " has lost its broker (" + why.text() + ") while " +
       (paused > 0 ? std::to_string(paused) + " bytes of its memory are paused"
@@ -41,7 +40,7 @@ bool Orphan::holds_out(bool gate_shut, const Status& why, bool hope) {
     ::_exit(kExitStatus);
   }
   if (options_.orphan == OrphanRule::kRestore) {
-    const Status restored = restore(paused);
+    const Status restored = restore(state, paused);
     if (restored.ok()) {
       log_warn(lost + ". It has restored " + std::to_string(paused) +
                " bytes from the host pool to its own memory, and runs without amem "
@@ -95,10 +94,10 @@ Result<std::vector<Orphan::Paused>> Orphan::restorable() {
 
 /// All of it or nothing. What has no saved bytes was dropped by its pause: only this rank had it,
 /// so nobody else has saved it.
-Status Orphan::restore(std::uint64_t bytes_paused) {
+Status Orphan::restore(RankState state, std::uint64_t bytes_paused) {
   if (bytes_paused == 0)
     return {Code::kFailedPrecondition, "the paused memory is not in this process"};
-  if (DeepCalls::on())
+  if (state == RankState::kDetached)
     return {Code::kFailedPrecondition,
             "the driver may have checkpointed this process, and only amemd can have it restored"};
   const Result<std::vector<Paused>> paused = restorable();

@@ -12,6 +12,7 @@
 #include "shim/base/options.h"
 #include "shim/memory/memory.h"
 #include "shim/phases/mover.h"
+#include "shim/phases/rank_state.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
@@ -26,7 +27,7 @@ class Orphan {
       : memory_(memory), mover_(mover), session_(session), options_(options), reminder_(reminder) {}
 
   /// Session::Handler::holds_out(). False also after all memory has been brought back here.
-  bool holds_out(bool gate_shut, const Status& why, bool hope);
+  bool holds_out(RankState state, const Status& why, bool hope);
   /// A broker serves the rank again.
   void ends() { ++waits_; }
 
@@ -37,7 +38,7 @@ class Orphan {
   };
   /// What is paused, if all of it can be brought back without a broker.
   Result<std::vector<Paused>> restorable();
-  Status restore(std::uint64_t bytes_paused);
+  Status restore(RankState state, std::uint64_t bytes_paused);
   bool shares_memory();
   std::string who() const;
   void remind(std::uint64_t wait);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "shim/base/log.h"
-#include "shim/gate/deep_calls.h"
 #include "shim/gate/wait_log.h"
 #include "shim/memory/absence.h"
 #include "shim/process/fault_points.h"
@@ -14,42 +13,26 @@ namespace amem::shim {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{250};
-/// For calls that began before a checkpoint.
-constexpr std::chrono::seconds kInside{5};
-
-/// A step of a pause or resume, which frees wait for.
-bool is_step(pb_size_t command) {
-  switch (command) {
-    case amem_v1_SessionMessage_measure_tag:
-    case amem_v1_SessionMessage_save_tag:
-    case amem_v1_SessionMessage_release_tag:
-    case amem_v1_SessionMessage_make_tag:
-    case amem_v1_SessionMessage_map_tag:
-    case amem_v1_SessionMessage_load_tag:
-      return true;
-    default:
-      return false;
-  }
+/// What a Release asks for.
+RankCommand command_of(const amem_v1_Release& release) {
+  if (release.undo) return RankCommand::kUndo;
+  if (release.tags_count > 0) return RankCommand::kReleaseTags;
+  if (release.more_waves) return RankCommand::kReleaseWave;
+  return release.listed ? RankCommand::kReleaseList : RankCommand::kReleaseAll;
 }
 
 }  // namespace
 
 void Phases::command(Packet& packet) {
   const Message& m = packet.message;
-  if (is_step(m.which_body)) {
-    attach();
-    rest(false);
-  }
   switch (m.which_body) {
-    case amem_v1_SessionMessage_pool_segment_tag: {
-      Fd fd = packet.fds.size() == 1 ? std::move(packet.fds.front()) : Fd();
-      if (DeepCalls::on())
-        segments_.emplace_back(m.body.pool_segment, std::move(fd));
-      else
-        add(m.body.pool_segment, std::move(fd));
+    case amem_v1_SessionMessage_pool_segment_tag:
+      detachment_.add(m.body.pool_segment,
+                      packet.fds.size() == 1 ? std::move(packet.fds.front()) : Fd());
       break;
-    }
     case amem_v1_SessionMessage_quiesce_tag:
+      if (const Result<RankState> next = begin(RankCommand::kQuiesce); !next.ok())
+        return done(m.body.quiesce.epoch, RankPhase::kQuiet, next.status(), 0);
       exit_.arm();  // in front of what libraries loaded meanwhile have registered
       report_.hold();
       heap_.keep(false);
@@ -57,12 +40,12 @@ void Phases::command(Packet& packet) {
       // work that only the cut lets through.
       mover_.backups().begin();
       scratch_.begin();
-      shut_ = true;
       wait_log().paused_by(m.body.quiesce.paused_by);
       cut_.begin(m.body.quiesce.epoch);
+      enter(RankState::kCuts);
       break;
     case amem_v1_SessionMessage_trim_tag:
-      heap_.trim();
+      if (state_ != RankState::kDetached) heap_.trim();
       break;
     case amem_v1_SessionMessage_step_tag:
       cut_.step(m.body.step);
@@ -101,25 +84,45 @@ void Phases::command(Packet& packet) {
 }
 
 void Phases::join_shut(const std::string& paused_by) {
-  shut_ = true;
   wait_log().paused_by(paused_by);
   gate_.close();
-  rest(true);
+  enter(RankState::kPaused);
 }
 
 /// A free that is inside already when a step begins goes on beside it. That is safe: it holds the
 /// lock of the holdings while it changes the table, and waits there for memory that is on its way
 /// back.
-void Phases::rest(bool on) {
-  rests_ = on;
-  gate_.let_frees_pass(on);
+Result<RankState> Phases::begin(RankCommand command) {
+  const std::optional<RankState> next = after(state_, command);
+  if (!next)
+    return Status(Code::kFailedPrecondition,
+                  std::string("this process ") + describe(state_) + ", so it cannot " +
+                      describe(command) +
+                      (state_ == RankState::kFailed ? ". Its log says why. Restart the job" : ""));
+  if (state_ == RankState::kDetached && command != RankCommand::kDetach) {
+    detachment_.attach();
+    enter(RankState::kPaused);
+  }
+  if (state_ == RankState::kPaused && is_step(command))
+    enter(brings_back(command) ? RankState::kReturns : RankState::kLeaves);
+  return *next;
+}
+
+void Phases::enter(RankState state) {
+  state_ = state;
+  gate_.set(gate_of(state));
 }
 
 void Phases::unclaimed(const Packet& reply) { memory_.handles.unclaimed(reply.message.body.reply); }
 
 void Phases::measure(const amem_v1_Measure& measure) {
+  const Result<RankState> next = begin(RankCommand::kSave);
+  if (!next.ok()) {
+    if (measure.last) done(measure.epoch, RankPhase::kMeasure, next.status(), 0);
+    return;
+  }
+  enter(next.value());
   clock_.begin(RankPhase::kMeasure);
-  copying_ = !measure.last;
   if (copy_status_.ok()) copy_status_ = mover_.measure(measure);
   if (!measure.last) return;
   std::uint64_t bytes = 0;
@@ -157,8 +160,14 @@ void Phases::measured(std::uint64_t epoch, std::span<const Look> looks) {
 }
 
 void Phases::copy(const amem_v1_Copies& copies, bool save) {
-  clock_.begin(save ? RankPhase::kSave : RankPhase::kLoad);
-  copying_ = !copies.last;
+  const RankPhase phase = save ? RankPhase::kSave : RankPhase::kLoad;
+  const Result<RankState> next = begin(save ? RankCommand::kSave : RankCommand::kReturn);
+  if (!next.ok()) {
+    if (copies.last) done(copies.epoch, phase, next.status(), 0, copies.wave);
+    return;
+  }
+  enter(next.value());
+  clock_.begin(phase);
   if (!save) fault_point("loadBegins");
   if (copy_status_.ok()) copy_status_ = save ? mover_.save(copies) : mover_.load(copies);
   if (!copies.last) return;
@@ -180,7 +189,7 @@ void Phases::copy(const amem_v1_Copies& copies, bool save) {
   if (copy_status_.ok()) copy_status_ = finished;
   if (save && copy_status_.ok()) saved(copies, stored);
   if (!save && copy_status_.ok()) copy_status_ = scratch_.spoil();
-  done(copies.epoch, save ? RankPhase::kSave : RankPhase::kLoad, copy_status_, bytes, copies.wave);
+  done(copies.epoch, phase, copy_status_, bytes, copies.wave);
   copy_status_ = {};
 }
 
@@ -201,13 +210,19 @@ void Phases::saved(const amem_v1_Copies& save, std::span<const Piece> pieces) {
 }
 
 void Phases::release(const amem_v1_Release& release) {
+  const bool first = !has_left(state_);
+  const Result<RankState> next = begin(command_of(release));
+  if (!next.ok()) {
+    if (!release.more) done(release.epoch, RankPhase::kRelease, next.status(), 0, release.wave);
+    return;
+  }
   clock_.begin(RankPhase::kRelease);
   fault_point("releaseBegins");
   listed_.insert(release.ids, release.ids + release.ids_count);
   if (release.more) return;
   // Nothing runs on the devices now: no lock of the driver's is held by somebody who waits for work
   // that only another command of the broker lets through.
-  if (!release.undo && !paused_) report_.send(true);
+  if (!release.undo && first) report_.send(true);
   std::set<std::string> tags;
   for (pb_size_t i = 0; i < release.tags_count; ++i) tags.insert(release.tags[i]);
   const std::set<std::uint64_t> listed = std::exchange(listed_, {});
@@ -221,21 +236,19 @@ void Phases::release(const amem_v1_Release& release) {
   copy_status_ = {};
   map_status_ = {};
   mapped_bytes_ = 0;
-  // Of a list at an open gate the rest stays: the rank has missed an earlier command.
-  if (!release.undo && tags.empty() && shut_) {
-    paused_ = true;
-    gate_.hold();
-  }
-  if (!s.ok() && !std::exchange(retrying_, true))
+  if (!s.ok() && !std::exchange(retry_due_, true))
     session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
   done(release.epoch, RankPhase::kRelease, s, bytes, release.wave);
-  // Between two waves a free could take what the next one is to save.
-  if (shut_ && !release.more_waves && (release.undo || tags.empty())) rest(true);
+  enter(next.value());
 }
 
 void Phases::drop_leftovers() {
-  retrying_ = !memory_.residency.drop_leftovers().ok();
-  if (retrying_)
+  if (state_ == RankState::kDetached) {  // which requires that there are none
+    retry_due_ = false;
+    return;
+  }
+  retry_due_ = !memory_.residency.drop_leftovers().ok();
+  if (retry_due_)
     session_.run_at(Session::Clock::now() + kRetry, [this] { drop_leftovers(); });
   else
     log_info("the driver has now freed the memory that it did not free in a pause");
@@ -252,15 +265,19 @@ Status Phases::undo(std::uint64_t& bytes) {
 }
 
 void Phases::make(const amem_v1_Make& make) {
-  clock_.begin(RankPhase::kMap);
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_made_tag;
   amem_v1_Made& made = message.body.made;
   made.epoch = make.epoch;
   made.number = make.number;
+  const Result<RankState> next = begin(RankCommand::kReturn);
+  if (next.ok()) {
+    clock_.begin(RankPhase::kMap);
+    enter(next.value());
+  }
   std::vector<Fd> fds;
   for (pb_size_t i = 0; i < make.ids_count; ++i) {
-    Result<Fd> fd = memory_.residency.make(make.ids[i]);
+    Result<Fd> fd = next.ok() ? memory_.residency.make(make.ids[i]) : Result<Fd>(next.status());
     if (!fd.ok()) {
       // In a swap that is no error: the broker asks again when something has left.
       log_debug(fd.status().text());
@@ -278,8 +295,14 @@ void Phases::make(const amem_v1_Make& make) {
 // The copies that follow a packet need access to what it has mapped; they run while the next packet
 // is mapped.
 void Phases::map(Packet& packet) {
-  clock_.begin(RankPhase::kMap);
   const amem_v1_Map& map = packet.message.body.map;
+  const Result<RankState> next = begin(RankCommand::kReturn);
+  if (!next.ok()) {
+    if (map.last) done(map.epoch, RankPhase::kMap, next.status(), 0);
+    return;
+  }
+  enter(next.value());
+  clock_.begin(RankPhase::kMap);
   if (map_status_.ok() && packet.fds.size() != map.ids_count)
     map_status_ = {Code::kInternal, std::to_string(map.ids_count) + " allocations came with " +
                                         std::to_string(packet.fds.size()) + " descriptors" +
@@ -308,12 +331,7 @@ void Phases::ask(const amem_v1_Ask& ask) {
   static constexpr std::array kRows = {
       Row{RankPhase::kOpen, [](Phases& phases) { return phases.open(); }},
       Row{RankPhase::kDetach, [](Phases& phases) { return phases.detach(); }},
-      Row{RankPhase::kRest,
-          [](Phases& phases) {
-            phases.attach();
-            if (phases.paused_) phases.rest(true);
-            return Status();
-          }},
+      Row{RankPhase::kRest, [](Phases& phases) { return phases.rest(); }},
 #ifdef AMEM_TEST_SEAMS
       Row{RankPhase::kTest, [](Phases&) { return Status(); }},
 #endif
@@ -329,98 +347,39 @@ void Phases::ask(const amem_v1_Ask& ask) {
 }
 
 Status Phases::open() {
-  attach();
+  const Result<RankState> next = begin(RankCommand::kOpen);
+  if (!next.ok()) return next.status();
   Status mapped = memory_.residency.map_again();
-  paused_ = shut_ = rests_ = false;
   memory_.residency.arrived();
   heap_.keep(true);
   if (mapped.ok()) {
-    gate_.open();
+    enter(next.value());
   } else {
     mapped = {mapped.code(), mapped.text() +
                                  ", after a pause that was called off. This process cannot go on: "
                                  "its calls fail from now on. Restart the job"};
-    gate_.fail();
+    enter(RankState::kFailed);
   }
   mover_.backups().drop_others([this](std::uint64_t id) { return memory_.holdings.is_paused(id); });
   mover_.hashes().drop_others([this](std::uint64_t id) { return memory_.holdings.holds(id); });
+  if (memory_.holdings.bytes_paused() == 0) mover_.pool().views_end();
   report_.go_on();
   return mapped;
 }
 
 Status Phases::detach() {
-  if (!paused_)
-    return {Code::kFailedPrecondition, "this process is not paused, so it cannot be checkpointed"};
-  if (retrying_)
-    return {Code::kFailedPrecondition,
-            "the driver still has memory of the pause, so this process cannot be checkpointed. Try "
-            "again, or resume"};
-  if (const std::uint64_t stays = memory_.holdings.bytes_here(); stays > 0)
-    return {Code::kFailedPrecondition,
-            std::to_string(stays) +
-                " bytes of this process's memory stay on their devices, because a NIC or another "
-                "group has them. A deep pause requires that all memory leaves"};
-  if (const std::size_t foreign = memory_.unbrokered.foreign(); foreign > 0)
-    return {Code::kFailedPrecondition,
-            "this process has " + std::to_string(foreign) +
-                " pieces of other processes' memory open past amem, and the driver cannot restore "
-                "such a process. If they are NCCL's buffers in host memory, start the job with "
-                "NCCL_CUMEM_HOST_ENABLE=0; if they are tensors, use scope heap"};
-  if (const auto unseen = devices_.unseen(); unseen)
-    return {Code::kFailedPrecondition, "this process has mapped memory of " +
-                                           to_string(unseen->uuid) +
-                                           ", which it does not see, so the driver could not "
-                                           "restore it. " +
-                                           unseen->remedy};
-  Status status = drained();
-  if (status.ok()) status = mover_.pool().detach();
-  if (!status.ok()) {
-    attach();
-    rest(true);
-  }
-  return status;
+  const Result<RankState> next = begin(RankCommand::kDetach);
+  if (!next.ok()) return next.status();
+  if (state_ == next.value()) return {};
+  const Status detached = detachment_.detach();
+  if (detached.ok()) enter(next.value());
+  return detached;
 }
 
-Status Phases::drained() {
-  rest(false);  // one that is not noted waits at the gate, not in the driver
-  if (!DeepCalls::get().begin(kInside) || !gate_.await_empty(kInside))
-    return {Code::kFailedPrecondition,
-            "a driver call of this process does not end, so it cannot be checkpointed"};
-  for (int device = 0; device < devices_.count(); ++device)
-    if (const CUresult r = devices_.drain(device); r != CUDA_SUCCESS)
-      return {
-          Code::kFailedPrecondition,
-          driver_.error(r, "the work of this process on device " + std::to_string(device)).text() +
-              ". It cannot be checkpointed"};
-  DeepCalls::get().drained();
-  return {};
-}
-
-void Phases::attach() {
-  if (!DeepCalls::on()) return;
-  rest(true);
-  // Inside the gate: nobody can wait here for the broker, which has the frees before the answer to
-  // what it asks.
-  const Pass pass(gate_, gate_.enter_to_free());
-  const std::vector<int> active = devices_.active();
-  DeepCalls::get().end([&](const DeepCalls::Call& call) {
-    // The context in which the program would have made it is not known.
-    CUresult r = CUDA_ERROR_INVALID_CONTEXT;
-    for (const int device : active) {
-      const LocalDevices::Use use(devices_, device);
-      r = call.make(call.arguments);
-      if (r == CUDA_SUCCESS) return;
-    }
-    if (active.empty()) r = call.make(call.arguments);
-    if (r != CUDA_SUCCESS)
-      log_warn(driver_.error(r, std::string(call.name) + ", made after a deep pause,").text());
-  });
-  for (auto& [segment, fd] : std::exchange(segments_, {})) add(segment, std::move(fd));
-}
-
-/// Without it the copies that need it fail, and say so to the broker.
-void Phases::add(const amem_v1_PoolSegment& segment, Fd fd) {
-  if (const Status s = mover_.pool().add(segment, std::move(fd)); !s.ok()) log_error(s.text());
+Status Phases::rest() {
+  const Result<RankState> next = begin(RankCommand::kRest);
+  if (next.ok()) enter(next.value());
+  return next.status();
 }
 
 void Phases::done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,
@@ -467,13 +426,13 @@ void Phases::done(std::uint64_t epoch, RankPhase phase, const Status& status, st
 void Phases::disconnected() {
   cut_.end();
   work_.set(false);  // until the next one asks
-  if (std::exchange(copying_, false))
+  if (mover_.under_way())
     if (const Status s = mover_.give_up(); !s.ok()) log_warn(s.text());
   mover_.hashes().clear();  // the next broker's pool has other bytes
   copy_status_ = {};
   map_status_ = {};
   mapped_bytes_ = 0;
-  segments_.clear();  // the next broker sends them again
+  detachment_.drop_segments();
   listed_.clear();
   memory_.residency.drop_made();
   // A pause that had not got to its Release is called off by the next broker, if there is one.
@@ -487,7 +446,7 @@ Comeback Phases::comes_back(const Session::Mark& mark) {
   const auto showing = memory_.handles.show_again(first);
   report_.tell_again(first);
   Comeback comeback;
-  comeback.gate_shut = shut_;
+  comeback.gate_shut = state_ != RankState::kRuns;
   comeback.items = memory_.holdings.list([&] { return mark(std::move(first)); });
   return comeback;
 }
@@ -498,10 +457,10 @@ void Phases::returned() {
 }
 
 bool Phases::holds_out(const Status& why, bool hope) {
-  const bool rested = rests_;
-  rest(false);  // it may bring the memory back
-  const bool waits = orphan_.holds_out(shut_, why, hope);
-  rest(rested);
+  // It may bring the memory back.
+  if (state_ == RankState::kPaused) gate_.set(Gate::Mode::kHeld);
+  const bool waits = orphan_.holds_out(state_, why, hope);
+  gate_.set(gate_of(state_));
   return waits;
 }
 
@@ -512,17 +471,16 @@ void Phases::lost() {
   memory_.residency.drop_made();
   const Status mapped = memory_.residency.map_again();
   if (!mapped.ok()) log_error(mapped.text());
-  if (paused_ && memory_.holdings.bytes_paused() > 0) {
+  if (has_left(state_) && memory_.holdings.bytes_paused() > 0) {
     memory_.residency.arrived();
     log_error(
         "the broker ended while this group was paused. Its memory is lost, and every call that "
         "needs it fails from now on. Restart the job");
-    rest(true);  // what only frees goes on
-    gate_.fail();
-    attach();  // last: the driver may have put the process away for good
+    enter(RankState::kFailed);
+    detachment_.attach();  // last: the driver may have put the process away for good
     return;
   }
-  attach();
+  detachment_.attach();
   Absence::fail();
   // What a resume was bringing back may not have its bytes.
   std::uint64_t unloaded = 0;
@@ -531,8 +489,7 @@ void Phases::lost() {
   if (const std::uint64_t bytes = memory_.holdings.bytes_paused(); bytes > 0)
     log_error(std::to_string(bytes) +
               " bytes of paused tags are lost. The program must not touch them");
-  if (!mapped.ok()) return gate_.fail();
-  gate_.open();
+  enter(mapped.ok() ? RankState::kRuns : RankState::kFailed);
 }
 
 }  // namespace amem::shim

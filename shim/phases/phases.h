@@ -2,7 +2,8 @@
 // the service thread.
 //
 // A rank that comes back to the next broker says what it holds and whether its gate is shut. So
-// commands may find done what they ask for: then they change nothing and are answered as ever.
+// commands may find done what they ask for: then they change nothing and are answered as ever. What
+// is not allowed in the rank's state (rank_state.h) is answered with an error and changes nothing.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,10 @@
 #include "shim/gate/gate.h"
 #include "shim/memory/memory.h"
 #include "shim/phases/cut_monitor.h"
+#include "shim/phases/detachment.h"
 #include "shim/phases/mover.h"
 #include "shim/phases/orphan.h"
+#include "shim/phases/rank_state.h"
 #include "shim/phases/report.h"
 #include "shim/phases/work_report.h"
 #include "shim/process/exit_handler.h"
@@ -43,6 +46,7 @@ class Phases final : public Session::Handler {
         heap_(heap),
         session_(session),
         exit_(exit),
+        detachment_(driver, devices, gate, memory, mover.pool()),
         orphan_(memory, mover, session, options) {}
 
   /// The rank joins a group that does not run: its gate is shut until an Open. Before the service
@@ -67,21 +71,18 @@ class Phases final : public Session::Handler {
   /// Tells the broker how pieces are stored.
   void saved(const amem_v1_Copies& save, std::span<const Piece> pieces);
   void release(const amem_v1_Release& release);
-  void rest(bool on);
   Status undo(std::uint64_t& bytes);
   /// Tries what the driver would not let go of again and again: until then the device is short of
   /// it, and a resume may find no space.
   void drop_leftovers();
   void ask(const amem_v1_Ask& ask);
   Status open();
-  /// Nothing that this process has may keep the driver from checkpointing it. Afterwards no call of
-  /// the driver is made before the next command.
   Status detach();
-  /// All work of this process has ended, and none of its contexts has failed.
-  Status drained();
-  /// Calls go to the driver again. Before any command that needs it, and before the gate opens.
-  void attach();
-  void add(const amem_v1_PoolSegment& segment, Fd fd);
+  Status rest();
+  /// The state to enter when the command has been carried out; an error: it is not allowed.
+  /// Attaches a process that is detached for all but a Detach. Frees wait for the end of a step.
+  Result<RankState> begin(RankCommand command);
+  void enter(RankState state);
   void done(std::uint64_t epoch, RankPhase phase, const Status& status, std::uint64_t bytes,
             std::uint32_t wave = 0);
 
@@ -97,15 +98,11 @@ class Phases final : public Session::Handler {
   Heap& heap_;
   Session& session_;
   ExitHandler& exit_;
+  Detachment detachment_;
   Orphan orphan_;
-  bool shut_ = false;      // the gate
-  bool rests_ = false;     // it is, and no step is under way or to come: frees pass
-  bool paused_ = false;    // memory is released
-  bool copying_ = false;   // more packets follow
-  bool retrying_ = false;  // drop_leftovers() will be called
-  Status copy_status_;     // first failure since the last PhaseDone of copies, or a Measure
-  /// Came while the process was deep: to add one takes the driver.
-  std::vector<std::pair<amem_v1_PoolSegment, Fd>> segments_;
+  RankState state_ = RankState::kRuns;
+  bool retry_due_ = false;  // drop_leftovers() will be called
+  Status copy_status_;      // first failure since the last PhaseDone of copies, or a Measure
   std::set<std::uint64_t> listed_;  // by the packets of a Release so far
   PhaseClock clock_;
   Status map_status_;               // first failure since the last PhaseDone of a Map

@@ -12,6 +12,12 @@ namespace {
 
 constexpr const char* kMemfdRemedy = "Set pool.place to memfd, and restart amemd";
 
+Status is_detached() {
+  return {Code::kFailedPrecondition,
+          "the saved bytes cannot be reached after a deep pause, or one that has failed, because "
+          "the pool is not mapped here. Resume the group first"};
+}
+
 bool contains(const std::vector<int>& list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
@@ -103,6 +109,7 @@ Status PoolView::grant(Segment& segment, int device) {
 
 Result<CUdeviceptr> PoolView::stage(Segment& segment, std::uint64_t offset, std::uint64_t bytes,
                                     int device, SegmentView::Use use) {
+  if (segment.detached) return is_detached();
   if (Status s = grant(segment, device); !s.ok()) return s;
   return segment.view->stage(offset, bytes, use);
 }
@@ -118,9 +125,6 @@ Result<PoolView::Spot> PoolView::stage(const amem_v1_Copy& copy, int device, Seg
                         "there is no pool segment " + std::to_string(copy.segment));
   }
   Segment& segment = it->second;
-  if (segment.detached)
-    return Status(Code::kInternal, "pool segment " + std::to_string(copy.segment) +
-                                       " has not come again since the group was deep");
   const std::uint64_t size = segment.view->size();
   const std::uint64_t bytes = copy.stored != 0 ? copy.stored : copy.length;
   if (copy.segment_offset > size || bytes > size - copy.segment_offset)
@@ -150,11 +154,21 @@ Status PoolView::attach(Segment& segment, const amem_v1_PoolSegment& message, co
   return {};
 }
 
+Status PoolView::can_detach() const {
+  const bool lent = std::any_of(segments_.begin(), segments_.end(), [](const auto& entry) {
+    return entry.second.lent && entry.second.view->must_detach();
+  });
+  if (!lent) return {};
+  return {
+      Code::kFailedPrecondition,
+      "this process has views of its saved bytes (get_cpu_backup with zero_copy), which a deep "
+      "pause would unmap. Resume first, and copy the bytes instead, or set pool.place to memfd"};
+}
+
 Status PoolView::detach() {
   for (auto& [index, segment] : segments_) {
-    const Result<bool> detached = segment.view->detach();
-    if (!detached.ok()) return detached.status();
-    if (!detached.value()) continue;
+    if (segment.detached || !segment.view->must_detach()) continue;
+    if (Status s = segment.view->detach(); !s.ok()) return s;
     segment.detached = true;
     segment.reachable_from.clear();
   }
@@ -175,9 +189,18 @@ Result<PoolView::Segment*> PoolView::segment_at(CUdeviceptr address) {
   return &it->second;
 }
 
+void PoolView::lend(CUdeviceptr address) {
+  if (const Result<Segment*> found = segment_at(address); found.ok()) found.value()->lent = true;
+}
+
+void PoolView::views_end() {
+  for (auto& [index, segment] : segments_) segment.lent = false;
+}
+
 Status PoolView::let_cpu_read(CUdeviceptr address) {
   const Result<Segment*> found = segment_at(address);
   if (!found.ok()) return found.status();
+  if (found.value()->detached) return is_detached();
   if (const CUresult r = found.value()->view->let_cpu_read(); r != CUDA_SUCCESS)
     return driver_.error(r, "reading saved bytes: access of this process to the host pool");
   return {};

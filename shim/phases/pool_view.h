@@ -43,17 +43,23 @@ class PoolView {
   /// REQUIRES of both: an address of a Spot.
   Result<CUdeviceptr> load_again(CUdeviceptr address, std::uint64_t bytes, int device);
   Status let_cpu_read(CUdeviceptr address);
+  /// The program itself has the address from now on, until views_end().
+  void lend(CUdeviceptr address);
+  void views_end();
   /// All copies have ended.
   void settle();
-  /// Lets go of the segments that the driver does not checkpoint. The broker sends them again
-  /// before copies that need them.
+  /// Unmaps the segments that the driver does not checkpoint. The broker sends them again before
+  /// copies that need them; until then nothing can be read there.
   Status detach();
+  /// Why not: the program may read what would be unmapped.
+  Status can_detach() const;
 
  private:
   struct Segment {
     std::unique_ptr<SegmentView> view;
     std::vector<int> reachable_from;  // device ordinals that have been granted access
     bool detached = false;
+    bool lent = false;
   };
 
   Result<Segment> map(const amem_v1_PoolSegment& message, const Fd& fd);

@@ -141,6 +141,7 @@ void Report::send(bool always) {
   std::vector<UnbrokeredAmount> now = amounts();
   if (!always && now == sent_) return;
   session_.post(message(now));
+  const std::lock_guard lock(mutex_);
   sent_ = std::move(now);
 }
 
@@ -192,7 +193,7 @@ Message Report::message(const std::vector<UnbrokeredAmount>& amounts) {
 }
 
 std::string Report::stats(const std::string& group, std::uint32_t rank_id, const char* scope,
-                          bool loaded) {
+                          bool ask) {
   std::string json = "{\"group\":" + quoted(group) + member("rank_id", rank_id) +
                      ",\"scope\":" + quoted(scope) + ",\"brokered\":[";
   const char* comma = "";
@@ -207,13 +208,15 @@ std::string Report::stats(const std::string& group, std::uint32_t rank_id, const
   }
   json += "],\"unbrokered\":[";
   comma = "";
-  if (loaded) {
-    for (const UnbrokeredAmount& amount : amounts()) {
-      json += std::string(comma) + "{\"kind\":" + quoted(amount.kind) +
-              ",\"device\":" + std::to_string(amount.device) + member("bytes", amount.bytes) +
-              member("count", amount.count) + ",\"host\":" + (amount.host ? "true" : "false") + "}";
-      comma = ",";
-    }
+  const auto told = [this] {
+    const std::lock_guard lock(mutex_);
+    return sent_;
+  };
+  for (const UnbrokeredAmount& amount : ask ? amounts() : told()) {
+    json += std::string(comma) + "{\"kind\":" + quoted(amount.kind) +
+            ",\"device\":" + std::to_string(amount.device) + member("bytes", amount.bytes) +
+            member("count", amount.count) + ",\"host\":" + (amount.host ? "true" : "false") + "}";
+    comma = ",";
   }
   return json + "]}";
 }

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -39,9 +40,9 @@ class Report {
   /// REQUIRES: the driver table and the devices are loaded.
   std::vector<UnbrokeredAmount> amounts();
 
-  /// One JSON object. The process may have no session, and even no driver.
-  std::string stats(const std::string& group, std::uint32_t rank_id, const char* scope,
-                    bool loaded);
+  /// One JSON object. The process may have no session, and even no driver. `ask`: the driver; else
+  /// what is not brokered is as last told to the broker.
+  std::string stats(const std::string& group, std::uint32_t rank_id, const char* scope, bool ask);
 
  private:
   Message message(const std::vector<UnbrokeredAmount>& amounts);
@@ -53,8 +54,9 @@ class Report {
   Session& session_;
   std::atomic<bool> due_{false};
   std::atomic<std::chrono::steady_clock::time_point> next_{};  // not before then
-  std::vector<UnbrokeredAmount> sent_;                         // service thread
-  std::vector<UnknownCalls::Call> sent_calls_;                 // likewise
+  std::mutex mutex_;                                           // guards sent_
+  std::vector<UnbrokeredAmount> sent_;                         // changed on the service thread
+  std::vector<UnknownCalls::Call> sent_calls_;                 // service thread
   bool held_ = false;                                          // likewise
   bool missed_ = false;                                        // likewise; changed while held
 };

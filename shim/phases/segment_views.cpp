@@ -7,6 +7,11 @@
 #include <cerrno>
 #include <utility>
 
+// Debian 12's and Ubuntu 24.04's headers have it; those of older systems do not.
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+
 namespace amem::shim {
 namespace {
 
@@ -40,12 +45,13 @@ class HostNumaView final : public SegmentView {
     return {};
   }
   /// A process that has imported memory mapped cannot be checkpointed.
-  Result<bool> detach() override {
-    if (detached_) return true;
+  bool must_detach() const override { return true; }
+  Status detach() override {
     if (const CUresult r = driver_.cuMemUnmap_(address_, size_); r != CUDA_SUCCESS)
       return driver_.error(r, "unmapping a segment of the host pool");
     detached_ = true;
-    return true;
+    readable_ = false;
+    return {};
   }
   CUresult grant(int device) override {
     return allow({CU_MEM_LOCATION_TYPE_DEVICE, {device}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -91,12 +97,17 @@ static_assert(kViews.size() == kPlaces.size());
 Status MemfdView::map(const Fd& fd, const std::string& what) {
   void* at = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (at == MAP_FAILED) return errno_status(Code::kInternal, "mapping " + what, errno);
+  // A child that the program forks has no use for it, and would keep the memory after amemd's end.
+  ::madvise(at, size_, MADV_DONTFORK);
   address_ = reinterpret_cast<CUdeviceptr>(at);
   return {};
 }
 
 CUresult MemfdView::register_once(CUdeviceptr at, int device) {
   if (registered_by_ != -1) return CUDA_SUCCESS;
+  // The driver faults the pages in one by one, which takes several times as long. Linux before 5.14
+  // cannot do it at once.
+  ::madvise(reinterpret_cast<void*>(at), size_, MADV_POPULATE_READ);
   const CUresult r =
       driver_.cuMemHostRegister_(reinterpret_cast<void*>(at), size_, CU_MEMHOSTREGISTER_PORTABLE);
   if (r == CUDA_SUCCESS) registered_by_ = device;

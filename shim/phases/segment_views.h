@@ -34,9 +34,10 @@ class SegmentView {
   /// Once, before all others, and again after detach(): at the same address. `what`: the segment,
   /// for errors.
   virtual Status map(const Fd& fd, const std::string& what) = 0;
-  /// Lets go of what the driver does not checkpoint. False: nothing was to be let go of. REQUIRES:
-  /// no copy is under way.
-  virtual Result<bool> detach() { return false; }
+  /// The driver does not checkpoint a process that has this mapped.
+  virtual bool must_detach() const { return false; }
+  /// Unmaps it. REQUIRES: must_detach(), and no copy is under way.
+  virtual Status detach() { return {}; }
   /// Lets a device reach it. REQUIRES: the device's context is current.
   virtual CUresult grant(int device) = 0;
   /// The program has reset this device. True: other devices reach the segment no more either.

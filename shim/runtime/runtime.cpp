@@ -305,8 +305,12 @@ void Runtime::device_reset(int device) {
 std::string Runtime::stats() {
   const bool opened = opened_.load(std::memory_order_acquire);
   if (Heap* used = heap(); used != nullptr) used->settle();
-  return report_.stats(group(), opened ? session_.rank_id() : 0, to_string(options_.scope),
-                       driver_loaded_.load(std::memory_order_acquire) && !forked());
+  // While the group is paused the driver may keep whoever asks it until the resume.
+  const bool ask = driver_loaded_.load(std::memory_order_acquire) && !forked() && gate_.try_enter();
+  std::string json =
+      report_.stats(group(), opened ? session_.rank_id() : 0, to_string(options_.scope), ask);
+  if (ask) gate_.leave_quietly();
+  return json;
 }
 
 Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t timeout_ms) {

@@ -103,17 +103,22 @@ class ShimPhases : public testing::Test {
   void tell(const Message& message, const std::vector<int>& fds = {}) {
     EXPECT_TRUE(send_message(broker.socket(), message, fds).ok());
   }
-  /// The next answer to a command, which must be a success.
-  void done(std::uint64_t epoch, RankPhase phase) {
+  /// The next answer to a command.
+  amem_v1_PhaseDone answer() {
     Message message = broker.next();
     while (message.which_body == amem_v1_SessionMessage_unbrokered_tag ||
            message.which_body == amem_v1_SessionMessage_unknown_calls_tag ||
            message.which_body == amem_v1_SessionMessage_cut_status_tag)
       message = broker.next();
-    ASSERT_EQ(message.which_body, amem_v1_SessionMessage_phase_done_tag);
-    EXPECT_EQ(message.body.phase_done.epoch, epoch);
-    EXPECT_EQ(message.body.phase_done.phase, number_of(phase));
-    EXPECT_EQ(message.body.phase_done.code, 0U) << message.body.phase_done.text;
+    EXPECT_EQ(message.which_body, amem_v1_SessionMessage_phase_done_tag);
+    return message.body.phase_done;
+  }
+  /// The next answer must be a success.
+  void done(std::uint64_t epoch, RankPhase phase) {
+    const amem_v1_PhaseDone answered = answer();
+    EXPECT_EQ(answered.epoch, epoch);
+    EXPECT_EQ(answered.phase, number_of(phase));
+    EXPECT_EQ(answered.code, 0U) << answered.text;
   }
   void quiet(std::uint64_t epoch) {
     const Message message = broker.next();
@@ -151,6 +156,143 @@ class ShimPhases : public testing::Test {
   test::SessionBroker broker{path()};
   Rank& rank = for_good<Rank>();
 };
+
+/// Every command of the table, as the broker sends it, and what answers it.
+struct Sent {
+  RankCommand command;
+  RankPhase answer;
+  std::function<Message(std::uint64_t epoch)> message;
+};
+
+Message message_of(pb_size_t which, std::uint64_t epoch) {
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = which;
+  message.body.ask.epoch = epoch;  // the first field of each of them
+  return message;
+}
+
+Message release_of(std::uint64_t epoch, const std::function<void(amem_v1_Release&)>& change) {
+  Message message = message_of(amem_v1_SessionMessage_release_tag, epoch);
+  change(message.body.release);
+  return message;
+}
+
+Message ask_of(std::uint64_t epoch, RankPhase phase) {
+  Message message = message_of(amem_v1_SessionMessage_ask_tag, epoch);
+  message.body.ask.phase = number_of(phase);
+  return message;
+}
+
+Message save_of(std::uint64_t epoch) {
+  Message message = message_of(amem_v1_SessionMessage_save_tag, epoch);
+  message.body.save.last = true;
+  return message;
+}
+
+Message map_of(std::uint64_t epoch) {
+  Message message = message_of(amem_v1_SessionMessage_map_tag, epoch);
+  message.body.map.last = true;
+  return message;
+}
+
+const std::vector<Sent>& all_commands() {
+  static const std::vector<Sent> all = {
+      {RankCommand::kQuiesce, RankPhase::kQuiet,
+       [](std::uint64_t e) { return message_of(amem_v1_SessionMessage_quiesce_tag, e); }},
+      {RankCommand::kSave, RankPhase::kSave, save_of},
+      {RankCommand::kReleaseWave, RankPhase::kRelease,
+       [](std::uint64_t e) {
+         return release_of(e, [](amem_v1_Release& r) { r.listed = r.more_waves = true; });
+       }},
+      {RankCommand::kReleaseAll, RankPhase::kRelease,
+       [](std::uint64_t e) { return release_of(e, [](amem_v1_Release&) {}); }},
+      {RankCommand::kReleaseList, RankPhase::kRelease,
+       [](std::uint64_t e) { return release_of(e, [](amem_v1_Release& r) { r.listed = true; }); }},
+      {RankCommand::kReleaseTags, RankPhase::kRelease,
+       [](std::uint64_t e) {
+         return release_of(e, [](amem_v1_Release& r) { set_text(r.tags[r.tags_count++], "a"); });
+       }},
+      {RankCommand::kUndo, RankPhase::kRelease,
+       [](std::uint64_t e) { return release_of(e, [](amem_v1_Release& r) { r.undo = true; }); }},
+      {RankCommand::kReturn, RankPhase::kMap, map_of},
+      {RankCommand::kOpen, RankPhase::kOpen,
+       [](std::uint64_t e) { return ask_of(e, RankPhase::kOpen); }},
+      {RankCommand::kDetach, RankPhase::kDetach,
+       [](std::uint64_t e) { return ask_of(e, RankPhase::kDetach); }},
+      {RankCommand::kRest, RankPhase::kRest,
+       [](std::uint64_t e) { return ask_of(e, RankPhase::kRest); }},
+  };
+  return all;
+}
+
+/// The way from kRuns to each state that a command leads to.
+const std::map<RankState, std::vector<RankCommand>>& ways() {
+  using C = RankCommand;
+  static const std::map<RankState, std::vector<RankCommand>> all = {
+      {RankState::kRuns, {}},
+      {RankState::kCuts, {C::kQuiesce}},
+      {RankState::kSaves, {C::kQuiesce, C::kSave}},
+      {RankState::kLeaves, {C::kQuiesce, C::kSave, C::kReleaseWave}},
+      {RankState::kPaused, {C::kQuiesce, C::kSave, C::kReleaseAll}},
+      {RankState::kReturns, {C::kQuiesce, C::kSave, C::kReleaseAll, C::kReturn}},
+      {RankState::kDetached, {C::kQuiesce, C::kSave, C::kReleaseAll, C::kDetach}},
+  };
+  return all;
+}
+
+// All pairs, also those that no broker sends: the rank answers each as the table says, and a plain
+// resume works afterwards.
+TEST_F(ShimPhases, EveryCommandInEveryState) {
+  std::uint64_t epoch = 0;
+  const auto send = [&](RankCommand command, bool allowed) {
+    const Sent& sent = all_commands().at(static_cast<std::size_t>(command));
+    tell(sent.message(++epoch));
+    if (command == RankCommand::kQuiesce && allowed) return quiet(epoch);
+    const amem_v1_PhaseDone answered = answer();
+    EXPECT_EQ(answered.epoch, epoch);
+    EXPECT_EQ(answered.phase, number_of(sent.answer));
+    EXPECT_EQ(answered.code == 0, allowed) << answered.text;
+    if (!allowed) {
+      EXPECT_EQ(answered.code, static_cast<std::uint32_t>(Code::kFailedPrecondition));
+      EXPECT_NE(std::string(answered.text).find("so it cannot"), std::string::npos);
+    }
+  };
+  int refused = 0;
+  for (const auto& [state, way] : ways()) {
+    for (const Sent& sent : all_commands()) {
+      SCOPED_TRACE(std::string("a process that ") + describe(state) + " is to " +
+                   describe(sent.command));
+      RankState at = RankState::kRuns;
+      for (const RankCommand command : way) {
+        send(command, true);
+        at = after(at, command).value();
+      }
+      ASSERT_EQ(at, state);
+      const bool allowed = after(state, sent.command).has_value();
+      refused += allowed ? 0 : 1;
+      send(sent.command, allowed);
+      on_service_thread([] {});  // the gate follows the answer
+      const RankState now = after(state, sent.command).value_or(state);
+      EXPECT_EQ(rank.gate.mode(), gate_of(now));
+      send(RankCommand::kOpen, true);
+      EXPECT_TRUE(passes());
+    }
+  }
+  EXPECT_EQ(refused, 12);
+}
+
+TEST(RankState, WhatHasFailedStaysSo) {
+  for (const Sent& sent : all_commands())
+    EXPECT_EQ(after(RankState::kFailed, sent.command), std::nullopt) << describe(sent.command);
+  EXPECT_EQ(gate_of(RankState::kFailed), Gate::Mode::kFailed);
+}
+
+// A free that passes between two waves could take what the next one is to save, and one in a
+// process that is put away would wait in the driver.
+TEST(RankState, WhereFreesPass) {
+  for (const auto& [state, way] : ways())
+    EXPECT_EQ(gate_of(state) == Gate::Mode::kRests, state == RankState::kPaused) << describe(state);
+}
 
 TEST_F(ShimPhases, OpenAtAnOpenGate) {
   EXPECT_FALSE(next_broker());
@@ -238,7 +380,7 @@ TEST_F(ShimPhases, ASegmentThatIsHereAlready) {
   ASSERT_EQ(::ftruncate(memory.get(), kSize), 0);
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_pool_segment_tag;
-  message.body.pool_segment = {2, kSize, number_of(Place::kMemfd)};
+  message.body.pool_segment = {2, kSize, number_of(Place::kMemfd), {}};
   tell(message, {memory.get()});
   EXPECT_FALSE(next_broker());
   testing::internal::CaptureStderr();
@@ -273,7 +415,9 @@ TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {
   a.resident = false;
   rank.memory.holdings.table.add(a);
   testing::internal::CaptureStderr();
-  on_service_thread([&] { EXPECT_TRUE(orphan.holds_out(true, {Code::kUnavailable, "no"}, true)); });
+  on_service_thread([&] {
+    EXPECT_TRUE(orphan.holds_out(RankState::kPaused, {Code::kUnavailable, "no"}, true));
+  });
   std::this_thread::sleep_for(300ms);
   on_service_thread([&] { orphan.ends(); });
   std::string said = testing::internal::GetCapturedStderr();
@@ -284,7 +428,8 @@ TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {
   std::this_thread::sleep_for(200ms);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "it has come back";
   on_service_thread([&] {
-    EXPECT_FALSE(orphan.holds_out(true, {Code::kNotFound, "no"}, false)) << "no broker will come";
+    EXPECT_FALSE(orphan.holds_out(RankState::kPaused, {Code::kNotFound, "no"}, false))
+        << "no broker will come";
     EXPECT_FALSE(rank.phases.holds_out({Code::kNotFound, "no"}, false));
   });
 }
@@ -297,14 +442,14 @@ TEST_F(ShimPhases, WhoHoldsOutWithAllMemoryHere) {
   HeldAllocation& mine = rank.memory.holdings.table.add(a);
   auto& orphan = for_good<Orphan>(rank.memory, rank.mover, rank.session, rank.options);
   const Status why(Code::kUnavailable, "no");
-  EXPECT_FALSE(orphan.holds_out(false, why, true));
-  EXPECT_FALSE(orphan.holds_out(true, why, true));
+  EXPECT_FALSE(orphan.holds_out(RankState::kRuns, why, true));
+  EXPECT_FALSE(orphan.holds_out(RankState::kPaused, why, true));
   for (bool HeldAllocation::*shared :
        {&HeldAllocation::shared, &HeldAllocation::imported, &HeldAllocation::guest}) {
     mine.*shared = true;
-    EXPECT_TRUE(orphan.holds_out(true, why, true));
-    EXPECT_FALSE(orphan.holds_out(false, why, true)) << "an open gate stays open";
-    EXPECT_FALSE(orphan.holds_out(true, why, false));
+    EXPECT_TRUE(orphan.holds_out(RankState::kPaused, why, true));
+    EXPECT_FALSE(orphan.holds_out(RankState::kRuns, why, true)) << "an open gate stays open";
+    EXPECT_FALSE(orphan.holds_out(RankState::kPaused, why, false));
     mine.*shared = false;
   }
 }
