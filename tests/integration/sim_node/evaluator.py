@@ -94,8 +94,8 @@ for line in sys.stdin:
 class Evaluator(Told):
     """Its memory of cuMemAlloc is brokered. A line is an expression, whose `value` is the answer, or a statement."""
 
-    def __init__(self, node: Node, name: str = "script", device: int = 0, group: str = "train") -> None:
-        environment = node.env({"RANK": str(device), "AMEM_LOG": "debug", "AMEM_SCOPE": "heap"})
+    def __init__(self, node: Node, name: str = "script", device: int = 0, group: str = "train", env: dict[str, str] | None = None) -> None:
+        environment = node.env({"RANK": str(device), "AMEM_LOG": "debug", "AMEM_SCOPE": "heap", **(env or {})})
         argv = [*node.launcher(group), sys.executable, "-B", "-c", SCRIPT, device]
         super().__init__(name, argv, environment, node.log_file(name))
         node.adopt(self)
