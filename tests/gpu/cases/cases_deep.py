@@ -8,14 +8,16 @@ import random
 import signal
 import statistics
 import subprocess
+import sys
 import time
 
 from cases import Loop, check_still
 from cases_restart import REST_S, at_rest
-from harness import Failure, end_processes
+from harness import Failure, end_processes, torchrun
 from registry import case
 import cases_vllm as vllm
 
+PROGRAMS = pathlib.Path(__file__).resolve().parents[1] / "programs"
 PLACES = ("host_numa", "memfd")  # of the pool: the first is unmapped before a checkpoint, the second stays mapped
 LEFT_MIB = 16
 # Of the driver's checkpoint and restore, beyond the pause and the resume of a process with 8 GiB.
@@ -92,6 +94,68 @@ def deep_heap(bench):
             f"{verb} {median(deep[verb]):.0f} ms (+{more[verb]:.0f})" for verb in MORE_MS))
         if bench.given_time_limits and any(more[verb] > limit for verb, limit in MORE_MS.items()):
             raise Failure(f"at most {MORE_MS} ms more: {shown[-1]}")
+    return "; ".join(shown)
+
+
+def visible_sets():
+    """What people set of two GPUs."""
+    listed = subprocess.run(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    uuid = listed.stdout.split()[1]
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": uuid}, {"CUDA_VISIBLE_DEVICES": "1,0"}, {},
+            {"CUDA_VISIBLE_DEVICES": "1", **order}]
+
+
+@case(600, last=True)
+def deep_visible(bench):
+    """Deep pauses of a process with threads that sees some of the GPUs, in an order that it likes."""
+    bench.needs_peers()
+    cycles, shown = bench.few if bench.few < 6 else 20, []
+    broker = bench.broker_with("4GiB", "--deep-enabled", "true")
+    for number, seen in enumerate(visible_sets()):
+        group = Group(bench, broker, 1, lambda *a, seen=seen, **k: bench.python_script(
+            "deep_memory.py", "--gib", 0.7, "--threads", 5, *a, scope="heap", env=seen, **k), name=f"seen{number}")
+        took = {"pause": [], "resume": []}
+        left = [group.cycle(cycle, took) for cycle in range(cycles)]
+        group.loop.finish()
+        shown.append(f"{' '.join(seen.values()) or 'all'}: {cycles} cycles, left {max(left)} MiB, pause {median(took['pause']):.0f}, "
+                     f"resume {median(took['resume']):.0f} ms")
+    return "; ".join(shown)
+
+
+ONE_EACH = 'CUDA_VISIBLE_DEVICES=$LOCAL_RANK LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 exec "$@"'
+
+
+@case(300, last=True)
+def deep_one_gpu_each(bench):
+    """Two ranks that see one GPU each: with NCCL over the host's memory they become deep, with NVLink that is refused."""
+    bench.needs_peers()
+    shown = []
+    for peers, environment in (("host", {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"}), ("NVLink", {})):
+        broker = bench.broker_with(bench.pool, "--deep-enabled", "true")
+
+        def start(*arguments, group, environment=environment):
+            argv = torchrun(2, "--no-python", "bash", "-c", ONE_EACH, "bash", sys.executable, PROGRAMS / "torch_cycle.py", "--groups", 4, "--graph",
+                            "--watchdog", 90, "--no-memory-checks", *arguments)
+            return bench.start(argv, group=group, scope="heap", env=environment)
+
+        ranks, took = Group(bench, broker, 2, start), {"pause": [], "resume": []}
+        if peers == "host":
+            left = [ranks.cycle(number, took) for number in range(bench.few if bench.few < 6 else 20)]
+            shown.append(f"{peers}: {len(left)} cycles, left {max(left)} MiB, pause {median(took['pause']):.0f}, "
+                         f"resume {median(took['resume']):.0f} ms")
+        else:
+            refused = ""
+            try:
+                broker.amemctl("pause", "train", "--deep", limit=90)
+            except Failure as failure:
+                refused = str(failure)
+            if "which it does not see" not in refused:
+                raise Failure(f"a deep pause with NVLink: {refused or 'was not refused'}")
+            broker.amemctl("resume", "train", limit=90)
+            ranks.loop.wait_beyond(ranks.loop.iterations() + 2, "after a deep pause that was refused")
+            shown.append(f"{peers}: refused, and the group runs on")
+        ranks.loop.finish()
     return "; ".join(shown)
 
 

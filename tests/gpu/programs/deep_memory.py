@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""One PyTorch process with known bytes and a captured graph, which checks both until a file says that it may end.
+"""One PyTorch process with known bytes and a captured graph, which checks both until a file says that it may end. With --threads
+others beside it have handles of cuBLAS, pinned memory and events that time, and check their results.
 
     amemctl run --group train --scope heap -- python3 deep_memory.py --gib 8 --progress FILE --stop-file FILE
 
@@ -12,6 +13,7 @@ import faulthandler
 import json
 import os
 import sys
+import threading
 import time
 
 import torch
@@ -48,12 +50,44 @@ class Contents:
             raise SystemExit(f"FAILED: the graph gives another result in step {number}")
 
 
+class Worker:
+    """A thread with a stream of its own."""
+
+    def __init__(self, number):
+        self.factor, self.steps, self.wrong = number + 1, 0, ""
+        self.pinned = torch.randint(0, 255, (1 << 22,), dtype=torch.uint8).pin_memory()
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self):
+        torch.cuda.set_device(0)
+        stream, began, ended = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(stream):
+            matrix = torch.full((512, 512), float(self.factor), device="cuda")
+        while not self.wrong:
+            with torch.cuda.stream(stream):
+                began.record()
+                product, copied = matrix @ matrix, self.pinned.to("cuda", non_blocking=True).to("cpu")
+                ended.record()
+                stream.synchronize()
+                if float(product.min()) != 512 * self.factor**2 or not torch.equal(copied, self.pinned) or began.elapsed_time(ended) < 0:
+                    self.wrong = f"thread {self.factor} has another result in step {self.steps}"
+            self.steps += 1
+            time.sleep(0.005)
+
+
 def run(options):
     contents, steps, end = Contents(int(options.gib * (1 << 30))), 0, time.monotonic() + options.loop
+    workers = [Worker(number) for number in range(options.threads)]
     torch.cuda.empty_cache()
     while time.monotonic() < end and not os.path.exists(options.stop_file):
         faulthandler.dump_traceback_later(options.watchdog, exit=True)
         contents.step(steps)
+        if wrong := [worker.wrong for worker in workers if worker.wrong]:
+            raise SystemExit(f"FAILED: {wrong}")
+        # Each step shows that all threads go on.
+        before = [worker.steps for worker in workers]
+        while any(worker.steps == then and not worker.wrong for worker, then in zip(workers, before)):
+            time.sleep(0.001)
         steps += 1
         with open(options.progress + ".new", "w", encoding="ascii") as file:
             file.write(f"{steps}\n")
@@ -65,6 +99,7 @@ def run(options):
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--gib", type=float, default=8)
+    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--loop", type=float, default=600, metavar="SECONDS", help="at most")
     parser.add_argument("--progress", required=True, help="file for the number of steps so far")
     parser.add_argument("--stop-file", required=True, help="end as soon as this file exists")
