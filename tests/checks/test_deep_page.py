@@ -45,5 +45,11 @@ def test_each_call_that_a_program_may_have_is_in_one_section():
     assert sorted(classes + ["HIDDEN"]) == sorted({kind for kind, _ in declarations.rows()})
 
 
+def test_what_is_made_later_needs_no_context_to_say_what_it_means():
+    """A noted call is made in a context that may not be the program's. The driver numbers textures and surfaces in each context."""
+    later = [symbol for kind, symbol in declarations.rows() if kind in SECTIONS[0][1]]
+    assert later and not [symbol for symbol in later if re.search("TexObject|SurfObject", symbol)]
+
+
 if __name__ == "__main__":
     PAGE.write_text(text(), encoding="utf-8")
