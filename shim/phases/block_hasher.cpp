@@ -181,7 +181,8 @@ Status BlockHasher::run(GroupKernel Device::*kernel, std::span<const Piece> piec
   };
   std::map<int, Rest> rests;
   for (std::size_t i = 0; i < pieces.size(); ++i) rests[pieces[i].device].pieces.push_back(i);
-  while (!rests.empty()) {
+  Status result;
+  while (!rests.empty() && result.ok()) {
     for (auto& [ordinal, rest] : rests) {
       std::vector<Listed> listed;
       std::uint32_t used = 0;
@@ -211,19 +212,25 @@ Status BlockHasher::run(GroupKernel Device::*kernel, std::span<const Piece> piec
       if (r == CUDA_SUCCESS)
         r = launch_groups(driver_, device.*kernel, device.kernels.stream, device.table.get(),
                           listed);
-      if (r != CUDA_SUCCESS) return driver_.error(r, "looking for unchanged blocks" + on(ordinal));
+      if (r != CUDA_SUCCESS) {
+        result = driver_.error(r, "looking for unchanged blocks" + on(ordinal));
+        break;
+      }
     }
+    // After an error too, and for the device with the error, which may run some of its launches:
+    // kernels use the pieces and the tables.
     for (auto it = rests.begin(); it != rests.end();) {
       auto& [ordinal, rest] = *it;
       const Device& device = ready_.at(ordinal);
-      if (Status s = wait(ordinal, device); !s.ok()) return s;
-      if (done)
+      if (!rest.under_way.empty())
+        if (Status s = wait(ordinal, device); result.ok()) result = s;
+      if (done && result.ok())
         for (const Part& part : rest.under_way) done(device, part);
       rest.under_way.clear();
       it = rest.next == rest.pieces.size() ? rests.erase(it) : std::next(it);
     }
   }
-  return {};
+  return result;
 }
 
 Status BlockHasher::wait(int ordinal, const Device& device) {

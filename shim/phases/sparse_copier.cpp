@@ -296,8 +296,10 @@ Status SparseCopier::checksums(std::span<Piece> pieces) {
         listed.push_back({**next, entries});
         entries += entries_of(**next);
       }
-      if (Status s = launch(Kernel::kChecksum, ordinal, device, listed); !s.ok()) return s;
-      if (Status s = wait(ordinal, device); !s.ok()) return s;
+      const Status launched = launch(Kernel::kChecksum, ordinal, device, listed);
+      // Also after an error: a part may run.
+      if (Status s = wait(ordinal, device); !launched.ok() || !s.ok())
+        return launched.ok() ? s : launched;
       for (const Listed& one : listed) {
         Piece& piece = *begin[&one - listed.data()];
         piece.checksum = checksum(

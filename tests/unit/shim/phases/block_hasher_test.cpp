@@ -185,6 +185,53 @@ TEST_F(BlockHasherTest, WhereThereWasNoMemoryForTheKernelsTheNextPhaseTriesAgain
       [](BlockHasher& other) { other.finish(); });
 }
 
+/// Kernels of the other devices use their pieces and tables until they have ended.
+TEST_F(BlockHasherTest, AnErrorOfOneDeviceIsToldWhenAllHaveEnded) {
+  if (devices().count() < 2) GTEST_SKIP() << "one device";
+  static int fails_to_launch = -1;
+  static int fails_to_wait = -1;
+  static std::multiset<int> waited;
+  Driver failing = driver();
+  failing.cuLaunchKernel_ = [](CUfunction function, unsigned x, unsigned y, unsigned z,
+                               unsigned threads_x, unsigned threads_y, unsigned threads_z,
+                               unsigned shared, CUstream on, void** parameters, void** extra) {
+    if (devices().current() == fails_to_launch) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+    return driver().cuLaunchKernel_(function, x, y, z, threads_x, threads_y, threads_z, shared, on,
+                                    parameters, extra);
+  };
+  failing.cuStreamSynchronize_ = [](CUstream of) {
+    waited.insert(devices().current());
+    const CUresult r = driver().cuStreamSynchronize_(of);
+    return devices().current() == fails_to_wait ? CUDA_ERROR_LAUNCH_TIMEOUT : r;
+  };
+  LocalDevices both(failing);
+  ASSERT_TRUE(both.load().ok());
+  BlockHasher other(failing, both);
+  std::vector<Piece> pieces;
+  for (const int device : {0, 1}) {
+    other.prepare(device);
+    pieces.push_back(piece(0, kGroup));
+    pieces.back().device = device;
+    pieces.back().address = pieces.back().pool;  // which both reach
+    ASSERT_TRUE(other.serves(pieces.back()));
+  }
+  std::vector<std::vector<Hash>> hashes;
+  ASSERT_TRUE(other.hash(pieces, hashes).ok());
+  const auto error = [&](int launch, int wait) {
+    fails_to_launch = launch;
+    fails_to_wait = wait;
+    waited.clear();
+    const std::string text = other.hash(pieces, hashes).text();
+    fails_to_launch = fails_to_wait = -1;
+    return text;
+  };
+  EXPECT_NE(error(1, -1).find("on device 1: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
+            std::string::npos);
+  EXPECT_EQ(waited, (std::multiset<int>{0, 1})) << "each may have kernels, the failed one as well";
+  EXPECT_NE(error(-1, 0).find("on device 0: CUDA_ERROR_LAUNCH_TIMEOUT"), std::string::npos);
+  EXPECT_EQ(waited, (std::multiset<int>{0, 1}));
+}
+
 TEST_F(BlockHasherTest, OtherDevicesAndUnalignedPiecesAreNotServed) {
   Piece p = piece(0, kGroup);
   p.device = 9;
