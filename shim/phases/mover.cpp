@@ -107,7 +107,7 @@ Status Mover::save(const amem_v1_Copies& copies) {
     if (copy.hash) hasher_.prepare(piece.device);
     piece.hash = copy.hash && piece.left_out == nullptr && hasher_.serves(piece);
     if (known && piece.hash) {
-      to_compare_.push_back(piece);
+      saving_.push_back({piece});
       continue;
     }
     hashes_.drop(piece.id, piece.offset);
@@ -189,9 +189,6 @@ Status Mover::wait(const CopyMarks::Follow& follow) {
   Status result;
   for (auto each = copiers_.all().rbegin(); each != copiers_.all().rend(); ++each)
     if (Status s = each->second->finish(); result.ok()) result = s;
-  if (result.ok() && options_.verify) result = hasher_.compare(to_compare_);
-  hasher_.finish();
-  pool_.settle();
   copies_ = {};
   if (copies_began_) copies_.add(*copies_began_, SteadyClock::now());
   copies_began_.reset();
@@ -199,14 +196,15 @@ Status Mover::wait(const CopyMarks::Follow& follow) {
 }
 
 void Mover::settle(std::uint64_t& bytes) {
+  hasher_.finish();
+  pool_.settle();
   to_verify_.clear();
-  to_compare_.clear();
-  taken_.clear();
+  saving_.clear();
   memory_.residency.drop_temporary_mappings();
   bytes = std::exchange(bytes_, 0);
 }
 
-CopyMarks::Reached Mover::unmap_ahead(std::span<const Piece> saved) {
+CopyMarks::Reached Mover::unmap_ahead() {
   // Checksums are taken when all copies have ended.
   if (!options_.unmap_ahead || options_.verify) return {};
   struct Saved {
@@ -215,7 +213,8 @@ CopyMarks::Reached Mover::unmap_ahead(std::span<const Piece> saved) {
     bool dense = true;  // the other forms' copiers do not say how far they are
   };
   std::map<std::uint64_t, Saved> allocations;
-  for (const Piece& piece : saved) {
+  for (const Saving& saving : saving_) {
+    const Piece& piece = saving.piece;
     Saved& whole = allocations[piece.id];
     whole.device = piece.device;
     whole.bytes += piece.length;
@@ -247,82 +246,96 @@ CopyMarks::Reached Mover::unmap_ahead(std::span<const Piece> saved) {
 
 Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
                           CopyMarks::Follow follow) {
-  std::vector<Piece> saved;
-  Status result = save_changed(saved);
+  Status result = save_changed();
   for (const auto& [form, copier] : copiers_.all()) {
     std::vector<Piece> its;
     if (Status s = copier->store(its); result.ok()) result = s;
-    for (const Piece& piece : its) {
-      if (piece.form == form)
-        saved.push_back(piece);
-      else if (result.ok() && !copiers_.of(piece.form).offer(piece))
+    for (Piece& piece : its) {
+      if (piece.form == form) {
+        piece.hash = piece.hash && form == Form::kDense;
+        saving_.push_back({piece});
+      } else if (result.ok() && !copiers_.of(piece.form).offer(piece)) {
         result = {Code::kInternal, memory_.holdings.name(piece.id) + " cannot be saved in form " +
                                        std::string(to_string(piece.form))};
+      }
     }
   }
-  for (const Piece& piece : saved) bytes_ += piece.stored - piece.unchanged;
+  for (const Saving& each : saving_) bytes_ += each.piece.stored - each.piece.unchanged;
   // The hasher has read what it needs when this returns.
-  if (result.ok()) result = hash(saved);
-  if (result.ok()) follow.reached = unmap_ahead(saved);
+  if (result.ok()) result = hash();
+  if (result.ok()) follow.reached = unmap_ahead();
   if (Status s = wait(follow); result.ok()) result = s;
-  if (result.ok()) {
-    for (const Piece& piece : saved) backups_.add(piece);
-    for (auto& [place, hashes] : taken_) hashes_.set(place, epoch_, std::move(hashes));
+  if (result.ok() && options_.verify) result = compare();
+  stored.clear();
+  for (Saving& each : saving_) {
+    if (result.ok()) backups_.add(each.piece);
+    if (result.ok() && !each.hashes.empty())
+      hashes_.set(each.piece.place, epoch_, std::move(each.hashes));
+    stored.push_back(each.piece);
   }
-  if (result.ok() && options_.verify) result = copiers_.sparse().checksums(saved);
-  stored = std::move(saved);
+  if (result.ok() && options_.verify) result = copiers_.sparse().checksums(stored);
   std::erase_if(stored,
                 [](const Piece& p) { return !rule(p.form).encoded && p.checksum == 0 && !p.hash; });
   settle(bytes);
   return result;
 }
 
-Status Mover::save_changed(std::vector<Piece>& saved) {
-  if (to_compare_.empty()) return {};
-  std::vector<BlockHashes::Hashes> now;
-  if (Status s = hasher_.hash(to_compare_, now); !s.ok()) return s;
+Status Mover::save_changed() {
+  if (saving_.empty()) return {};
+  if (Status s = hash(); !s.ok()) return s;
   fault_point("blocksHashed");
-  std::vector<Piece> compared;
-  std::vector<Piece> scattered;
-  std::vector<std::vector<std::uint32_t>> masks;
-  for (std::size_t i = 0; i < to_compare_.size(); ++i) {
-    Piece piece = to_compare_[i];
-    const BlockHashes::Hashes* const before = hashes_.of(piece.place);
-    const std::vector<ByteRun> runs = changed(*before, now[i], piece.length);
-    hashes_.drop(piece.id, piece.offset);  // `before` has gone
-    const bool sparse = allows(piece.form, Form::kSparse) &&
-                        hasher_.many_zeros(piece.device, now[i]) && copiers_.sparse().offer(piece);
-    if (sparse) continue;
-    compared.push_back(piece);
-    piece.form = Form::kDense;
-    piece.unchanged = piece.length;
-    for (const ByteRun& run : runs) piece.unchanged -= run.length;
-    if (piece.length - piece.unchanged < runs.size() * kShortRun) {
-      scattered.push_back(piece);
-      masks.push_back(masks_of(runs, piece.length));
-    } else if (Status s = copiers_.dense().save_parts(piece, runs); !s.ok()) {
-      return s;
-    }
-    taken_.emplace_back(piece.place, std::move(now[i]));
-    saved.push_back(piece);
+  for (Saving& each : saving_) {
+    each.way = way_of(each);
+    if (each.way != Saving::Way::kParts) continue;
+    if (Status s = copiers_.dense().save_parts(each.piece, each.changed); !s.ok()) return s;
   }
-  if (Status s = hasher_.copy(scattered, masks); !s.ok()) return s;
+  // Its copier gives it back.
+  std::erase_if(saving_, [](const Saving& each) { return each.way == Saving::Way::kWhole; });
+  std::vector<Piece> pieces;
+  std::vector<std::vector<std::uint32_t>> masks;
+  for (const Saving& each : saving_) {
+    if (each.way != Saving::Way::kBlocks) continue;
+    pieces.push_back(each.piece);
+    masks.push_back(masks_of(each.changed, each.piece.length));
+  }
+  if (Status s = hasher_.copy(pieces, masks); !s.ok()) return s;
   fault_point("changesQueued");
-  to_compare_ = std::move(compared);
   return copiers_.sparse().start();
 }
 
-Status Mover::hash(std::vector<Piece>& saved) {
+Mover::Saving::Way Mover::way_of(Saving& saving) {
+  Piece& piece = saving.piece;
+  saving.changed = changed(*hashes_.of(piece.place), saving.hashes, piece.length);
+  hashes_.drop(piece.id, piece.offset);
+  if (allows(piece.form, Form::kSparse) && hasher_.many_zeros(piece.device, saving.hashes) &&
+      copiers_.sparse().offer(piece))
+    return Saving::Way::kWhole;
+  piece.form = Form::kDense;
+  piece.unchanged = piece.length;
+  for (const ByteRun& run : saving.changed) piece.unchanged -= run.length;
+  return piece.length - piece.unchanged < saving.changed.size() * kShortRun ? Saving::Way::kBlocks
+                                                                            : Saving::Way::kParts;
+}
+
+Status Mover::hash() {
+  std::vector<Saving*> wanted;
   std::vector<Piece> pieces;
-  for (std::size_t i = to_compare_.size(); i < saved.size(); ++i) {
-    saved[i].hash = saved[i].hash && saved[i].form == Form::kDense;
-    if (saved[i].hash) pieces.push_back(saved[i]);
+  for (Saving& each : saving_) {
+    if (!each.piece.hash || !each.hashes.empty()) continue;
+    wanted.push_back(&each);
+    pieces.push_back(each.piece);
   }
   std::vector<BlockHashes::Hashes> hashes;
   if (Status s = hasher_.hash(pieces, hashes); !s.ok()) return s;
-  for (std::size_t i = 0; i < pieces.size(); ++i)
-    taken_.emplace_back(pieces[i].place, std::move(hashes[i]));
+  for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i]->hashes = std::move(hashes[i]);
   return {};
+}
+
+Status Mover::compare() {
+  std::vector<Piece> pieces;
+  for (const Saving& each : saving_)
+    if (each.way != Saving::Way::kWhole) pieces.push_back(each.piece);
+  return hasher_.compare(pieces);
 }
 
 Status Mover::finish_load(std::uint64_t& bytes, const CopyMarks::Follow& follow) {

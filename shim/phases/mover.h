@@ -4,9 +4,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "common/driver.h"
@@ -74,6 +74,19 @@ class Mover {
   const CallTime& copies() const { return copies_; }
 
  private:
+  /// A piece that this save saves.
+  struct Saving {
+    enum class Way : std::uint8_t {
+      kWhole,   // the copier of its form does it
+      kParts,   // only what has changed, by the copy engine
+      kBlocks,  // likewise, by a kernel
+    };
+    Piece piece;
+    Way way = Way::kWhole;
+    BlockHashes::Hashes hashes = {};    // of its bytes as they are now; none: not taken
+    std::vector<ByteRun> changed = {};  // since an earlier save put them at the same place
+  };
+
   /// What of the allocation need not be saved.
   const std::vector<Gap>* left_out(std::uint64_t id);
   /// Where the copy's bytes are, here and in the pool.
@@ -81,13 +94,18 @@ class Mover {
   /// Where `length` bytes from `offset` on are here.
   Result<Piece> piece_of(std::uint64_t id, std::uint64_t offset, std::uint64_t length);
   Status load(std::span<const Piece> pieces);
-  /// Finds out what of `to_compare_` has changed, and queues that. All of it is saved then.
-  Status save_changed(std::vector<Piece>& saved);
-  /// Takes the hashes of what is copied meanwhile, as far as they are wanted and can be had.
-  Status hash(std::vector<Piece>& saved);
+  /// Finds out what has changed of pieces whose places have what an earlier save has put there, and
+  /// queues that. REQUIRES: `saving_` has no others.
+  Status save_changed();
+  /// How the rest of such a piece is saved. Its old hashes go. kWhole: a copier has it.
+  Saving::Way way_of(Saving& saving);
+  /// Takes the hashes that are wanted and not there, and waits for that.
+  Status hash();
+  /// Whether the pool has what was found unchanged.
+  Status compare();
   /// Unmaps what this save has copied or need not copy while the copies of the rest run: what to do
   /// when they have come so far. Nothing: none does.
-  CopyMarks::Reached unmap_ahead(std::span<const Piece> saved);
+  CopyMarks::Reached unmap_ahead();
   Status wait(const CopyMarks::Follow& follow = {});
   /// The phase has ended.
   void settle(std::uint64_t& bytes);
@@ -103,10 +121,8 @@ class Mover {
   BlockHasher hasher_;
   BlockHashes hashes_;
   std::vector<Piece> to_verify_;  // of the phase
-  std::vector<Piece>
-      to_compare_;  // of the save: their places have what an earlier one has put there
-  std::vector<std::pair<SavedPlace, BlockHashes::Hashes>> taken_;  // of the save
-  std::uint64_t epoch_ = 0;                                        // of the save
+  std::vector<Saving> saving_;    // of the save; what copiers were offered, from finish_save() on
+  std::uint64_t epoch_ = 0;       // of the save
   std::uint64_t bytes_ = 0;
   std::optional<SteadyClock::time_point> copies_began_;
   CallTime copies_;
