@@ -19,18 +19,14 @@ constexpr std::chrono::milliseconds kInterpreterCheck{100};
 
 std::atomic<bool> ending{false};
 std::atomic<bool> broker_lost{false};
-std::uint64_t returns = 0;  // how often some of it came back; with the lock of the holdings
-std::size_t paused = 0;  // how many update() has found and are left; with the lock of the holdings
 // With the lock of the holdings. Never destroyed: somebody may wait when the process exits.
 std::condition_variable& changed = *new std::condition_variable;
-
-bool is_paused(const HeldAllocation& a) { return !a.resident || a.arriving; }
 
 /// REQUIRES: the lock is held.
 const Mapping* first_paused(Holdings& holdings, const Operand& operand) {
   if (operand.bytes == 0) return nullptr;
   for (const Mapping* m : holdings.table.overlapping(operand.address, operand.bytes))
-    if (is_paused(*holdings.table.find(m->id))) return m;
+    if (!holdings.table.find(m->id)->usable()) return m;
   return nullptr;
 }
 
@@ -58,7 +54,7 @@ std::string Absence::tags(Holdings& holdings) {
   {
     const std::lock_guard lock(holdings.mutex);
     for (const auto& [id, a] : holdings.table.allocations())
-      if (is_paused(a)) bytes[a.tag] += a.size;
+      if (!a.usable()) bytes[a.tag] += a.size;
   }
   std::string text;
   for (const auto& [tag, size] : bytes)
@@ -72,7 +68,7 @@ Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> opera
   using Clock = std::chrono::steady_clock;
   const EndOfCaller end;
   std::unique_lock lock(holdings.mutex);
-  std::uint64_t seen = returns;
+  std::uint64_t seen = holdings.table.returns();
   Clock::time_point began = Clock::now();
   while (std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
     return first_paused(holdings, operand) != nullptr;
@@ -81,7 +77,7 @@ Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> opera
     if (lost()) return Waited::kLost;
     const auto now = Clock::now();
     // It may have been here meanwhile, for too short a time: this is another wait.
-    if (std::exchange(seen, returns) != returns) began = now;
+    if (std::exchange(seen, holdings.table.returns()) != holdings.table.returns()) began = now;
     if (patience.count() > 0 && now >= began + patience) return Waited::kTooLong;
     if (waits.due(began, now)) {
       lock.unlock();
@@ -95,20 +91,7 @@ Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> opera
 }
 
 void Absence::update(Holdings& holdings) {
-  const auto& all = holdings.table.allocations();
-  const std::size_t before = paused;
-  paused = static_cast<std::size_t>(
-      std::count_if(all.begin(), all.end(), [](const auto& a) { return is_paused(a.second); }));
-  if (paused < before) ++returns;
-  any_.store(paused > 0, std::memory_order_release);
-  changed.notify_all();
-}
-
-/// Programs give up thousands at a time, so not all of the others are looked at each time. They are
-/// when the last of those counted has gone: some may be paused now that were not.
-void Absence::one_gone(Holdings& holdings) {
-  if (paused > 0) --paused;
-  if (paused == 0) return update(holdings);
+  any_.store(holdings.table.paused() > 0, std::memory_order_release);
   changed.notify_all();
 }
 

@@ -2,8 +2,8 @@
 // paused, or on its way back with a resume that has not ended. To the driver such addresses are
 // empty.
 //
-// any() is for the fast path of copies: one load. update(), one_gone(), end(): the shim's threads;
-// all else any. One per process.
+// any() is for the fast path of copies: one load. end(): the shim's threads; all else any. One per
+// process.
 #pragma once
 
 #include <cuda.h>
@@ -44,10 +44,9 @@ class Absence {
   static Waited wait(Holdings& holdings, std::span<const Operand> operands,
                      std::chrono::milliseconds patience, WaitLog& waits, const std::string& what);
 
-  /// After memory has left or come back. REQUIRES: the lock of `holdings` is held.
+  /// After memory has left or come back, or what was paused has been given up. REQUIRES: the lock
+  /// of `holdings` is held.
   static void update(Holdings& holdings);
-  /// Instead, after one that was paused has been given up. REQUIRES: likewise.
-  static void one_gone(Holdings& holdings);
   /// The broker is gone.
   static void fail();
   /// It is.

@@ -17,6 +17,21 @@ HeldAllocation* AllocationTable::find(std::uint64_t id) {
   return it == allocations_.end() ? nullptr : &it->second;
 }
 
+void AllocationTable::move(HeldAllocation& a, Where where) {
+  if (a.arriving() && where == Where::kHere) ++returns_;
+  if (!a.usable()) --paused_;
+  a.where_ = where;
+  if (!a.usable()) ++paused_;
+}
+
+void AllocationTable::forget(std::uint64_t id) {
+  const auto it = allocations_.find(id);
+  if (it == allocations_.end()) return;
+  if (!it->second.usable()) --paused_;
+  allocations_.erase(it);
+  empty_.store(allocations_.empty(), std::memory_order_release);
+}
+
 Mapping& AllocationTable::add_mapping(std::uint64_t id, Address address) {
   HeldAllocation& a = allocations_.at(id);
   a.mapped_at.push_back(address);

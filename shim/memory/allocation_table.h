@@ -7,7 +7,10 @@
 // every entry, so that it can be mapped again just so.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -52,6 +55,37 @@ struct PinnedBy {
   friend auto operator<=>(const PinnedBy&, const PinnedBy&) = default;
 };
 
+/// Where the memory of an allocation is. A pause and its resume go through these in order. A pause
+/// that is called off goes back from kUnmapped to kHere, and a resume that fails from kArriving to
+/// kAway.
+enum class Where : std::uint8_t {
+  kHere,      // on its device, and the program's
+  kUnmapped,  // a pause has unmapped it ahead of its Release
+  kAway,      // not on its device
+  kArriving,  // a resume that has not ended has brought it back
+};
+
+/// What is true of memory that is there.
+struct WhereRule {
+  Where where;
+  bool usable;     // by the program; else it is paused
+  bool mapped;     // as the program wants it
+  bool on_device;  // it takes memory there
+  bool saved;      // its bytes, if they are kept, are the broker's
+};
+// clang-format off
+inline constexpr std::array kWhere = {
+    //                         usable  mapped  on_device  saved
+    WhereRule{Where::kHere,     true,   true,   true,      false},
+    WhereRule{Where::kUnmapped, false,  false,  true,      false},
+    WhereRule{Where::kAway,     false,  false,  false,     true},
+    WhereRule{Where::kArriving, false,  true,   true,      true},
+};
+// clang-format on
+constexpr const WhereRule& rule(Where where) { return kWhere[static_cast<std::size_t>(where)]; }
+static_assert(std::all_of(kWhere.begin(), kWhere.end(),
+                          [](const WhereRule& row) { return rule(row.where).where == row.where; }));
+
 struct HeldAllocation {
   std::uint64_t id = 0;      // the broker's
   std::uint32_t number = 0;  // in traces: the how-manieth of this process
@@ -63,9 +97,6 @@ struct HeldAllocation {
   bool guest = false;     // another group's; its tag is that group's, too
   bool shared = false;    // a peer may have been given a ticket for it
   bool own = false;       // this process has made the memory itself
-  bool resident = true;   // physical memory is here, and mapped as the program wants it
-  bool unmapped = false;  // else: it is here, and a pause has unmapped it ahead of its Release
-  bool arriving = false;  // it has come back in a resume that has not ended
   Token token{};
   std::uint32_t refs = 0;          // handles the program holds
   std::vector<Address> mapped_at;  // where its mappings begin
@@ -74,8 +105,16 @@ struct HeldAllocation {
   std::uint64_t made = 0;          // likewise, of new memory that a resume is to bring back
   std::set<PinnedBy> pins;         // with one, it stays through a pause
 
-  /// Its memory has left.
-  bool away() const { return !resident && !unmapped; }
+  Where where() const { return where_; }
+  bool usable() const { return rule(where_).usable; }
+  bool mapped() const { return rule(where_).mapped; }
+  bool on_device() const { return rule(where_).on_device; }
+  bool saved() const { return rule(where_).saved; }
+  bool arriving() const { return where_ == Where::kArriving; }
+
+ private:
+  friend class AllocationTable;
+  Where where_ = Where::kHere;  // AllocationTable::move() counts
 };
 
 struct Mapping {
@@ -84,7 +123,7 @@ struct Mapping {
   std::uint64_t id = 0;
   std::vector<Access> access;
   std::set<Address> sync_memops;  // where CU_POINTER_ATTRIBUTE_SYNC_MEMOPS was set
-  bool stale = false;             // its memory has left, but the driver has refused to unmap it
+  bool stale = false;             // a pause was to unmap it, but the driver has refused
 };
 
 class AllocationTable {
@@ -100,6 +139,12 @@ class AllocationTable {
   /// Adds an allocation with one reference, or one more reference to one that is known.
   HeldAllocation& add(const HeldAllocation& allocation);
   HeldAllocation* find(std::uint64_t id);
+  /// Its memory is there from now on.
+  void move(HeldAllocation& allocation, Where where);
+  /// Allocations that the program cannot use.
+  std::size_t paused() const { return paused_; }
+  /// How often one has come back to the program with a resume.
+  std::uint64_t returns() const { return returns_; }
   /// The allocation of a handle that the program holds; nullptr also once it has released all.
   HeldAllocation* of_handle(std::uint64_t handle) {
     HeldAllocation* a = find(id_of(handle));
@@ -127,12 +172,9 @@ class AllocationTable {
   /// The driver's handle is still needed. Mappings alone do without; of memory that is only bound
   /// it could not be fetched again, and memory that is unmapped would be gone.
   static bool needs_real(const HeldAllocation& a) {
-    return a.refs > 0 || a.bindings > 0 || (a.unmapped && !a.mapped_at.empty());
+    return a.refs > 0 || a.bindings > 0 || (a.where() == Where::kUnmapped && !a.mapped_at.empty());
   }
-  void forget(std::uint64_t id) {
-    allocations_.erase(id);
-    empty_.store(allocations_.empty(), std::memory_order_release);
-  }
+  void forget(std::uint64_t id);
   /// No allocation. Any thread, without a lock.
   bool empty() const { return empty_.load(std::memory_order_acquire); }
 
@@ -166,6 +208,8 @@ class AllocationTable {
  private:
   std::unordered_map<std::uint64_t, HeldAllocation> allocations_;
   std::atomic<bool> empty_{true};
+  std::size_t paused_ = 0;
+  std::uint64_t returns_ = 0;
   std::map<Address, Mapping> mappings_;  // by address
 };
 

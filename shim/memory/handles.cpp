@@ -242,7 +242,7 @@ CUresult Handles::release(CUmemGenericAllocationHandle handle) {
   const std::uint64_t id = AllocationTable::id_of(handle);
   const bool in_time = holdings_.wait_arrival(lock, [&] {
     const HeldAllocation* a = holdings_.table.find(id);
-    return a != nullptr && a->arriving;
+    return a != nullptr && a->arriving();
   });
   if (!in_time) return CUDA_ERROR_SYSTEM_NOT_READY;
   HeldAllocation* a = holdings_.table.of_handle(handle);
@@ -295,7 +295,7 @@ std::optional<CUresult> Handles::retain(CUmemGenericAllocationHandle* handle, CU
   const Mapping* m = holdings_.table.mapping_at(address);
   if (m == nullptr) return std::nullopt;
   HeldAllocation& a = *holdings_.table.find(m->id);
-  if (a.resident)
+  if (a.mapped())
     if (CUresult r = holdings_.ensure_real(a); r != CUDA_SUCCESS) return r;
   ++a.refs;
   *handle = AllocationTable::handle_of(m->id);

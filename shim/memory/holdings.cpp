@@ -33,7 +33,7 @@ CUresult Holdings::import_descriptor(CUmemGenericAllocationHandle* real, const F
 CUresult Holdings::ensure_real(HeldAllocation& a) const {
   if (a.real != 0) return CUDA_SUCCESS;
   // What is stale is not its memory any more.
-  if (!a.resident || a.mapped_at.empty()) return CUDA_ERROR_INVALID_VALUE;
+  if (!a.mapped() || a.mapped_at.empty()) return CUDA_ERROR_INVALID_VALUE;
   CUmemGenericAllocationHandle real = 0;
   const CUresult r =
       driver_.cuMemRetainAllocationHandle_(&real, reinterpret_cast<void*>(a.mapped_at.front()));
@@ -60,9 +60,9 @@ void Holdings::settle(HeldAllocation& a) {
   if (!AllocationTable::unused(a) || redeeming.contains(a.id)) return;
   drop_made(a);
   const std::uint64_t id = a.id;
-  const bool was_paused = !a.resident || a.arriving;
+  const bool was_paused = !a.usable();
   table.forget(id);
-  if (was_paused) Absence::one_gone(*this);
+  if (was_paused) Absence::update(*this);
   tell_free(id);
 }
 
@@ -96,14 +96,15 @@ std::optional<std::vector<Mapping*>> Holdings::settled(std::unique_lock<std::mut
   const bool in_time = wait_arrival(lock, [&] {
     touched = table.overlapping(address, size);
     return std::any_of(touched.begin(), touched.end(),
-                       [&](const Mapping* m) { return table.find(m->id)->arriving; });
+                       [&](const Mapping* m) { return table.find(m->id)->arriving(); });
   });
   if (!in_time) return std::nullopt;
   return touched;
 }
 
 void Holdings::forget_arrivals() {
-  for (auto& [id, a] : table.allocations()) a.arriving = false;
+  for (auto& [id, a] : table.allocations())
+    if (a.arriving()) table.move(a, Where::kHere);
   arrivals_.notify_all();
 }
 
@@ -141,7 +142,7 @@ std::vector<amem_v1_Holding_Item> Holdings::list(
   for (const auto& [id, a] : table.allocations()) {
     std::uint32_t pins = 0;
     for (const PinnedBy& by : a.pins) pins |= 1U << static_cast<unsigned>(by.reason);
-    items.push_back({id, pins, a.away()});
+    items.push_back({id, pins, !a.on_device()});
   }
   for (const std::uint64_t id : given)
     if (table.find(id) == nullptr) items.push_back({id, 0, false});
@@ -158,14 +159,14 @@ bool Holdings::holds_nothing() { return table.empty(); }
 bool Holdings::is_paused(std::uint64_t id) {
   std::lock_guard lock(mutex);
   const HeldAllocation* a = table.find(id);
-  return a != nullptr && a->away();
+  return a != nullptr && !a->on_device();
 }
 
 std::uint64_t Holdings::bytes_paused() {
   std::lock_guard lock(mutex);
   std::uint64_t bytes = 0;
   for (const auto& [id, a] : table.allocations())
-    if (a.away() || a.arriving) bytes += a.size;
+    if (a.saved()) bytes += a.size;
   return bytes;
 }
 
@@ -173,7 +174,7 @@ std::uint64_t Holdings::bytes_here() {
   std::lock_guard lock(mutex);
   std::uint64_t bytes = 0;
   for (const auto& [id, a] : table.allocations())
-    if (!a.away()) bytes += a.size;
+    if (a.on_device()) bytes += a.size;
   return bytes;
 }
 
@@ -200,9 +201,9 @@ std::vector<Holdings::TagUsage> Holdings::usage() {
   std::map<std::pair<std::string, int>, TagUsage> found;
   for (const auto& [id, a] : table.allocations()) {
     TagUsage& usage = found.try_emplace({a.tag, a.device}, TagUsage{a.tag, a.device}).first->second;
-    (a.imported ? usage.imported_bytes
-     : a.away() ? usage.paused_bytes
-                : usage.resident_bytes) += a.size;
+    (a.imported      ? usage.imported_bytes
+     : a.on_device() ? usage.resident_bytes
+                     : usage.paused_bytes) += a.size;
     ++usage.allocations;
   }
   std::vector<TagUsage> usages;

@@ -27,7 +27,7 @@ CUresult Mappings::map(CUdeviceptr address, std::size_t size, std::size_t offset
   std::lock_guard lock(holdings_.mutex);
   HeldAllocation* a = holdings_.table.of_handle(handle);
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (!a->resident) {
+  if (!a->mapped()) {
     log_error("mapping " + describe(*a) + ": it is paused with its tag '" + a->tag +
               "'. Resume this tag first");
     return CUDA_ERROR_SYSTEM_NOT_READY;
@@ -48,7 +48,7 @@ std::optional<CUresult> Mappings::unmap(CUdeviceptr address, std::size_t size) {
   if (touched->empty()) return std::nullopt;
   // What is paused is mapped nowhere, unless it is stale: the driver knows only of the rest.
   const auto absent = [&](const Mapping& m) {
-    return !holdings_.table.find(m.id)->resident && !m.stale;
+    return !holdings_.table.find(m.id)->mapped() && !m.stale;
   };
   for (const Mapping* m : *touched)
     if (absent(*m) && (m->address < address || m->address + m->size > address + size))
@@ -69,7 +69,7 @@ std::optional<CUresult> Mappings::set_access(CUdeviceptr address, std::size_t si
   const std::optional<std::vector<Mapping*>> touched = holdings_.settled(lock, address, size);
   if (!touched) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (touched->empty()) return std::nullopt;
-  const auto absent = [&](const Mapping& m) { return !holdings_.table.find(m.id)->resident; };
+  const auto absent = [&](const Mapping& m) { return !holdings_.table.find(m.id)->mapped(); };
   for (const AddressRange& part : AllocationTable::without(address, size, *touched, absent))
     if (CUresult r = driver_.cuMemSetAccess_(part.address, part.size, desc, count);
         r != CUDA_SUCCESS)
@@ -112,7 +112,7 @@ std::optional<Mappings::Absent> Mappings::absent(CUdeviceptr address) {
   const Mapping* m = holdings_.table.mapping_at(address);
   if (m == nullptr) return std::nullopt;
   const HeldAllocation& a = *holdings_.table.find(m->id);
-  if (a.resident) return std::nullopt;
+  if (a.mapped()) return std::nullopt;
   return Absent{
       m->address,        m->size, a.device, a.gpu_direct_rdma, m->sync_memops.contains(address),
       handle_types_of(a)};
@@ -134,7 +134,7 @@ Result<std::vector<Mappings::AbsentRange>> Mappings::paused(CUdeviceptr address,
     const Mapping* m = holdings_.table.mapping_at(address);
     if (m == nullptr)
       return Status(Code::kInvalidArgument, "this memory is not brokered, so no pause saves it");
-    if (holdings_.table.find(m->id)->resident)
+    if (holdings_.table.find(m->id)->mapped())
       return Status(Code::kNotFound, "this memory is on its device, so no bytes of it are saved");
     const std::uint64_t offset = address - m->address;
     const std::uint64_t here = std::min<std::uint64_t>(end - address, m->size - offset);
@@ -154,15 +154,14 @@ std::optional<std::uint64_t> Mappings::id_at(CUdeviceptr address) {
 bool Mappings::arriving(CUdeviceptr address) {
   std::lock_guard lock(holdings_.mutex);
   const Mapping* m = holdings_.table.mapping_at(address);
-  return m != nullptr && holdings_.table.find(m->id)->arriving;
+  return m != nullptr && holdings_.table.find(m->id)->arriving();
 }
 
 bool Mappings::resident(CUdeviceptr address) {
   std::lock_guard lock(holdings_.mutex);
   const Mapping* m = holdings_.table.mapping_at(address);
   if (m == nullptr) return false;
-  const HeldAllocation& a = *holdings_.table.find(m->id);
-  return a.resident && !a.arriving;
+  return holdings_.table.find(m->id)->usable();
 }
 
 bool Mappings::reusable(CUdeviceptr address) {
@@ -170,8 +169,8 @@ bool Mappings::reusable(CUdeviceptr address) {
   const Mapping* m = holdings_.table.mapping_at(address);
   if (m == nullptr) return false;
   const HeldAllocation& a = *holdings_.table.find(m->id);
-  return a.resident && !a.arriving && !a.shared && a.pins.empty() && a.bindings == 0 &&
-         a.mapped_at.size() == 1 && m->sync_memops.empty();
+  return a.usable() && !a.shared && a.pins.empty() && a.bindings == 0 && a.mapped_at.size() == 1 &&
+         m->sync_memops.empty();
 }
 
 bool Mappings::arrived(CUdeviceptr address, std::size_t size) {

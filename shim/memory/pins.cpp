@@ -31,7 +31,7 @@ Result<Pins::Pinned> Pins::pin(CUdeviceptr address, std::size_t size, amem_v1_Pi
   Pinned pinned{{reason, next_.fetch_add(1)}, {}};
   for (const Mapping* m : *touched) {
     const HeldAllocation& a = *holdings_.table.find(m->id);
-    if (!a.resident)
+    if (!a.mapped())
       return Status(Code::kFailedPrecondition,
                     describe(a) + " is paused with its tag '" + a.tag + "'. Resume this tag first");
     pinned.ids.push_back(a.id);

@@ -1,6 +1,7 @@
 #include "shim/memory/residency.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "shim/base/log.h"
@@ -37,7 +38,7 @@ Result<Residency::Site> Residency::site(std::uint64_t id) {
   HeldAllocation* a = holdings_.table.find(id);
   if (a == nullptr)
     return Status(Code::kNotFound, "this rank does not hold allocation " + std::to_string(id));
-  if (!a->resident) return Status(Code::kFailedPrecondition, describe(*a) + " is not mapped");
+  if (!a->mapped()) return Status(Code::kFailedPrecondition, describe(*a) + " is not mapped");
   const auto reachable_from = [&](auto device_fits) -> std::optional<Site> {
     for (Address address : a->mapped_at)
       for (const Access& access : holdings_.table.mapping(address).access)
@@ -99,44 +100,53 @@ void Residency::drop_stale_mappings() {
   });
 }
 
+/// REQUIRES: the lock is held.
+template <class Chosen>
+std::vector<HeldAllocation*> Residency::all_that(const Chosen& chosen) {
+  std::vector<HeldAllocation*> all;
+  for (auto& [id, a] : holdings_.table.allocations())
+    if (std::invoke(chosen, a)) all.push_back(&a);
+  return all;
+}
+
 Status Residency::leave(const std::set<std::string>& tags, bool except, std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
-  return take_paused(
-      [&](const HeldAllocation& a) {
-        return tags.empty() || (!a.guest && tags.contains(a.tag) != except);
-      },
-      bytes);
+  return take(all_that([&](const HeldAllocation& a) {
+                return tags.empty() || (!a.guest && tags.contains(a.tag) != except);
+              }),
+              bytes);
 }
 
 Status Residency::leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
-  return take_paused([&](const HeldAllocation& a) { return ids.contains(a.id); }, bytes);
+  std::vector<HeldAllocation*> chosen;
+  for (const std::uint64_t id : ids)
+    if (HeldAllocation* a = holdings_.table.find(id); a != nullptr) chosen.push_back(a);
+  return take(std::move(chosen), bytes);
 }
 
 Status Residency::undo(std::uint64_t& bytes) {
   drop_made();
   std::lock_guard lock(holdings_.mutex);
-  const Status status = take_paused([](const HeldAllocation& a) { return a.arriving; }, bytes);
+  const Status status = take(all_that(&HeldAllocation::arriving), bytes);
   holdings_.forget_arrivals();
   Absence::update(holdings_);
   return status;
 }
 
-/// REQUIRES: the lock is held.
-Status Residency::take_paused(const std::function<bool(const HeldAllocation&)>& chosen,
-                              std::uint64_t& bytes) {
+/// Of these what is there and not pinned. REQUIRES: the lock is held.
+Status Residency::take(std::vector<HeldAllocation*> going, std::uint64_t& bytes) {
   returned_.clear();
   returned_bytes_ = 0;
 
-  std::vector<HeldAllocation*> going;
-  for (auto& [id, a] : holdings_.table.allocations())
-    if (!a.away() && a.pins.empty() && chosen(a)) going.push_back(&a);
+  std::erase_if(going, [](const HeldAllocation* a) { return !a->on_device() || !a->pins.empty(); });
   std::vector<Mapping*> mapped;
   for (HeldAllocation* a : going) {
-    a->resident = false;
-    if (std::exchange(a->unmapped, false)) continue;
+    const bool unmapped = !a->mapped();
+    holdings_.table.move(*a, Where::kAway);
+    if (unmapped) continue;
     // What is refused here and below is left to drop_leftovers().
-    if (a->bindings > 0) multicast_.leave(a->id);
+    if (a->bindings > 0) unbind(*a);
     for (const Address address : a->mapped_at) mapped.push_back(&holdings_.table.mapping(address));
   }
   unmap(std::move(mapped));
@@ -149,7 +159,7 @@ Status Residency::take_paused(const std::function<bool(const HeldAllocation&)>& 
   const Status status = drop_all_leftovers();
   bytes = 0;
   for (const HeldAllocation* a : going)
-    if (!is_stale(*a)) bytes += a->size;
+    if (!leftovers_.contains(a->id)) bytes += a->size;
   return status;
 }
 
@@ -160,7 +170,10 @@ void Residency::unmap(std::vector<Mapping*> mapped) {
     const Timed timed(timings_.unmap);
     // Neighbours may come from different reservations, which a driver may refuse to unmap as one.
     if (driver_.cuMemUnmap_(run.address, run.size) == CUDA_SUCCESS) continue;
-    for (Mapping* m : holdings_.table.overlapping(run.address, run.size)) m->stale = true;
+    for (Mapping* m : holdings_.table.overlapping(run.address, run.size)) {
+      m->stale = true;
+      leftovers_.insert(m->id);
+    }
   }
 }
 
@@ -170,11 +183,11 @@ void Residency::unmap_ahead(std::span<const std::uint64_t> ids) {
   std::vector<Mapping*> mapped;
   for (const std::uint64_t id : ids) {
     HeldAllocation* a = holdings_.table.find(id);
-    if (a == nullptr || !a->resident || a->mapped_at.empty() || a->bindings > 0 ||
+    if (a == nullptr || !a->usable() || a->mapped_at.empty() || a->bindings > 0 ||
         !a->pins.empty() || holdings_.ensure_real(*a) != CUDA_SUCCESS)
       continue;
-    a->resident = false;
-    a->unmapped = true;
+    holdings_.table.move(*a, Where::kUnmapped);
+    unmapped_.push_back(id);
     going.push_back(a);
     for (const Address address : a->mapped_at) mapped.push_back(&holdings_.table.mapping(address));
   }
@@ -189,29 +202,30 @@ Status Residency::map_again() {
   Status first_error;
   std::vector<Mapping*> mapped;
   bool any = false;
-  for (auto& [id, a] : holdings_.table.allocations()) {
-    if (!a.unmapped) continue;
+  std::erase_if(unmapped_, [&](std::uint64_t id) {
+    HeldAllocation* a = holdings_.table.find(id);
+    if (a == nullptr || a->where() != Where::kUnmapped) return true;  // freed, or it has left
     any = true;
     std::vector<Mapping*> of_this;
     CUresult r = CUDA_SUCCESS;
-    for (const Address address : a.mapped_at) {
+    for (const Address address : a->mapped_at) {
       Mapping& m = holdings_.table.mapping(address);
       if (std::exchange(m.stale, false)) continue;  // the driver had refused to unmap this one
       const Timed timed(timings_.map);
-      r = driver_.cuMemMap_(address, a.size, 0, a.real, 0);
+      r = driver_.cuMemMap_(address, a->size, 0, a->real, 0);
       if (r != CUDA_SUCCESS) break;
       of_this.push_back(&m);
     }
     if (r != CUDA_SUCCESS) {
-      if (first_error.ok()) first_error = driver_.error(r, "mapping " + describe(a) + " again");
+      if (first_error.ok()) first_error = driver_.error(r, "mapping " + describe(*a) + " again");
       for (Mapping* m : of_this) drop_mapping(*m);
-      continue;
+      return false;
     }
-    a.unmapped = false;
-    a.resident = true;
-    if (!AllocationTable::needs_real(a)) holdings_.drop_real(a);
+    holdings_.table.move(*a, Where::kHere);
+    if (!AllocationTable::needs_real(*a)) holdings_.drop_real(*a);
     mapped.insert(mapped.end(), of_this.begin(), of_this.end());
-  }
+    return true;
+  });
   if (!any) return {};
   const Status granted = grant(std::move(mapped));
   Absence::update(holdings_);
@@ -222,19 +236,21 @@ CUresult Residency::drop_mapping(Mapping& mapping) {
   const Timed timed(timings_.unmap);
   const CUresult r = driver_.cuMemUnmap_(mapping.address, mapping.size);
   mapping.stale = r != CUDA_SUCCESS;
+  if (mapping.stale) leftovers_.insert(mapping.id);
   return r;
 }
 
-bool Residency::is_stale(const HeldAllocation& a) {
-  return std::any_of(a.mapped_at.begin(), a.mapped_at.end(),
-                     [this](Address address) { return holdings_.table.mapping(address).stale; });
+CUresult Residency::unbind(const HeldAllocation& a) {
+  const CUresult r = multicast_.leave(a.id);
+  if (r != CUDA_SUCCESS) leftovers_.insert(a.id);
+  return r;
 }
 
-/// REQUIRES: the lock is held, and the allocation is not resident.
+/// REQUIRES: the lock is held, and the allocation is not mapped.
 Status Residency::drop_leftovers_of(HeldAllocation& a) {
   Status first_error;
   if (a.bindings > 0)
-    if (CUresult r = multicast_.leave(a.id); r != CUDA_SUCCESS)
+    if (CUresult r = unbind(a); r != CUDA_SUCCESS)
       first_error = driver_.error(r, "unbinding " + describe(a) + " from its multicast object");
   for (const Address address : a.mapped_at) {
     Mapping& m = holdings_.table.mapping(address);
@@ -248,9 +264,10 @@ Status Residency::drop_leftovers_of(HeldAllocation& a) {
 /// REQUIRES: the lock is held.
 Status Residency::drop_all_leftovers() {
   Status first_error;
-  for (auto& [id, a] : holdings_.table.allocations()) {
-    if (a.resident) continue;
-    if (Status s = drop_leftovers_of(a); first_error.ok()) first_error = s;
+  for (const std::uint64_t id : std::exchange(leftovers_, {})) {
+    HeldAllocation* a = holdings_.table.find(id);
+    if (a == nullptr || a->mapped()) continue;
+    if (Status s = drop_leftovers_of(*a); first_error.ok()) first_error = s;
   }
   if (Status s = holdings_.release_refused(); first_error.ok()) first_error = s;
   drop_stale_mappings();
@@ -270,7 +287,7 @@ Result<Fd> Residency::make(std::uint64_t id) {
   std::lock_guard lock(holdings_.mutex);
   HeldAllocation* a = holdings_.table.find(id);
   if (a == nullptr) return Fd();
-  if (a->resident)
+  if (a->on_device())
     return Status(Code::kFailedPrecondition,
                   describe(*a) + " is on its device, so it must not be made again");
   holdings_.drop_made(*a);
@@ -307,7 +324,7 @@ Status Residency::arrive(std::uint64_t id, const char* getting, const GetMemory&
   std::lock_guard lock(holdings_.mutex);
   HeldAllocation* a = holdings_.table.find(id);
   // Of a group that runs while some of its memory comes back, the program may have freed it.
-  if (a == nullptr || a->resident) return {};  // resident: pinned, it never left
+  if (a == nullptr || a->on_device()) return {};  // on its device: pinned, it never left
   if (const Status s = drop_leftovers_of(*a); !s.ok())
     return {
         s.code(),
@@ -331,7 +348,7 @@ Status Residency::arrive(std::uint64_t id, const char* getting, const GetMemory&
   }
   if (a->bindings > 0) {
     if (CUresult r = multicast_.come_back(id, real); r != CUDA_SUCCESS) {
-      multicast_.leave(id);
+      unbind(*a);
       for (Address address : a->mapped_at) drop_mapping(holdings_.table.mapping(address));
       holdings_.drop_real(*a);
       return driver_.error(r, "binding " + describe(*a) + " to its multicast object again" +
@@ -339,8 +356,7 @@ Status Residency::arrive(std::uint64_t id, const char* getting, const GetMemory&
     }
   }
   for (Address address : a->mapped_at) returned_.push_back(&holdings_.table.mapping(address));
-  a->resident = true;
-  a->arriving = true;
+  holdings_.table.move(*a, Where::kArriving);
   returned_bytes_ += a->size;
   // With a mapping and no handle in the program's hands, the mapping alone keeps the memory.
   if (!AllocationTable::needs_real(*a)) {

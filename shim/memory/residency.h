@@ -79,8 +79,9 @@ class Residency {
 
  private:
   Result<Site> borrow(HeldAllocation& a, int device);
-  Status take_paused(const std::function<bool(const HeldAllocation&)>& chosen,
-                     std::uint64_t& bytes);
+  template <class Chosen>
+  std::vector<HeldAllocation*> all_that(const Chosen& chosen);
+  Status take(std::vector<HeldAllocation*> going, std::uint64_t& bytes);
   using GetMemory = std::function<CUresult(HeldAllocation& a, CUmemGenericAllocationHandle* real)>;
   Status arrive(std::uint64_t id, const char* getting, const GetMemory& get);
   /// Neighbours in one call. What the driver refuses is stale from then on.
@@ -88,7 +89,7 @@ class Residency {
   /// The access that the program has given, likewise.
   Status grant(std::vector<Mapping*> mapped);
   CUresult drop_mapping(Mapping& mapping);
-  bool is_stale(const HeldAllocation& a);
+  CUresult unbind(const HeldAllocation& a);
   Status drop_leftovers_of(HeldAllocation& a);
   Status drop_all_leftovers();
   void drop_stale_mappings();
@@ -100,6 +101,8 @@ class Residency {
   Holdings& holdings_;
   std::vector<AddressRange> temporary_mappings_;
   std::vector<AddressRange> stale_mappings_;  // no longer used, but not unmapped yet
+  std::set<std::uint64_t> leftovers_;         // of these the driver has refused something
+  std::vector<std::uint64_t> unmapped_;       // by unmap_ahead(), since the last map_again()
   std::vector<Mapping*> returned_;            // mapped, access still to be set
   std::uint64_t returned_bytes_ = 0;
   Timings timings_;

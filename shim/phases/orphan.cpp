@@ -74,13 +74,13 @@ Result<std::vector<Orphan::Paused>> Orphan::restorable() {
   std::vector<Paused> paused;
   std::lock_guard lock(memory_.holdings.mutex);
   for (const auto& [id, a] : memory_.holdings.table.allocations()) {
-    if (!a.away() && !a.arriving) continue;
+    if (!a.saved()) continue;
     const char* obstacle = nullptr;
     if (is_shared(a))
       obstacle = "other processes may share it";
     else if (a.bindings > 0)
       obstacle = "it is bound to a multicast object";
-    else if (a.arriving)
+    else if (a.arriving())
       obstacle = "a resume was restoring it, and may not have loaded its bytes";
     else if (mover_.backups().any(id) && mover_.backups().find(id, 0, a.size).empty())
       obstacle = "not all of its bytes were saved here";

@@ -13,15 +13,17 @@ namespace {
 class ShimAbsence : public testing::Test {
  protected:
   ~ShimAbsence() override {
-    holdings.table.allocations().clear();
+    while (!holdings.table.allocations().empty())
+      holdings.table.forget(holdings.table.allocations().begin()->first);
     Absence::update(holdings);
   }
 
-  HeldAllocation& hold(std::uint64_t id, bool resident) {
+  HeldAllocation& hold(std::uint64_t id, Where where) {
     HeldAllocation a;
     a.id = id;
-    a.resident = resident;
-    return holdings.table.add(a);
+    HeldAllocation& held = holdings.table.add(a);
+    holdings.table.move(held, where);
+    return held;
   }
   void free(HeldAllocation& a) {
     const std::lock_guard lock(holdings.mutex);
@@ -35,9 +37,9 @@ class ShimAbsence : public testing::Test {
 };
 
 TEST_F(ShimAbsence, EndsWhenTheLastThatIsPausedIsFreed) {
-  hold(1, true);
-  HeldAllocation& first = hold(2, false);
-  HeldAllocation& second = hold(3, false);
+  hold(1, Where::kHere);
+  HeldAllocation& first = hold(2, Where::kAway);
+  HeldAllocation& second = hold(3, Where::kArriving);
   Absence::update(holdings);
   EXPECT_TRUE(Absence::any());
   free(first);
@@ -46,11 +48,11 @@ TEST_F(ShimAbsence, EndsWhenTheLastThatIsPausedIsFreed) {
   EXPECT_FALSE(Absence::any()) << "copies need no lock any more";
 }
 
-TEST_F(ShimAbsence, WhatHasGonePausedUncountedIsFoundWithTheLast) {
-  HeldAllocation& first = hold(1, false);
-  HeldAllocation& second = hold(2, true);
+TEST_F(ShimAbsence, WhatIsPausedLaterIsFoundWhenTheFirstIsFreed) {
+  HeldAllocation& first = hold(1, Where::kAway);
+  HeldAllocation& second = hold(2, Where::kHere);
   Absence::update(holdings);
-  second.resident = false;
+  holdings.table.move(second, Where::kUnmapped);
   free(first);
   EXPECT_TRUE(Absence::any());
   free(second);
@@ -67,7 +69,7 @@ TEST_F(ShimAbsence, ManyAreGivenUpInATimeThatGrowsWithTheirNumber) {
   const auto time_of = [&](std::uint64_t count) {
     double best = std::numeric_limits<double>::max();
     for (int run = 0; run < 5; ++run) {
-      for (std::uint64_t id = 1; id <= count; ++id) hold(id, false);
+      for (std::uint64_t id = 1; id <= count; ++id) hold(id, Where::kAway);
       Absence::update(holdings);
       const double began = cpu_time();
       for (std::uint64_t id = 1; id <= count; ++id) free(*holdings.table.find(id));

@@ -28,12 +28,12 @@ class ShimHoldings : public testing::Test {
 };
 
 TEST_F(ShimHoldings, EveryAllocationWithItsPinsAndWhereItIs) {
-  hold(1).resident = false;
+  holdings.table.move(hold(1), Where::kAway);
   hold(2).pins = {{amem_v1_PinReason_PIN_REASON_NIC, 1},
                   {amem_v1_PinReason_PIN_REASON_NIC, 2},
                   {amem_v1_PinReason_PIN_REASON_P2P_TOKENS, 3}};
   hold(3).guest = true;
-  hold(4).arriving = true;  // the next broker takes it away again
+  holdings.table.move(hold(4), Where::kArriving);  // the next broker takes it away again
   const auto items = list();
   ASSERT_EQ(items.size(), 4U);
   EXPECT_TRUE(items[0].paused);
@@ -71,8 +71,8 @@ TEST_F(ShimHoldings, WhatIsOnItsWayBackCountsAsPaused) {
   hold(1).size = 5;
   hold(2).size = 7;
   EXPECT_EQ(holdings.bytes_paused(), 0U);
-  holdings.table.find(1)->resident = false;
-  holdings.table.find(2)->arriving = true;
+  holdings.table.move(*holdings.table.find(1), Where::kAway);
+  holdings.table.move(*holdings.table.find(2), Where::kArriving);
   EXPECT_EQ(holdings.bytes_paused(), 12U);
 }
 

@@ -46,7 +46,7 @@ TEST_F(ShimPins, ARangePinsAllThatItTouches) {
 }
 
 TEST_F(ShimPins, NothingOfARangeThatIsPartlyPausedIsPinned) {
-  holdings.table.find(2)->resident = false;
+  holdings.table.move(*holdings.table.find(2), Where::kAway);
   const auto refused = pins.pin(kMiB, 2 * kMiB, kNic);
   EXPECT_EQ(refused.status().code(), Code::kFailedPrecondition);
   EXPECT_NE(refused.status().text().find("paused with its tag 'heap'"), std::string::npos);

@@ -28,6 +28,29 @@ TEST(ShimTable, AddingAgainCountsAReference) {
   EXPECT_EQ(t.find(2), nullptr);
 }
 
+TEST(ShimTable, CountsWhatTheProgramCannotUseAndWhatHasComeBack) {
+  AllocationTable t;
+  HeldAllocation& a = t.add(allocation(1));
+  HeldAllocation& b = t.add(allocation(2));
+  EXPECT_EQ(t.paused(), 0U);
+  for (const Where where : {Where::kUnmapped, Where::kAway, Where::kArriving}) {
+    t.move(a, where);
+    EXPECT_EQ(t.paused(), 1U);
+    t.move(a, where);
+    EXPECT_EQ(t.paused(), 1U) << "it was there already";
+  }
+  t.move(b, Where::kUnmapped);
+  EXPECT_EQ(t.paused(), 2U);
+  t.move(b, Where::kHere);
+  EXPECT_EQ(t.returns(), 0U) << "the pause was called off";
+  t.move(a, Where::kHere);
+  EXPECT_EQ(t.paused(), 0U);
+  EXPECT_EQ(t.returns(), 1U);
+  t.move(a, Where::kAway);
+  t.forget(1);
+  EXPECT_EQ(t.paused(), 0U);
+}
+
 TEST(ShimTable, ABindingKeepsMemoryAndTheDriversHandle) {
   AllocationTable t;
   HeldAllocation& a = t.add(allocation(1));

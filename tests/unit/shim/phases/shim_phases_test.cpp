@@ -412,8 +412,7 @@ TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {
   HeldAllocation a;
   a.id = 9;
   a.size = 4096;
-  a.resident = false;
-  rank.memory.holdings.table.add(a);
+  rank.memory.holdings.table.move(rank.memory.holdings.table.add(a), Where::kAway);
   testing::internal::CaptureStderr();
   on_service_thread([&] {
     EXPECT_TRUE(orphan.holds_out(RankState::kPaused, {Code::kUnavailable, "no"}, true));
