@@ -240,53 +240,34 @@ std::optional<CUresult> Heap::free(CUdeviceptr address) {
   const std::optional<Block> block = take_block(address);
   if (!block) return CUDA_ERROR_INVALID_VALUE;
   release_deferred();
-  const auto put_off = [&] {
-    std::lock_guard lock(mutex_);
-    deferred_.push_back({*block});
-  };
   // A wait for the context would break the capture, whatever its mode, which the driver's own free
   // does not. The program must not use the memory from here on, so it may as well go later.
   if (gate_.captures() > 0) {
-    put_off();
+    put_off({*block});
     return CUDA_SUCCESS;
   }
   CUresult r = wait_until_unused(*block);
   if (r == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {  // one has begun just now
-    put_off();
+    put_off({*block});
     return CUDA_SUCCESS;
   }
-  if (r == CUDA_SUCCESS) {
-    const FreePass pass(gate_, memory_.holdings);
-    r = pass.result();
-    if (r == CUDA_SUCCESS) release(*block);
-  }
+  if (r == CUDA_SUCCESS) r = pass_and_release({*block});
   if (r != CUDA_SUCCESS) put_back(*block);
   return r;
 }
 
-/// An event behind what the stream has to do now.
-CUresult Heap::record(Deferred& deferred) {
-  if (CUresult r = driver_.cuStreamGetCtx_(deferred.stream, &deferred.context); r != CUDA_SUCCESS)
-    return r;
-  const LocalDevices::Use current(driver_, deferred.context);
-  if (current.result() != CUDA_SUCCESS) return current.result();
-  CUresult r = driver_.cuEventCreate_(&deferred.after, CU_EVENT_DISABLE_TIMING);
-  if (r == CUDA_SUCCESS) {
-    r = driver_.cuEventRecord_(deferred.after, deferred.stream);
-    if (r != CUDA_SUCCESS) driver_.cuEventDestroy_(deferred.after);
-  }
-  return r;
+/// The program has freed it, and it goes later.
+void Heap::put_off(const FreedLater::Freed& freed) {
+  std::lock_guard lock(mutex_);
+  freed_later_.add(freed);
 }
 
-/// Whether the stream has come to the event; then that has gone. A context that has ended does
-/// nothing more. `wait`: for that.
-bool Heap::has_passed(const Deferred& deferred, bool wait) {
-  const LocalDevices::Use current(driver_, deferred.context);
-  if (current.result() != CUDA_SUCCESS) return context_is_gone(current.result());
-  const CUresult r =
-      wait ? driver_.cuEventSynchronize_(deferred.after) : driver_.cuEventQuery_(deferred.after);
-  if (r == CUDA_SUCCESS) driver_.cuEventDestroy_(deferred.after);
-  return r == CUDA_SUCCESS || ends_context(r);
+/// As release(), for who is not inside the gate.
+CUresult Heap::pass_and_release(const std::vector<Block>& blocks) {
+  const FreePass pass(gate_, memory_.holdings);
+  if (pass.result() == CUDA_SUCCESS)
+    for (const Block& block : blocks) release(block);
+  return pass.result();
 }
 
 std::optional<CUresult> Heap::free_async(CUdeviceptr address, CUstream stream, bool per_thread) {
@@ -298,21 +279,20 @@ std::optional<CUresult> Heap::free_async(CUdeviceptr address, CUstream stream, b
   if (capturing != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_ERROR_INVALID_VALUE;
   const std::optional<Block> block = take_block(address);
   if (!block) return CUDA_ERROR_INVALID_VALUE;
-  Deferred deferred{*block};
-  deferred.stream = stream;
+  FreedLater::Freed freed{*block};
   // Beside an open capture it waits for the capture's end, and then for the whole context.
-  if (gate_.captures() == 0)
-    if (CUresult r = record(deferred); r != CUDA_SUCCESS) {
+  if (gate_.captures() == 0) {
+    if (CUresult r = freed_later_.put_behind(stream, freed); r != CUDA_SUCCESS) {
       put_back(*block);
       return r;
     }
-  // Of a group that is paused no stream has anything to do.
-  if (deferred.after != nullptr && gate_.mode() == Gate::Mode::kRests && has_passed(deferred, true))
-    deferred.after = nullptr;
-  {
-    std::lock_guard lock(mutex_);
-    deferred_.push_back(deferred);
+    // Of a group that is paused no stream has anything to do.
+    if (freed.event != nullptr && gate_.mode() == Gate::Mode::kRests &&
+        freed_later_.passed(freed, true))
+      freed.event = nullptr;
+    if (freed.event == nullptr && pass_and_release({*block}) == CUDA_SUCCESS) return CUDA_SUCCESS;
   }
+  put_off(freed);
   release_deferred();
   drop_later();
   return CUDA_SUCCESS;
@@ -349,69 +329,10 @@ void Heap::release(const Block& block) {
 void Heap::drop_later() {
   {
     std::lock_guard lock(mutex_);
-    if (!kept_.oldest() && !any_behind_streams()) return;
+    if (!kept_.oldest() && !freed_later_.any_behind_streams()) return;
     if (std::exchange(drop_is_due_, true)) return;
   }
   session_.run_at(std::chrono::steady_clock::now() + kKeepFor, [this] { drop_old(); });
-}
-
-/// REQUIRES: the lock is held.
-bool Heap::any_behind_streams() const {
-  return std::any_of(deferred_.begin(), deferred_.end(),
-                     [](const Deferred& deferred) { return deferred.after != nullptr; });
-}
-
-/// What was freed behind streams that have come so far; not what is on its way back, as with
-/// take_kept(). REQUIRES: the lock is held, and no capture is open.
-std::vector<Heap::Deferred> Heap::take_passed() {
-  std::vector<Deferred> passed;
-  std::set<std::pair<CUcontext, CUstream>> behind;  // these have not come to what they were asked
-  std::erase_if(deferred_, [&](const Deferred& deferred) {
-    if (deferred.after == nullptr || memory_.mappings.arriving(deferred.block.address))
-      return false;
-    const std::pair of(deferred.context, deferred.stream);
-    if (behind.contains(of)) return false;
-    if (!has_passed(deferred, false)) {
-      behind.insert(of);
-      return false;
-    }
-    passed.push_back(deferred);
-    return true;
-  });
-  return passed;
-}
-
-/// They leave their segments; the caller drops what leaves the books. As take_passed().
-std::vector<AddressRange> Heap::retire_passed() {
-  std::vector<AddressRange> ranges;
-  for (const Deferred& deferred : take_passed()) {
-    const std::vector<AddressRange> more = retire(deferred.block);
-    ranges.insert(ranges.end(), more.begin(), more.end());
-  }
-  return ranges;
-}
-
-/// Waits for the streams, as the driver does before it says that there is no memory. False: nothing
-/// was behind any. Inside the gate.
-bool Heap::release_behind_streams() {
-  if (gate_.captures() > 0) return false;
-  std::vector<Deferred> behind;
-  {
-    std::lock_guard lock(mutex_);
-    std::erase_if(deferred_, [&](const Deferred& deferred) {
-      if (deferred.after != nullptr) behind.push_back(deferred);
-      return deferred.after != nullptr;
-    });
-  }
-  for (const Deferred& deferred : behind) {
-    if (has_passed(deferred, true)) {
-      release(deferred.block);
-      continue;
-    }
-    std::lock_guard lock(mutex_);
-    deferred_.push_back(deferred);
-  }
-  return !behind.empty();
 }
 
 /// Takes segments out of the books. REQUIRES: the lock is held, and no block is in them.
@@ -437,48 +358,53 @@ void Heap::drop(const std::vector<AddressRange>& ranges) {
   }
 }
 
-/// What is kept since then or longer leaves the books; not what is on its way back, since whoever
-/// frees it waits until it is there, and may be who brings it. REQUIRES: the lock is held.
-std::vector<AddressRange> Heap::take_kept(KeptSegments::Time since) {
-  return forget(
-      kept_.take_older(since, [this](Address kept) { return memory_.mappings.reusable(kept); }));
+/// What no block needs any more leaves the books, and the caller drops it: what has waited behind
+/// streams, and what is kept since then or longer. Not what is on its way back, since whoever frees
+/// it waits until it is there, and may be who brings it. REQUIRES: the lock is held.
+std::vector<AddressRange> Heap::take_unused(std::unique_lock<std::mutex>& lock,
+                                            KeptSegments::Time since, Streams streams) {
+  std::vector<AddressRange> ranges;
+  const auto add = [&ranges](const std::vector<AddressRange>& more) {
+    ranges.insert(ranges.end(), more.begin(), more.end());
+  };
+  if (gate_.captures() == 0)
+    for (const Block& block : freed_later_.collect_passed(lock, streams == Streams::kWaitFor))
+      add(retire(block));
+  add(forget(
+      kept_.take_older(since, [this](Address kept) { return memory_.mappings.reusable(kept); })));
+  return ranges;
 }
 
-/// Frees what is kept, but for what is paused. `streams`: also what waits behind streams, once
-/// these have come so far. False: nothing was. Inside the gate.
-bool Heap::drop_kept(bool streams) {
-  const bool waited = streams && release_behind_streams();
+/// Frees what is unused, but for what is paused. False: nothing was. Inside the gate.
+bool Heap::drop_unused(Streams streams) {
   std::unique_lock lock(mutex_);
-  const std::vector<AddressRange> kept = take_kept(KeptSegments::Time::max());
+  const std::vector<AddressRange> unused = take_unused(lock, KeptSegments::Time::max(), streams);
   lock.unlock();
-  drop(kept);
-  return waited || !kept.empty();
+  drop(unused);
+  return !unused.empty();
 }
 
 // The shim's threads do not wait for the lock: a thread of the program may hold it in a driver call
 // that waits for what the next command lets through.
 
 bool Heap::at_rest() {
-  std::vector<AddressRange> kept;
+  std::vector<AddressRange> unused;
   {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
+    std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return false;
-    if (!keeps_) {  // else the gate is open again
-      kept = retire_passed();
-      const std::vector<AddressRange> more = take_kept(KeptSegments::Time::max());
-      kept.insert(kept.end(), more.begin(), more.end());
-    }
+    if (!keeps_)  // else the gate is open again
+      unused = take_unused(lock, KeptSegments::Time::max(), Streams::kDone);
   }
-  drop(kept);
+  drop(unused);
   return true;
 }
 
 void Heap::trim() {
   if (!gate_.try_enter()) return;
-  std::vector<AddressRange> kept;
+  std::vector<AddressRange> unused;
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock)
-    kept = take_kept(KeptSegments::Time::max());
-  drop(kept);
+    unused = take_unused(lock, KeptSegments::Time::max(), Streams::kDone);
+  drop(unused);
   gate_.leave_quietly();
 }
 
@@ -488,12 +414,8 @@ void Heap::drop_old() {
   if (gate_.try_enter()) {  // shut: the memory may be paused; later
     std::vector<AddressRange> old;
     if (std::unique_lock lock(mutex_, std::try_to_lock); lock) {
-      old = take_kept(now - kKeepFor);
-      if (gate_.captures() == 0) {
-        const std::vector<AddressRange> passed = retire_passed();
-        old.insert(old.end(), passed.begin(), passed.end());
-      }
-      more = drop_is_due_ = kept_.oldest() || any_behind_streams();
+      old = take_unused(lock, now - kKeepFor, Streams::kDone);
+      more = drop_is_due_ = kept_.oldest() || freed_later_.any_behind_streams();
     }
     drop(old);
     gate_.leave_quietly();
@@ -509,42 +431,33 @@ Gaps Heap::unused(std::uint64_t least) {
   return gaps;
 }
 
-void Heap::settle(bool streams) {
+void Heap::settle(Streams streams) {
   if (gate_.try_enter()) {
-    drop_kept(streams);
+    drop_unused(streams);
     gate_.leave_quietly();
   }
   memory_.holdings.settle_frees();
 }
 
 void Heap::release_deferred(std::uint32_t captures) {
-  std::vector<Deferred> blocks;
+  std::vector<Block> blocks;
+  std::vector<Block> held;
   {
-    std::lock_guard lock(mutex_);
-    if (deferred_.empty() || gate_.captures() > captures) return;
-    if (gate_.captures() == 0) blocks = take_passed();
-    std::erase_if(deferred_, [&](const Deferred& deferred) {
-      if (deferred.after == nullptr) blocks.push_back(deferred);
-      return deferred.after == nullptr;
-    });
+    std::unique_lock lock(mutex_);
+    if (freed_later_.empty() || gate_.captures() > captures) return;
+    if (gate_.captures() == 0) blocks = freed_later_.collect_passed(lock, false);
+    held = freed_later_.collect_held();
   }
-  if (blocks.empty()) return;
   CUresult r = CUDA_SUCCESS;
   std::set<std::pair<int, CUcontext>> waited;
-  for (const Deferred& deferred : blocks)
-    if (const Block& block = deferred.block; r == CUDA_SUCCESS && deferred.after == nullptr &&
-                                             waited.emplace(block.device, block.context).second)
+  for (const Block& block : held)
+    if (r == CUDA_SUCCESS && waited.emplace(block.device, block.context).second)
       r = wait_until_unused(block);
-  if (r == CUDA_SUCCESS) {
-    const FreePass pass(gate_, memory_.holdings);
-    r = pass.result();
-    if (r == CUDA_SUCCESS)
-      for (const Deferred& deferred : blocks) release(deferred.block);
-  }
-  if (r == CUDA_SUCCESS) return;
-  std::lock_guard lock(mutex_);
-  for (Deferred& deferred : blocks) deferred.after = nullptr;  // its event has gone
-  deferred_.insert(deferred_.end(), blocks.begin(), blocks.end());
+  blocks.insert(blocks.end(), held.begin(), held.end());
+  if (blocks.empty()) return;
+  if (r == CUDA_SUCCESS) r = pass_and_release(blocks);
+  if (r != CUDA_SUCCESS)
+    for (const Block& block : blocks) put_off({block});
 }
 
 // ---- peers and contexts ----
@@ -629,12 +542,9 @@ void Heap::context_gone(CUcontext context) {
     for (const auto& [address, block] : blocks_)
       if (block.context == context) gone.push_back(block);
     for (const Block& block : gone) blocks_.erase(block.address);
-    // The events of its streams have gone with it, and no stream of its works any more.
-    std::erase_if(deferred_, [&](const Deferred& deferred) {
-      const bool goes = deferred.block.context == context || deferred.context == context;
-      if (goes) gone.push_back(deferred.block);
-      return goes;
-    });
+    // No stream of its works any more.
+    const std::vector<Block> later = freed_later_.collect_of(context);
+    gone.insert(gone.end(), later.begin(), later.end());
   }
   for (const Block& block : gone) release(block);
 
@@ -644,7 +554,7 @@ void Heap::context_gone(CUcontext context) {
     ended = peers_.context_gone(context);
   }
   for (const PeerAccess& peer : ended) revoke(peer);
-  drop_kept(false);
+  drop_unused(Streams::kDone);
 }
 
 }  // namespace amem::shim

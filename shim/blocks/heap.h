@@ -14,6 +14,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -21,6 +22,8 @@
 
 #include "common/driver.h"
 #include "shim/base/region.h"
+#include "shim/blocks/freed_later.h"
+#include "shim/blocks/heap_block.h"
 #include "shim/blocks/kept_segments.h"
 #include "shim/blocks/peer_access.h"
 #include "shim/blocks/small_blocks.h"
@@ -34,18 +37,14 @@ namespace amem::shim {
 class Heap {
  public:
   Heap(const Driver& driver, LocalDevices& devices, Gate& gate, Memory& memory, Session& session)
-      : driver_(driver), devices_(devices), gate_(gate), memory_(memory), session_(session) {}
+      : driver_(driver),
+        devices_(devices),
+        gate_(gate),
+        memory_(memory),
+        session_(session),
+        freed_later_(driver, memory.mappings) {}
 
-  /// What cuMemAlloc has given out.
-  struct Block {
-    Address address = 0;
-    std::uint64_t size = 0;  // as asked for
-    int device = 0;
-    CUcontext context = nullptr;  // under which it was allocated
-    std::uint64_t id = 0;         // never used twice in this process
-    bool rdma = false;
-    bool sync_memops = false;
-  };
+  using Block = HeapBlock;
 
   // ---- calls of the program; results are what the driver would return ----
   /// Nothing: the thread has no device, and the driver knows what to say.
@@ -67,42 +66,46 @@ class Heap {
   unsigned access_flags(const Block& block);
   void set_sync_memops(CUdeviceptr address, bool value);
 
-  /// Frees what was put off while captures were open, and behind streams whose work is done, unless
+  /// Frees what was freed while captures were open, and behind streams whose work is done, unless
   /// more than this many captures still are open. One, when the last one has just ended and the
   /// gate has not been told: then nobody waits there.
   void release_deferred(std::uint32_t captures = 0);
 
-  /// What `ask` has answered; where that is "no memory", frees what is kept and asks again. The
+  /// Which of the memory that was freed behind streams goes.
+  enum class Streams : std::uint8_t {
+    kDone,     // that of streams that have come so far
+    kWaitFor,  // all, as the driver waits before it says that there is no memory
+  };
+  /// What `ask` has answered; where that is "no memory", frees what is unused and asks again. The
   /// caller is inside the gate.
   template <class Ask>
   CUresult ask_again(CUresult answer, const Ask& ask) {
-    return answer == CUDA_ERROR_OUT_OF_MEMORY && drop_kept(true) ? ask() : answer;
+    return answer == CUDA_ERROR_OUT_OF_MEMORY && drop_unused(Streams::kWaitFor) ? ask() : answer;
   }
   /// The same for memory that is the driver's own: the caller need not be inside the gate.
   template <class Ask>
   CUresult ask_driver(const Ask& ask) {
     const CUresult answer = ask();
     if (answer != CUDA_ERROR_OUT_OF_MEMORY) return answer;
-    settle(true);
+    settle(Streams::kWaitFor);
     return ask();
   }
-  /// Frees what is kept, as far as that needs no wait: for another process, which finds no memory.
-  /// Service thread.
+  /// Frees what is unused, as far as that needs no wait: for another process, which finds no
+  /// memory. Service thread.
   void trim();
   /// Whether to keep anything from now on. Service thread.
   void keep(bool on) { keeps_ = on; }
-  /// Nothing is kept that a pause would save. False: that is not known while somebody is inside;
-  /// ask again. Frees what is kept, so not once the broker may have this rank save. REQUIRES:
-  /// keep(false), the gate is shut.
+  /// Nothing unused is left that a pause would save. False: that is not known while somebody is
+  /// inside; ask again. Frees what is unused, so not once the broker may have this rank save.
+  /// REQUIRES: keep(false), the gate is shut.
   bool at_rest();
   /// Space of segments with small blocks that no block is in, in gaps of `least` bytes and more. A
   /// block that gets it later finds anything there, as it would with the driver. REQUIRES: the gate
   /// is shut and nobody is inside.
   Gaps unused(std::uint64_t least);
-  /// Frees what is kept, unless that would have to wait for the gate; then waits until the broker
-  /// has freed it: what the driver says of free memory counts it. `streams`: waits for the streams
-  /// behind which memory was freed, too.
-  void settle(bool streams = false);
+  /// Frees what is unused, unless that would have to wait for the gate; then waits until the broker
+  /// has freed it: what the driver says of free memory counts it.
+  void settle(Streams streams = Streams::kDone);
 
   /// The driver has let the caller's context use the peer's memory; or no longer does.
   CUresult peer_enabled(CUcontext peer);
@@ -120,15 +123,6 @@ class Heap {
     KeptSegments::Kind kind() const { return {device, size, label}; }
   };
 
-  /// A block that the program has freed and that could not go at once.
-  struct Deferred {
-    Block block;
-    // Behind a stream: an event there, and the context of both. Else it waited for captures.
-    CUevent after = nullptr;
-    CUstream stream = nullptr;
-    CUcontext context = nullptr;
-  };
-
   CUresult unsafe_in_capture();
   CUresult add_segment(const KeptSegments::Kind& kind, bool shared, Address* address);
   CUresult place(Block& block, const Label& label);
@@ -138,19 +132,16 @@ class Heap {
   CUresult wait_until_unused(const Block& block);
   std::optional<Block> take_block(Address address);
   void put_back(const Block& block);
-  CUresult record(Deferred& deferred);
-  bool has_passed(const Deferred& deferred, bool wait);
-  std::vector<Deferred> take_passed();
-  std::vector<AddressRange> retire_passed();
-  bool any_behind_streams() const;
-  bool release_behind_streams();
+  void put_off(const FreedLater::Freed& freed);
+  CUresult pass_and_release(const std::vector<Block>& blocks);
   std::vector<AddressRange> retire(const Block& block);
   void drop_later();
   void release(const Block& block);
   std::vector<AddressRange> forget(const std::vector<Address>& segments);
-  std::vector<AddressRange> take_kept(KeptSegments::Time since);
+  std::vector<AddressRange> take_unused(std::unique_lock<std::mutex>& lock,
+                                        KeptSegments::Time since, Streams streams);
   void drop(const std::vector<AddressRange>& ranges);
-  bool drop_kept(bool streams);
+  bool drop_unused(Streams streams);
   void drop_old();
   std::optional<PeerAccess> peer_of_caller(CUcontext peer);
   CUresult grant(const PeerAccess& peer, CUmemAccess_flags flags);
@@ -169,7 +160,7 @@ class Heap {
   std::mutex mutex_;  // guards what follows; taken before Holdings'
   std::map<Address, Segment> segments_;
   std::map<Address, Block> blocks_;
-  std::vector<Deferred> deferred_;
+  FreedLater freed_later_;
   SmallBlocks small_;
   KeptSegments kept_;
   bool drop_is_due_ = false;  // drop_old() will be called

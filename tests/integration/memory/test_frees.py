@@ -2,6 +2,7 @@
 import pytest
 
 from sim_node import MIB, SERVICE_THREAD, Program, eventually
+from sim_node.evaluator import Evaluator
 
 LAZY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
@@ -262,6 +263,30 @@ def test_while_paused_it_goes_at_once(node):
     assert allocated(node) < 12 * MIB
     node.ctl("resume", "train")
     program.verify()
+
+
+@pytest.mark.parametrize("done", ["before", "after"])
+def test_behind_a_stream_that_is_done_it_is_free_at_once(node, done):
+    """As the driver's is: whoever asks how much memory is free finds it, whether the stream was done before the free or after it."""
+    rank = Evaluator(node, "script", 0)
+    for line in ("stream, total = made('cuStreamCreate', 1), ctypes.c_uint64()",
+                 "free = lambda: made('cuMemGetInfo_v2', ctypes.byref(total)).value",
+                 "go = threading.Event()",
+                 "function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: go.wait())"):
+        rank.ask(line)
+    before = rank.value("free()")
+    rank.ask(f"block = made('cuMemAlloc_v2', ctypes.c_size_t({4 * MIB}))")
+    calls = ["cuLaunchHostFunc(stream, function, None)", "cuMemFreeAsync(block, stream)"]
+    if done == "before":
+        calls[1:1] = ["cuStreamSynchronize(stream)"]
+        rank.ask("go.set()")
+    for call in calls:
+        assert rank.value(f"cuda.{call}") == 0
+    if done == "after":
+        assert rank.value("free()") <= before - 4 * MIB, "the stream may use it still"
+        rank.ask("go.set()")
+        assert rank.value("cuda.cuStreamSynchronize(stream)") == 0
+    assert rank.value("free()") == before
 
 
 def test_who_finds_no_memory_waits_for_what_was_freed_behind_a_stream(node):

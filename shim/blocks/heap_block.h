@@ -1,0 +1,22 @@
+// HeapBlock: what cuMemAlloc has given out. Plain value.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "shim/memory/allocation_table.h"
+
+namespace amem::shim {
+
+struct HeapBlock {
+  Address address = 0;
+  std::uint64_t size = 0;  // as asked for
+  int device = 0;
+  CUcontext context = nullptr;  // under which it was allocated
+  std::uint64_t id = 0;         // never used twice in this process
+  bool rdma = false;
+  bool sync_memops = false;
+};
+
+}  // namespace amem::shim
