@@ -76,54 +76,88 @@ void Gate::prepare(const Policy& policy) {
 
 CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submission) noexcept {
   const NoCancel no_cancel;
-  const bool may_step = caller != Caller::kCaptures;
-  const bool asks = policy_.current_device != nullptr && mode() != Mode::kAway;
-  int ordinal = asks ? policy_.current_device() : 0;
-  const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
-  // Asked now: an interpreter that has ended no longer knows its threads.
-  const bool with_interpreter =
-      policy_.ends_with_interpreter != nullptr && policy_.ends_with_interpreter();
+  Waiter waiter = waiter_of(caller, submission);
+  Lock lock(mutex_);
+  begin_wait(self, waiter);
+  const CUresult result = await_answer(waiter, lock);
+  end_wait(self, waiter, result, lock);
+  lock.unlock();
+  if (result == CUDA_ERROR_TIMEOUT)
+    log_error(
+        "a CUDA call fails after waiting " +
+        std::to_string(std::chrono::duration_cast<std::chrono::seconds>(policy_.timeout).count()) +
+        " s for the resume of its group. Resume it (amemctl resume GROUP), or raise "
+        "AMEM_GATE_TIMEOUT");
+  return result;
+}
 
-  std::unique_lock lock(mutex_);
-  // While a capture is open it does not wait.
-  const bool demands = gives_work(caller) && shut() && captures_ == 0;
-  if (demands) {
-    if (demanding_++ == 0) demand_.call = submission.call;
+/// Before the lock is taken: it asks the driver and the interpreter.
+Gate::Waiter Gate::waiter_of(Caller caller, const Submission& submission) const {
+  Waiter waiter;
+  waiter.caller = caller;
+  const bool asks = policy_.current_device != nullptr && mode() != Mode::kAway;
+  const int ordinal = asks ? policy_.current_device() : 0;
+  waiter.submission = submission;
+  if (ordinal >= 0)
+    waiter.device = static_cast<std::size_t>(ordinal);
+  else
+    waiter.submission.on_stream = false;
+  // Asked now: an interpreter that has ended no longer knows its threads.
+  waiter.with_interpreter =
+      policy_.ends_with_interpreter != nullptr && policy_.ends_with_interpreter();
+  return waiter;
+}
+
+void Gate::count_demand(bool begins, const char* call) {
+  if (begins) {
+    if (demanding_++ == 0) demand_.call = call;
     ++demand_.waits;
-    ++demand_version_;
-    demanded_.notify_all();
+  } else if (--demanding_ > 0) {
+    return;
   }
+  ++demand_version_;
+  demanded_.notify_all();
+}
+
+void Gate::begin_wait(ThreadState& self, Waiter& waiter) {
+  // While a capture is open it does not wait.
+  waiter.demands = gives_work(waiter.caller) && shut() && captures_ == 0;
+  if (waiter.demands) count_demand(true, waiter.submission.call);
   self.mark.store(0, std::memory_order_release);
   self.depth = 0;  // a signal handler that calls exit() comes here again, and must not pass
-  Waiter waiter;
-  waiter.device = device;
-  if (ordinal >= 0) waiter.submission = submission;
-  Waiter** link = &first_waiter_;
-  if (may_step) {
+  if (waiter.in_line()) {
+    Waiter** link = &first_waiter_;
     while (*link != nullptr) link = &(*link)->next;
     *link = &waiter;
   }
   ++version_;
   watcher_.notify_all();
+}
 
-  CUresult result = CUDA_SUCCESS;
-  bool said = false;
+std::optional<CUresult> Gate::answer_to(const Waiter& waiter) const {
+  const bool frees = waiter.caller == Caller::kFrees;
+  if (!shut() || captures_ > 0 || waiter.stepped || (frees && frees_pass(mode())))
+    return CUDA_SUCCESS;
+  if (mode() == Mode::kFailed) return CUDA_ERROR_SYSTEM_NOT_READY;
+  if (mode() != Mode::kShut && !policy_.wait && !frees) return CUDA_ERROR_NOT_READY;
+  if (ends(waiter.with_interpreter)) return CUDA_ERROR_DEINITIALIZED;
+  return std::nullopt;
+}
+
+/// Without the lock it asks the driver and writes to the log, as far as it is to.
+CUresult Gate::await_answer(Waiter& waiter, Lock& lock) {
+  bool said = waiter.caller == Caller::kFrees;  // what only frees waits for no resume
   std::uint64_t shuts = shuts_;
   Clock::time_point began = Clock::now();
-  while (shut() && captures_ == 0) {
-    if (waiter.stepped || (caller == Caller::kFrees && frees_pass(mode()))) break;
-    const bool held = mode() != Mode::kShut && caller != Caller::kFrees;
-    if (held && !policy_.wait) result = CUDA_ERROR_NOT_READY;
-    if (mode() == Mode::kFailed) result = CUDA_ERROR_SYSTEM_NOT_READY;
-    if (result == CUDA_SUCCESS && ends(with_interpreter)) result = CUDA_ERROR_DEINITIALIZED;
-    if (result != CUDA_SUCCESS) break;
-    if (waiter.asked) {
+  for (;;) {
+    if (const std::optional<CUresult> answer = answer_to(waiter)) return *answer;
+    if (waiter.state == Waiter::State::kAsked) {
       lock.unlock();
       const bool is_ready = ready(waiter);
       lock.lock();
       waiter.ready = is_ready;
-      waiter.asked = false;
-      answered_.notify_all();
+      waiter.state = Waiter::State::kWaits;
+      watcher_.notify_all();
       continue;
     }
     const Clock::time_point now = Clock::now();
@@ -131,13 +165,10 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submissi
     if (std::exchange(shuts, shuts_) != shuts_) began = now;
     const Clock::time_point deadline =
         policy_.timeout.count() > 0 ? began + policy_.timeout : Clock::time_point::max();
-    if (now >= deadline) {
-      result = CUDA_ERROR_TIMEOUT;
-      break;
-    }
-    if (held && !std::exchange(said, true)) {
+    if (now >= deadline) return CUDA_ERROR_TIMEOUT;
+    if (mode() != Mode::kShut && !std::exchange(said, true)) {
       lock.unlock();
-      wait_log().waits_for_itself(submission.call, true);
+      wait_log().waits_for_itself(waiter.submission.call, true);
       lock.lock();
       continue;
     }
@@ -151,34 +182,30 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submissi
     if (policy_.interpreter_ends != nullptr) until = std::min(until, now + kInterpreterCheck);
     waiters_.wait_until(lock, until);
   }
-  if (may_step) {
-    waiter.leaving = true;
-    if (std::exchange(waiter.asked, false)) answered_.notify_all();
-    // As long as the driver takes; this caller's own call would not get through any sooner.
-    while (waiter.looked_at) answered_.wait(lock);
-    for (link = &first_waiter_; *link != &waiter;) link = &(*link)->next;
+}
+
+void Gate::end_wait(ThreadState& self, Waiter& waiter, CUresult result, Lock& lock) {
+  if (waiter.in_line()) {
+    waiter.state = Waiter::State::kLeaves;
+    if (looked_at_ == &waiter) {
+      watcher_.notify_all();
+      // As long as the driver takes; this caller's own call would not get through any sooner.
+      watcher_.wait(lock, [&] { return looked_at_ != &waiter; });
+    }
+    Waiter** link = &first_waiter_;
+    while (*link != &waiter) link = &(*link)->next;
     *link = waiter.next;
   }
   if (waiter.stepped) ++steps_used_;
-  if (demands && --demanding_ == 0) {
-    ++demand_version_;
-    demanded_.notify_all();
-  }
+  if (waiter.demands) count_demand(false, nullptr);
   if (result == CUDA_SUCCESS) {
-    self.mark.store(gives_work(caller) ? kInside | kWorked : kInside, std::memory_order_relaxed);
+    self.mark.store(gives_work(waiter.caller) ? kInside | kWorked : kInside,
+                    std::memory_order_relaxed);
     self.depth = 1;
     ++passes_;
   }
   ++version_;
   watcher_.notify_all();
-  lock.unlock();
-  if (result == CUDA_ERROR_TIMEOUT)
-    log_error(
-        "a CUDA call fails after waiting " +
-        std::to_string(std::chrono::duration_cast<std::chrono::seconds>(policy_.timeout).count()) +
-        " s for the resume of its group. Resume it (amemctl resume GROUP), or raise "
-        "AMEM_GATE_TIMEOUT");
-  return result;
 }
 
 void Gate::close() {
@@ -336,25 +363,25 @@ bool Gate::ready(const Waiter& waiter) const {
 
 /// Asks the driver, which may block, without the lock. The waiter does not leave meanwhile: its
 /// stream lives until it does.
-void Gate::look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock) {
-  waiter.looked_at = true;
+void Gate::look_at(Waiter& waiter, Lock& lock) {
+  looked_at_ = &waiter;
   if (waiter.submission.on_stream && waiter.submission.stream == CU_STREAM_PER_THREAD) {
-    waiter.asked = true;
+    waiter.state = Waiter::State::kAsked;
     waiters_.notify_all();
     // It answers at once, or leaves; else the driver keeps it, as it would keep us.
-    answered_.wait(lock, [&] { return !waiter.asked; });
+    watcher_.wait(lock, [&] { return waiter.state != Waiter::State::kAsked; });
   } else {
     lock.unlock();
     const bool is_ready = ready(waiter);
     lock.lock();
     waiter.ready = is_ready;
   }
-  waiter.looked_at = false;
-  answered_.notify_all();
+  looked_at_ = nullptr;
+  watcher_.notify_all();
 }
 
 Gate::Snapshot Gate::snapshot() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   Snapshot now;
   do {
     now = {any_active(), passes_, steps_used_, captures_, {}};
@@ -362,7 +389,7 @@ Gate::Snapshot Gate::snapshot() {
     // may be waiting there for the device.
     const bool ask = !now.any_active && captures_ == 0;
     for (Waiter* w = first_waiter_; w != nullptr; w = w->next) {
-      if (w->leaving) continue;
+      if (w->state == Waiter::State::kLeaves) continue;
       if (ask) look_at(*w, lock);
       if (now.waiting.size() <= w->device) now.waiting.resize(w->device + 1);
       Snapshot::Waiting& waiting = now.waiting[w->device];

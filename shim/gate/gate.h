@@ -26,6 +26,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -223,14 +224,22 @@ class Gate {
 
   /// A caller that waits; on its stack.
   struct Waiter {
+    enum class State : std::uint8_t {
+      kWaits,
+      kAsked,   // it is to ask the driver about its stream
+      kLeaves,  // it waits no longer, and nobody looks at it any more
+    };
+    Caller caller = Caller::kWorks;
     std::size_t device = 0;
     Submission submission;
-    bool ready = false;      // when snapshot() last looked
-    bool looked_at = false;  // the driver is being asked about its stream: it must not leave
-    bool asked = false;      // it is to ask the driver itself
-    bool leaving = false;    // it waits no longer: not to be looked at again
-    bool stepped = false;    // a Step is for this one
+    bool with_interpreter = false;  // its thread ends with the interpreter
+    bool demands = false;           // Demand counts it
+    State state = State::kWaits;
+    bool ready = false;    // when snapshot() last looked
+    bool stepped = false;  // a Step is for this one
     Waiter* next = nullptr;
+    /// A step may let it through: it is in the list.
+    bool in_line() const { return caller != Caller::kCaptures; }
   };
 
   template <class Lookup>
@@ -280,11 +289,20 @@ class Gate {
       std::atomic_signal_fence(std::memory_order_seq_cst);
   }
 
+  using Lock = std::unique_lock<std::mutex>;  // of mutex_
+
   void fence() noexcept;
   CUresult wait(ThreadState& self, Caller caller, const Submission& submission) noexcept;
+  Waiter waiter_of(Caller caller, const Submission& submission) const;
+  void begin_wait(ThreadState& self, Waiter& waiter);
+  CUresult await_answer(Waiter& waiter, Lock& lock);
+  void end_wait(ThreadState& self, Waiter& waiter, CUresult result, Lock& lock);
+  /// The end of its wait: CUDA_SUCCESS lets it pass. Nothing: it waits on.
+  std::optional<CUresult> answer_to(const Waiter& waiter) const;
+  void count_demand(bool begins, const char* call);
   bool ends(bool with_interpreter) const;
   bool ready(const Waiter& waiter) const;
-  void look_at(Waiter& waiter, std::unique_lock<std::mutex>& lock);
+  void look_at(Waiter& waiter, Lock& lock);
   void await_drains() noexcept;
   bool any_active() const;
 
@@ -299,8 +317,7 @@ class Gate {
   std::mutex
       mutex_;  // guards everything below, and every change of mode_; never held over the driver
   std::condition_variable waiters_;
-  std::condition_variable watcher_;
-  std::condition_variable answered_;  // a look_at() has ended, or what it asked of a waiter
+  std::condition_variable watcher_;  // also: a look_at() has ended, or what it asked of a waiter
   std::condition_variable drained_;
   std::condition_variable demanded_;
   std::uint32_t drains_ = 0;         // and questions
@@ -308,7 +325,8 @@ class Gate {
   std::uint32_t demanding_ = 0;      // callers that Demand counts
   Demand demand_;                    // the latest, without `waiting`
   std::uint64_t demand_version_ = 0;
-  Waiter* first_waiter_ = nullptr;  // in the order in which they came
+  Waiter* first_waiter_ = nullptr;     // in the order in which they came
+  const Waiter* looked_at_ = nullptr;  // the driver is asked about its stream: it must not leave
   std::uint64_t passes_ = 0;
   std::uint64_t version_ = 0;
   std::uint32_t steps_used_ = 0;
