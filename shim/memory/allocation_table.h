@@ -75,7 +75,7 @@ struct WhereRule {
 };
 // clang-format off
 inline constexpr std::array kWhere = {
-    //                         usable  mapped  on_device  saved
+    //                          usable  mapped  on_device  saved
     WhereRule{Where::kHere,     true,   true,   true,      false},
     WhereRule{Where::kUnmapped, false,  false,  true,      false},
     WhereRule{Where::kAway,     false,  false,  false,     true},
