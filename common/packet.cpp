@@ -15,6 +15,11 @@ namespace amem {
 namespace {
 
 constexpr std::size_t kMaxFds = kMaxMapsPerMessage;
+constexpr std::size_t kMaxBytes = amem_v1_SessionMessage_size;
+
+/// For the bytes of any message. Not on the stack, for the same reason as new_message().
+using Buffer = std::unique_ptr<pb_byte_t[]>;
+Buffer new_buffer() { return std::make_unique_for_overwrite<pb_byte_t[]>(kMaxBytes); }
 
 /// The decoder writes whatever number has come, and to read one that the enum cannot have is
 /// undefined: it becomes the enum's zero.
@@ -51,14 +56,20 @@ void settle_enums(Message& message) {
 
 }  // namespace
 
+std::unique_ptr<Message> new_message(pb_size_t body) {
+  auto message = std::make_unique<Message>();
+  message->which_body = body;
+  return message;
+}
+
 Result<std::string> encode(const Message& message) {
   // Not in the string itself: it may wait in a queue, and would keep space for the largest message.
-  pb_byte_t buffer[amem_v1_SessionMessage_size];
-  pb_ostream_t stream = pb_ostream_from_buffer(buffer, sizeof buffer);
+  const Buffer buffer = new_buffer();
+  pb_ostream_t stream = pb_ostream_from_buffer(buffer.get(), kMaxBytes);
   if (!pb_encode(&stream, amem_v1_SessionMessage_fields, &message))
     return Status(Code::kInternal,
                   std::string("cannot encode a session message: ") + PB_GET_ERROR(&stream));
-  return std::string(reinterpret_cast<const char*>(buffer), stream.bytes_written);
+  return std::string(reinterpret_cast<const char*>(buffer.get()), stream.bytes_written);
 }
 
 Status send_encoded(int socket, const std::string& bytes, const std::vector<int>& fds) {
@@ -81,9 +92,8 @@ Status send_message(int socket, const Message& message, const std::vector<int>& 
 
 Status receive(int socket, int flags, Packet& packet) {
   packet.fds.clear();
-  packet.message = amem_v1_SessionMessage_init_zero;
-  alignas(8) pb_byte_t buffer[amem_v1_SessionMessage_size];
-  const auto [n, seen] = receive_with<kMaxFds>(socket, buffer, sizeof buffer, flags,
+  const Buffer buffer = new_buffer();
+  const auto [n, seen] = receive_with<kMaxFds>(socket, buffer.get(), kMaxBytes, flags,
                                                [&](Fd fd) { packet.fds.push_back(std::move(fd)); });
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
     return {Code::kResourceExhausted, "no packet is waiting"};
@@ -98,7 +108,7 @@ Status receive(int socket, int flags, Packet& packet) {
     packet.fds.clear();
     return {Code::kInvalidArgument, "a session packet is larger than the protocol allows"};
   }
-  pb_istream_t stream = pb_istream_from_buffer(buffer, static_cast<std::size_t>(n));
+  pb_istream_t stream = pb_istream_from_buffer(buffer.get(), static_cast<std::size_t>(n));
   if (!pb_decode(&stream, amem_v1_SessionMessage_fields, &packet.message)) {
     packet.fds.clear();
     return {Code::kInvalidArgument,

@@ -5,6 +5,7 @@
 // is fine (the kernel keeps packets whole); receiving is for one thread at a time.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,10 @@ struct Packet {
   Message message = amem_v1_SessionMessage_init_zero;
   std::vector<Fd> fds;  // owned by the receiver
 };
+
+/// A message of this kind with nothing in it. Not on the stack: it has 20 KiB, and a rank sends
+/// from threads of its program, which may have little.
+std::unique_ptr<Message> new_message(pb_size_t body);
 
 /// Encodes for sending later; takes no more memory than the bytes need. Fails only on a message
 /// that breaks session.options.

@@ -28,11 +28,10 @@ std::string creating(std::size_t size, int device) {
   return "creating " + std::to_string(size) + " bytes on device " + std::to_string(device);
 }
 
-Message create_message(const DeviceUuid& device, std::size_t size, const CUmemAllocationProp& prop,
-                       const Label& label) {
-  Message message = amem_v1_SessionMessage_init_zero;
-  message.which_body = amem_v1_SessionMessage_create_tag;
-  amem_v1_Create& c = message.body.create;
+std::unique_ptr<Message> create_message(const DeviceUuid& device, std::size_t size,
+                                        const CUmemAllocationProp& prop, const Label& label) {
+  auto message = new_message(amem_v1_SessionMessage_create_tag);
+  amem_v1_Create& c = message->body.create;
   c.size = size;
   std::memcpy(c.device, device.bytes.data(), sizeof c.device);
   c.gpu_direct_rdma = prop.allocFlags.gpuDirectRDMACapable != 0;
@@ -52,10 +51,8 @@ HeldAllocation created(const amem_v1_Create& asked, int device, const amem_v1_Cr
   return a;
 }
 
-Message device_nodes_message() {
-  Message message = amem_v1_SessionMessage_init_zero;
-  message.which_body = amem_v1_SessionMessage_device_nodes_tag;
-  return message;
+std::unique_ptr<Message> device_nodes_message() {
+  return new_message(amem_v1_SessionMessage_device_nodes_tag);
 }
 
 }  // namespace
@@ -96,27 +93,25 @@ void Handles::show_device(int device) {
   if ((shown_.load(std::memory_order_acquire) & bit) != 0) return;
   const std::lock_guard lock(showing_);  // nobody's Create goes out before
   if ((shown_.load(std::memory_order_relaxed) & bit) != 0) return;
-  session_.post(device_nodes_message(), open_device_nodes());
+  session_.post(*device_nodes_message(), open_device_nodes());
   shown_.fetch_or(bit, std::memory_order_release);
 }
 
 std::unique_lock<std::mutex> Handles::show_again(std::vector<SendQueue::Parcel>& first) {
   std::unique_lock lock(showing_);
   if (shown_.load(std::memory_order_relaxed) == 0) return lock;
-  if (Result<std::string> bytes = encode(device_nodes_message()); bytes.ok())
+  if (Result<std::string> bytes = encode(*device_nodes_message()); bytes.ok())
     first.push_back({std::move(bytes).value(), open_device_nodes()});
   return lock;
 }
 
 /// Whose device it is on only the broker knows. What the driver has opened is mostly enough.
-Result<Packet> Handles::ask_for_redeemed(Message& request) {
+Result<ReplyPacket> Handles::ask_for_redeemed(Message& request) {
   const auto deadline = kBrokerDeadline + session_.reconnect();
   show_device(kAnyDevice);
-  Result<Packet> answer = session_.call(request, deadline, kUsualAnswer);
+  Result<ReplyPacket> answer = session_.call(request, deadline, kUsualAnswer);
   if (answer.ok() || answer.status().code() != Code::kPermissionDenied) return answer;
-  Message nodes = amem_v1_SessionMessage_init_zero;
-  nodes.which_body = amem_v1_SessionMessage_device_nodes_tag;
-  session_.post(nodes, openable_device_nodes());
+  session_.post(*device_nodes_message(), openable_device_nodes());
   return session_.call(request, deadline, kUsualAnswer);
 }
 
@@ -125,19 +120,19 @@ CUresult Handles::create(CUmemGenericAllocationHandle* handle, std::size_t size,
   const int device = prop.location.id;
   if (device < 0 || device >= devices_.count()) return CUDA_ERROR_INVALID_DEVICE;
   show_device(device);
-  Message request = create_message(devices_.uuid(device), size, prop, label);
-  Result<Packet> answer =
-      session_.call(request, kBrokerDeadline + session_.reconnect(), usual_answer(size));
+  const auto request = create_message(devices_.uuid(device), size, prop, label);
+  Result<ReplyPacket> answer =
+      session_.call(*request, kBrokerDeadline + session_.reconnect(), usual_answer(size));
   const std::string what = creating(size, device);
   if (!answer.ok()) {
     if (answer.status().code() == Code::kPermissionDenied) shown_ = 0;  // shown again next time
     return refuse(answer.status(), what);
   }
-  const amem_v1_Reply& reply = answer.value().message.body.reply;
+  const amem_v1_Reply& reply = answer.value().reply;
   if (reply.which_result != amem_v1_Reply_created_tag || answer.value().fds.size() != 1)
     return refuse_empty(reply, 0, what);
 
-  return adopt(handle, created(request.body.create, device, reply.result.created),
+  return adopt(handle, created(request->body.create, device, reply.result.created),
                answer.value().fds.front());
 }
 
@@ -153,10 +148,10 @@ CUresult Handles::create_own(CUmemGenericAllocationHandle* handle, std::size_t s
   show_device(device);
   OwnMemory made;
   if (CUresult r = make(size, prop, label, made); r != CUDA_SUCCESS) return r;
-  Message request = create_message(devices_.uuid(device), size, prop, label);
-  request.body.create.made = true;
-  const Result<Packet> answer =
-      session_.call(request, kBrokerDeadline + session_.reconnect(), kUsualAnswer, &made.fd);
+  const auto request = create_message(devices_.uuid(device), size, prop, label);
+  request->body.create.made = true;
+  const Result<ReplyPacket> answer =
+      session_.call(*request, kBrokerDeadline + session_.reconnect(), kUsualAnswer, &made.fd);
   const std::string what = "passing " + std::to_string(size) + " bytes of device " +
                            std::to_string(device) + " to the broker";
   if (!answer.ok()) {
@@ -164,12 +159,12 @@ CUresult Handles::create_own(CUmemGenericAllocationHandle* handle, std::size_t s
     if (answer.status().code() == Code::kPermissionDenied) shown_ = 0;  // shown again next time
     return refuse(answer.status(), what);
   }
-  const amem_v1_Reply& reply = answer.value().message.body.reply;
+  const amem_v1_Reply& reply = answer.value().reply;
   if (reply.which_result != amem_v1_Reply_created_tag) {
     driver_.cuMemRelease_(made.handle);
     return refuse_empty(reply, 0, what);
   }
-  HeldAllocation a = created(request.body.create, device, reply.result.created);
+  HeldAllocation a = created(request->body.create, device, reply.result.created);
   a.own = true;
   a.real = made.handle;
   a.number = take_number();
@@ -210,14 +205,13 @@ CUresult Handles::import_ticket(CUmemGenericAllocationHandle* handle, const Tick
 }
 
 CUresult Handles::redeem(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
-  Message request = amem_v1_SessionMessage_init_zero;
-  request.which_body = amem_v1_SessionMessage_redeem_tag;
-  request.body.redeem.id = ticket.id;
-  std::memcpy(request.body.redeem.token, ticket.token.data(), ticket.token.size());
-  Result<Packet> answer = ask_for_redeemed(request);
+  const auto request = new_message(amem_v1_SessionMessage_redeem_tag);
+  request->body.redeem.id = ticket.id;
+  std::memcpy(request->body.redeem.token, ticket.token.data(), ticket.token.size());
+  Result<ReplyPacket> answer = ask_for_redeemed(*request);
   const std::string what = "redeeming a ticket for allocation " + std::to_string(ticket.id);
   if (!answer.ok()) return refuse(answer.status(), what);
-  const amem_v1_Reply& reply = answer.value().message.body.reply;
+  const amem_v1_Reply& reply = answer.value().reply;
   if (reply.which_result != amem_v1_Reply_redeemed_tag || answer.value().fds.size() != 1)
     return refuse_empty(reply, 1, what);
 

@@ -87,7 +87,7 @@ class Handles {
   CUresult redeem(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   void show_device(int device);
   /// Asks again where the broker wants to see the node of a device that this process does not use.
-  Result<Packet> ask_for_redeemed(Message& request);
+  Result<ReplyPacket> ask_for_redeemed(Message& request);
   CUresult adopt(CUmemGenericAllocationHandle* handle, HeldAllocation allocation, const Fd& fd);
   void give_back(const amem_v1_Reply& reply, unsigned mine);
   CUresult refuse_empty(const amem_v1_Reply& reply, unsigned mine, const std::string& what);

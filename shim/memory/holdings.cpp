@@ -67,10 +67,9 @@ void Holdings::settle(HeldAllocation& a) {
 }
 
 void Holdings::tell_free(std::uint64_t id) {
-  Message message = amem_v1_SessionMessage_init_zero;
-  message.which_body = amem_v1_SessionMessage_free_tag;
-  message.body.free.id = id;
-  session_.post(message);
+  const auto message = new_message(amem_v1_SessionMessage_free_tag);
+  message->body.free.id = id;
+  session_.post(*message);
   frees_sent_.fetch_add(1);
 }
 

@@ -41,10 +41,9 @@ Result<Pins::Pinned> Pins::pin(CUdeviceptr address, std::size_t size, amem_v1_Pi
     const bool known = pinned_for(a, reason);
     a.pins.insert(pinned.by);
     if (known) continue;
-    Message message = amem_v1_SessionMessage_init_zero;
-    message.which_body = amem_v1_SessionMessage_pin_tag;
-    message.body.pin = {id, reason};
-    session_.post(message);
+    const auto message = new_message(amem_v1_SessionMessage_pin_tag);
+    message->body.pin = {id, reason};
+    session_.post(*message);
   }
   return pinned;
 }
@@ -69,10 +68,9 @@ void Pins::unpin_now(const Pinned& pinned) {
     // Freed meanwhile; or redeemed again, which this registration has nothing to do with.
     if (a == nullptr || a->pins.erase(pinned.by) == 0) continue;
     if (pinned_for(*a, pinned.by.reason)) continue;
-    Message message = amem_v1_SessionMessage_init_zero;
-    message.which_body = amem_v1_SessionMessage_unpin_tag;
-    message.body.unpin = {id, pinned.by.reason};
-    session_.post(message);
+    const auto message = new_message(amem_v1_SessionMessage_unpin_tag);
+    message->body.unpin = {id, pinned.by.reason};
+    session_.post(*message);
   }
 }
 

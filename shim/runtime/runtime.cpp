@@ -314,9 +314,8 @@ std::string Runtime::stats() {
 }
 
 Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t timeout_ms) {
-  Message request = amem_v1_SessionMessage_init_zero;
-  request.which_body = amem_v1_SessionMessage_group_request_tag;
-  auto& body = request.body.group_request;
+  const auto request = new_message(amem_v1_SessionMessage_group_request_tag);
+  auto& body = request->body.group_request;
   body.except = !what.except.empty();
   if (body.except && !what.tags.empty())
     return {Code::kInvalidArgument, "tags and excepted tags exclude each other. Pass one of them"};
@@ -332,7 +331,7 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
   body.deep = what.deep;
   body.timeout_ms = timeout_ms;
   const Status status =
-      runtime.ask(request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline);
+      runtime.ask(*request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline);
   if (status.ok() && what.op == amem_v1_GroupOp_GROUP_OP_PAUSE)
     wait_log().paused_here(what.tags.empty() && what.except.empty());
   else if (status.ok())
@@ -360,15 +359,14 @@ Status Runtime::ask(Message& request, std::chrono::milliseconds deadline) {
 }
 
 Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy policy) {
-  Message request = amem_v1_SessionMessage_init_zero;
-  request.which_body = amem_v1_SessionMessage_set_policy_tag;
-  auto& body = request.body.set_policy;
+  const auto request = new_message(amem_v1_SessionMessage_set_policy_tag);
+  auto& body = request->body.set_policy;
   if (tag.empty() || tag.size() >= sizeof body.tag)
     return {Code::kInvalidArgument, "\"" + tag + "\" is not a valid tag. Use 1 to " +
                                         std::to_string(sizeof body.tag - 1) + " bytes"};
   set_text(body.tag, tag);
   body.policy = policy;
-  return runtime.ask(request, kAnswerDeadline);
+  return runtime.ask(*request, kAnswerDeadline);
 }
 
 Status Runtime::set_group(const std::string& name) {

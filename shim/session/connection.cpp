@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -26,11 +27,10 @@ void set_timeout(int socket, int option, std::chrono::microseconds timeout) {
   ::setsockopt(socket, SOL_SOCKET, option, &value, sizeof value);
 }
 
-Message hello_of(const RankIdentity& identity, const Comeback* comeback) {
-  Message hello = amem_v1_SessionMessage_init_zero;
-  hello.seq = 1;
-  hello.which_body = amem_v1_SessionMessage_hello_tag;
-  amem_v1_Hello& h = hello.body.hello;
+std::unique_ptr<Message> hello_of(const RankIdentity& identity, const Comeback* comeback) {
+  auto hello = new_message(amem_v1_SessionMessage_hello_tag);
+  hello->seq = 1;
+  amem_v1_Hello& h = hello->body.hello;
   h.protocol = kProtocolVersion;
   set_text(h.version, kVersion);
   set_text(h.group, identity.group);
@@ -46,16 +46,15 @@ Message hello_of(const RankIdentity& identity, const Comeback* comeback) {
 }
 
 Status send_items(int socket, std::span<const amem_v1_Holding_Item> items) {
-  Message message = amem_v1_SessionMessage_init_zero;
-  message.which_body = amem_v1_SessionMessage_holding_tag;
-  amem_v1_Holding& holding = message.body.holding;
+  const auto message = new_message(amem_v1_SessionMessage_holding_tag);
+  amem_v1_Holding& holding = message->body.holding;
   do {
     const auto part = items.first(std::min(items.size(), kMaxHoldingPerMessage));
     std::copy(part.begin(), part.end(), holding.items);
     holding.items_count = static_cast<pb_size_t>(part.size());
     items = items.subspan(part.size());
     holding.last = items.empty();
-    if (Status s = send_message(socket, message); !s.ok()) return s;
+    if (Status s = send_message(socket, *message); !s.ok()) return s;
   } while (!items.empty());
   return {};
 }
@@ -89,13 +88,13 @@ Result<amem_v1_Welcome> say_hello(int socket, const std::string& path, const Ran
                                   const Comeback* comeback) {
   const std::string where = "the broker at " + path;
   set_timeout(socket, SO_RCVTIMEO, kHelloDeadline);
-  Status sent = send_message(socket, hello_of(identity, comeback));
+  Status sent = send_message(socket, *hello_of(identity, comeback));
   if (sent.ok() && comeback != nullptr) sent = send_items(socket, comeback->items);
   // One that refuses may have closed its end with some of that unread. Its answer is here even so,
   // behind the error that the kernel makes of it.
-  Packet answer;
-  Status received = receive(socket, 0, answer);
-  if (received.code() == Code::kUnavailable) received = receive(socket, 0, answer);
+  const auto answer = std::make_unique<Packet>();  // as new_message()
+  Status received = receive(socket, 0, *answer);
+  if (received.code() == Code::kUnavailable) received = receive(socket, 0, *answer);
   if (!received.ok() && !sent.ok() && sent.code() != Code::kUnavailable) return sent;
   if (received.code() == Code::kUnavailable)
     return Status(Code::kAborted, where + " ended before it answered");
@@ -104,9 +103,9 @@ Result<amem_v1_Welcome> say_hello(int socket, const std::string& path, const Ran
   if (!received.ok()) return received;
   if (::fcntl(socket, F_SETFL, O_NONBLOCK) != 0)
     return errno_status(Code::kUnavailable, "fcntl on a session", errno);
-  if (answer.message.which_body != amem_v1_SessionMessage_reply_tag)
+  if (answer->message.which_body != amem_v1_SessionMessage_reply_tag)
     return Status(Code::kInternal, where + " answered Hello with another message");
-  const amem_v1_Reply& reply = answer.message.body.reply;
+  const amem_v1_Reply& reply = answer->message.body.reply;
   if (reply.code != 0) return Status(static_cast<Code>(reply.code), reply.text);
   if (reply.which_result != amem_v1_Reply_welcome_tag)
     return Status(Code::kInternal, where + " sent no Welcome");

@@ -136,23 +136,22 @@ Status Session::start(Handler& handler) {
   return started;
 }
 
-Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline,
-                             std::chrono::microseconds soon, const Fd* fd) {
+Result<ReplyPacket> Session::call(Message& message, std::chrono::milliseconds deadline,
+                                  std::chrono::microseconds soon, const Fd* fd) {
   Unanswered waiting;
   waiting.fd = fd;
   return call(message, deadline, soon, waiting);
 }
 
 Status Session::settle(std::chrono::milliseconds deadline, std::chrono::microseconds soon) {
-  Message request = amem_v1_SessionMessage_init_zero;
-  request.which_body = amem_v1_SessionMessage_settle_tag;
+  const auto request = new_message(amem_v1_SessionMessage_settle_tag);
   Unanswered waiting;
   waiting.of_this_broker = true;
-  return call(request, deadline, soon, waiting).status();
+  return call(*request, deadline, soon, waiting).status();
 }
 
-Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadline,
-                             std::chrono::microseconds soon, Unanswered& waiting) {
+Result<ReplyPacket> Session::call(Message& message, std::chrono::milliseconds deadline,
+                                  std::chrono::microseconds soon, Unanswered& waiting) {
   const NoCancel no_cancel;
   const auto begin = Clock::now();
   waiting.request = &message;
@@ -180,8 +179,8 @@ Result<Packet> Session::call(Message& message, std::chrono::milliseconds deadlin
                                             : "the broker has ended, and no other has started in ";
     return Status(Code::kDeadlineExceeded, what + std::to_string(deadline.count()) + " ms");
   }
-  if (Status s = status_of(waiting.packet.message.body.reply); !s.ok()) return s;
-  return std::move(waiting.packet);
+  if (Status s = status_of(waiting.answer.reply); !s.ok()) return s;
+  return std::move(waiting.answer);
 }
 
 void Session::look_for_answer(const Unanswered& waiting, Clock::time_point until) {
@@ -192,14 +191,13 @@ void Session::look_for_answer(const Unanswered& waiting, Clock::time_point until
     std::unique_lock reading(reading_);
     // What a broker says that has been given up would not be in the list of what the rank holds.
     if (!online_.load(std::memory_order_relaxed)) return;
-    Incoming in;
-    in.status = receive(socket_.get(), MSG_DONTWAIT, in.packet);
-    if (in.status.code() == Code::kResourceExhausted) continue;  // another thread has it
+    found_.status = receive(socket_.get(), MSG_DONTWAIT, found_.packet);
+    if (found_.status.code() == Code::kResourceExhausted) continue;  // another thread has it
+    const bool ended = !found_.status.ok();
     const bool reply =
-        in.status.ok() && in.packet.message.which_body == amem_v1_SessionMessage_reply_tag;
-    if (reply && deliver(in.packet)) continue;
-    const bool ended = !in.status.ok();
-    left_.push_back(std::move(in));
+        !ended && found_.packet.message.which_body == amem_v1_SessionMessage_reply_tag;
+    if (reply && deliver(found_.packet)) continue;
+    left_.push_back(std::move(found_));
     wake();
     if (ended) return;
   }
@@ -306,7 +304,7 @@ bool Session::deliver(Packet& packet) {
   const auto it = waiting_.find(packet.message.seq);
   if (it == waiting_.end()) return false;
   if (const std::uint64_t id = given_by(packet.message.body.reply); id != 0) given_.push_back(id);
-  it->second->packet = std::move(packet);
+  it->second->answer = {packet.message.body.reply, std::move(packet.fds)};
   it->second->done.store(true, std::memory_order_release);
   answered_.notify_all();
   return true;

@@ -43,6 +43,12 @@ namespace amem::shim {
 inline constexpr const char* kNoSpaceForDescriptors =
     ". This process may have too many files open: raise the limit (ulimit -n)";
 
+/// A Reply, and the descriptors that came with it.
+struct ReplyPacket {
+  amem_v1_Reply reply = amem_v1_Reply_init_zero;
+  std::vector<Fd> fds;
+};
+
 class Session {
  public:
   /// How long the broker may read nothing while messages wait for space in the socket.
@@ -101,8 +107,8 @@ class Session {
   /// Sends a request and waits for its Reply. A Reply with a code is returned as that Status.
   /// `soon`: for so long it may be worth a core to look for the answer without sleeping. `fd`: goes
   /// with the request, and stays the caller's.
-  Result<Packet> call(Message& message, std::chrono::milliseconds deadline,
-                      std::chrono::microseconds soon = {}, const Fd* fd = nullptr);
+  Result<ReplyPacket> call(Message& message, std::chrono::milliseconds deadline,
+                           std::chrono::microseconds soon = {}, const Fd* fd = nullptr);
   /// Waits until the broker has done what was sent before, at most `deadline`. kUnavailable: no
   /// broker is connected, or this one ended meanwhile; the next one hears of it at the reconnect.
   Status settle(std::chrono::milliseconds deadline, std::chrono::microseconds soon);
@@ -141,7 +147,7 @@ class Session {
     std::uint64_t sent = 0;       // the send queue's
     bool of_this_broker = false;  // nobody waits for another broker's answer
     std::atomic<bool> done{false};
-    Packet packet;  // the caller's once done
+    ReplyPacket answer;  // the caller's once done
   };
 
   struct DueTask {
@@ -150,8 +156,8 @@ class Session {
   };
 
   Status join();
-  Result<Packet> call(Message& message, std::chrono::milliseconds deadline,
-                      std::chrono::microseconds soon, Unanswered& waiting);
+  Result<ReplyPacket> call(Message& message, std::chrono::milliseconds deadline,
+                           std::chrono::microseconds soon, Unanswered& waiting);
   Status send(const Message& message, std::vector<Fd> fds, Unanswered* request);
   void wake();
   void sleep(pollfd* fds, std::size_t count, int milliseconds);
@@ -203,6 +209,7 @@ class Session {
   };
   std::mutex reading_;         // held to receive; taken before mutex_
   std::deque<Incoming> left_;  // for the service thread, read by others; guarded by reading_
+  Incoming found_;             // by look_for_answer(), which has no space for it; likewise
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable answered_;

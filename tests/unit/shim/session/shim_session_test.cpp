@@ -263,7 +263,7 @@ TEST_F(ShimSession, NobodyWaitsForABrokerThatDoesNotRead) {
   ASSERT_TRUE(send_message(broker.socket(), command).ok());
   EXPECT_TRUE(eventually([&] { return listener.commands == 1; }));
 
-  Result<Packet> answer(Status(Code::kInternal, "none yet"));
+  Result<ReplyPacket> answer(Status(Code::kInternal, "none yet"));
   std::thread caller([&] {
     Message request = free_message(kFrees);
     answer = patient.call(request, 20s);
