@@ -375,7 +375,7 @@ void Session::serve() {
   }
   set_alive(false);
   ended_.store(true, std::memory_order_release);
-  handler_->lost();
+  work([&] { handler_->lost(); });
 }
 
 void Session::set_alive(bool alive) {

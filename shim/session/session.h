@@ -80,7 +80,8 @@ class Session {
     /// No broker has come in time; or, without `hope`, none will ever serve this rank. True: the
     /// session is to go on trying, which it does if there is hope.
     virtual bool holds_out(const Status& why, bool hope) = 0;
-    /// The session is lost; the service thread ends afterwards.
+    /// The session is lost; the service thread ends afterwards. Not called once the driver is about
+    /// to end (stop()).
     virtual void lost() = 0;
   };
 
@@ -128,8 +129,9 @@ class Session {
   /// what asks it later likewise.
   void end();
   bool ending();
-  /// The driver is about to end. Tasks and commands, which use it, do not begin any more; the one
-  /// that is under way is waited for, at most until `deadline`.
+  /// The driver is about to end. What uses it does not begin any more: tasks, commands, and what
+  /// the handler does about a broker that ends. What is under way is waited for, at most until
+  /// `deadline`.
   void stop(Clock::time_point deadline);
 
   std::uint32_t rank_id() const { return welcome_.rank_id; }

@@ -8,6 +8,7 @@ import pytest
 from sim_node import SERVICE_THREAD, eventually, patience
 
 DEINITIALIZED = 4  # CUDA_ERROR_DEINITIALIZED
+READ = 0  # a system call, by its number on x86-64
 BLOCK = 3 << 20
 
 
@@ -181,3 +182,23 @@ def test_a_process_that_lingers_without_a_driver_is_named(bare_node):
     assert leaves.wait() == 0
     node.ctl("resume", "train")
     survives(node, stays, 1)
+
+
+def test_a_broker_that_dies_after_the_drivers_end(bare_node):
+    """What becomes of the memory takes the driver, and nobody needs it any more."""
+    node = bare_node
+    node.settings["AMEM_RECONNECT"] = "0"
+    node.start_broker()
+    leaves = rank(node)
+    leaves.ask("at-exit wait")
+    leaves.ask("at-last wait")
+    leaves.send("quit 0")
+    leaves.send("")
+    leaves.answer()
+    leaves.stands(READ)  # in the last handler
+    threads = leaves.threads()
+    node.broker.kill()
+    eventually(lambda: leaves.threads() < threads, what="the service thread has ended")
+    leaves.send("")
+    assert leaves.wait() == 0
+    assert "the broker has ended" not in leaves.output()

@@ -468,8 +468,9 @@ TEST_F(ShimComeback, TheEndOfTheProcessIsNotHeldUp) {
   caller.join();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
   EXPECT_EQ(result.code(), Code::kUnavailable);
-  EXPECT_TRUE(eventually([&] { return listener.is_lost.load(); }));
+  EXPECT_TRUE(eventually([&] { return listener.thread_ended.load(); }));
   EXPECT_FALSE(listener.asked_with_hope) << "nobody decides any more what becomes of the memory";
+  EXPECT_FALSE(listener.is_lost) << "nor does anything about it";
 }
 
 TEST_F(ShimComeback, AForkedChildLeavesTheNewSocketToItsParent) {

@@ -22,6 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::for_good;
+using test::note_end_of_thread;
 
 /// Answers one Hello; then it is up to the test.
 class Broker {
@@ -78,6 +79,7 @@ class Broker {
 
 struct Listener : Session::Handler {
   void command(Packet&) override {
+    note_end_of_thread(thread_ended);
     ++commands;
     while (held) std::this_thread::sleep_for(1ms);
     ++done;
@@ -88,6 +90,7 @@ struct Listener : Session::Handler {
   void returned() override {}
   bool holds_out(const Status&, bool) override { return false; }
   void lost() override { is_lost = true; }
+  std::atomic<bool> thread_ended{false};  // that of the first command
   std::atomic<int> commands{0};
   std::atomic<int> done{0};
   std::atomic<bool> held{false};
@@ -201,8 +204,9 @@ TEST_F(ShimSession, NoCommandBeginsWhenTheDriverEndsAndTheOneUnderWayIsWaitedFor
   release.join();
   ASSERT_TRUE(send_message(broker.socket(), command).ok());
   broker.hang_up();
-  EXPECT_TRUE(eventually([&] { return listener.is_lost.load(); }));
+  EXPECT_TRUE(eventually([&] { return listener.thread_ended.load(); }));
   EXPECT_EQ(listener.commands, 1);
+  EXPECT_FALSE(listener.is_lost) << "what becomes of the memory takes the driver, too";
 }
 
 TEST_F(ShimSession, SomebodyElsesBrokerIsToldNothing) {
