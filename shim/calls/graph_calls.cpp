@@ -8,7 +8,7 @@
 namespace amem::shim {
 namespace {
 
-/// In a child of fork nothing is launched, and the lock may be held for good.
+/// In a child of fork nothing is launched.
 GraphCopies* graphs() {
   Runtime& runtime = Runtime::get();
   return runtime.forked() ? nullptr : &runtime.memory().graphs;

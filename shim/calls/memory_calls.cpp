@@ -15,8 +15,8 @@
 namespace amem::shim {
 namespace {
 
-/// A child of fork has no driver and no session, and locks that its parent's threads held stay
-/// held: virtual handles mean nothing there, and addresses are the driver's business.
+/// A child of fork has no driver and no session: virtual handles mean nothing there, and addresses
+/// are the driver's business.
 bool in_forked_child() { return Runtime::get().forked(); }
 
 /// A handle of brokered memory.

@@ -2,14 +2,11 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
-#include <mutex>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -211,7 +208,6 @@ int answer_gdr_close(int (*real)(void*), void* gdr) {
 /// Libraries of one name in a process at a time, at most.
 constexpr std::size_t kSlots = 8;
 
-std::mutex slots_mutex;  // held to fill one; nothing is called under it
 std::atomic<void*> slots[kNicRows][kSlots];
 
 template <class R>
@@ -295,31 +291,26 @@ namespace {
 
 /// The slot that has this function, or may from now on: one that is empty, or else the one that has
 /// `gone` still. kSlots: there is none.
-std::size_t take_slot(NicRow row, void* real, const void* gone) {
-  const std::lock_guard lock(slots_mutex);
+std::size_t take_slot(NicRow row, void* real, void* gone) {
+  // Without a lock: a child of fork could find it taken. Slots fill from the front, and none
+  // becomes empty again.
   auto& all = slots[row];
-  const auto slot_of = [&](const void* wanted) {
-    return static_cast<std::size_t>(
-        std::find_if(std::begin(all), std::end(all),
-                     [&](const auto& there) { return there.load() == wanted; }) -
-        all);
+  const auto take = [&](void* from) {
+    std::size_t slot = 0;
+    for (void* there = from; slot < kSlots; there = from, ++slot)
+      if (all[slot].compare_exchange_strong(there, real) || there == real) break;
+    return slot;
   };
-  std::size_t slot = slot_of(real);
-  if (slot == kSlots) slot = slot_of(nullptr);
-  if (slot == kSlots && gone != nullptr) slot = slot_of(gone);
-  if (slot < kSlots) all[slot].store(real, std::memory_order_relaxed);
-  return slot;
+  const std::size_t slot = take(nullptr);
+  return slot == kSlots && gone != nullptr ? take(gone) : slot;
 }
 
 }  // namespace
 
 void* nic_wrapper(NicRow row, void* real) {
   std::size_t slot = take_slot(row, real, nullptr);
-  // Without the lock: who asks the loader waits for whoever loads a library, and that one's
-  // constructors may look up NIC calls.
   for (std::size_t i = 0; slot == kSlots && i < kSlots; ++i)
-    if (const void* there = slots[row][i].load(); is_gone(there))
-      slot = take_slot(row, real, there);
+    if (void* there = slots[row][i].load(); is_gone(there)) slot = take_slot(row, real, there);
   if (slot < kSlots) return kWrapperOf[row](slot);
   log_error(std::string(kNicCalls[row].symbol) + ": more than " + std::to_string(kSlots) +
             " libraries have it. amem does not see what the last of them registers, and a pause "

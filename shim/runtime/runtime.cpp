@@ -113,6 +113,12 @@ Runtime& Runtime::get() {
   pthread_once(&instance_once, [] {
     instance = new Runtime;
     made.store(true, std::memory_order_release);
+    if (const int error = ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
+        error != 0) {
+      log_error(errno_status(Code::kUnavailable, "pthread_atfork", error).text() +
+                ". This process runs without amem");
+      instance->tried_ = true;
+    }
   });
   return *instance;
 }
@@ -129,7 +135,13 @@ Runtime::Runtime() {
   for (const std::string& complaint : complaints) log_warn(complaint);
   open_trace(options_.trace);
   the_gate = &gate_;
+  // Now: a child of fork could find them half made.
+  DeepCalls::get();
+  wait_log();
 }
+
+Runtime::Runtime(Options options, bool alone, bool forked)
+    : options_(std::move(options)), alone_(alone), tried_(forked), forked_(forked) {}
 
 bool Runtime::brokers(const void* code_address) const { return !alone_ && is_nccl(code_address); }
 
@@ -192,12 +204,7 @@ void Runtime::name_group_of_one() {
 
 Status Runtime::open() {
   if (Status s = load_driver(); !s.ok()) return s;
-  UnknownCalls::get();  // made before a child can find it half made
-  // First: to connect may take long, and another thread may fork meanwhile.
-  if (const int error = ::pthread_atfork(nullptr, nullptr, &Runtime::after_fork_in_child);
-      error != 0)
-    return errno_status(Code::kUnavailable, "pthread_atfork", error);
-  name_group_of_one();  // anew for a child of fork, whose parent has only looked the driver up
+  name_group_of_one();  // anew for a child of fork, whose parent had not come so far
   devices_of_gate = &devices_;
   Gate::Policy policy{options_.gate_waits, options_.gate_timeout, &current_device_of_caller,
                       &stream_idle};
@@ -238,17 +245,17 @@ Status Runtime::open() {
   return {};
 }
 
+/// Threads that are not here may have had any lock, and been in the middle of any change. So the
+/// child gets a runtime of its own in the place of its parent's, and nothing in it is destroyed. As
+/// long as the parent had not asked for a broker the child may.
 void Runtime::after_fork_in_child() {
-  Runtime& self = *instance;
-  self.forked_.store(true, std::memory_order_release);
-  // A thread that is not here may have them.
-  new (&self.driver_mutex_) std::mutex;
-  new (&self.mutex_) std::mutex;
-  self.session_.abandon_after_fork();
+  Runtime& parents = *instance;
+  parents.session_.abandon_after_fork();
   UnknownCalls::get().reset_after_fork();
-  self.gate_.reset_after_fork();
+  parents.gate_.reset_after_fork();
   DeepCalls::reset_after_fork();
   Absence::reset_after_fork();
+  new (&parents) Runtime(std::move(parents.options_), parents.alone_, parents.tried_);
 }
 
 /// exit() has begun: nothing of ours may hold it up.
@@ -306,7 +313,7 @@ std::string Runtime::stats() {
   const bool opened = opened_.load(std::memory_order_acquire);
   if (Heap* used = heap(); used != nullptr) used->settle();
   // While the group is paused the driver may keep whoever asks it until the resume.
-  const bool ask = driver_loaded_.load(std::memory_order_acquire) && !forked() && gate_.try_enter();
+  const bool ask = driver_loaded_.load(std::memory_order_acquire) && gate_.try_enter();
   std::string json =
       report_.stats(group(), opened ? session_.rank_id() : 0, to_string(options_.scope), ask);
   if (ask) gate_.leave_quietly();

@@ -58,7 +58,7 @@ class Runtime {
   /// Opens the session when that has not been tried yet. False: this process is on its own (no
   /// broker, refused, lost, forked), and its calls go to the driver; said once in the log.
   bool connected();
-  /// This is a child of fork without exec.
+  /// This is a child of fork without exec, whose parent had asked for a broker.
   bool forked() const { return forked_.load(std::memory_order_relaxed); }
 
   /// The caller is NCCL, and its memory is brokered.
@@ -77,12 +77,10 @@ class Runtime {
   Memory& memory() { return memory_; }
   Slabs& slabs() { return slabs_; }
   /// The heap; nullptr before the driver has been needed, and in a child of fork.
-  Heap* heap() {
-    return driver_loaded_.load(std::memory_order_acquire) && !forked() ? &heap_ : nullptr;
-  }
+  Heap* heap() { return driver_loaded_.load(std::memory_order_acquire) ? &heap_ : nullptr; }
   /// For accounting of what goes to the driver. The driver must have answered a call before.
   /// nullptr: it cannot be told where memory is.
-  LocalDevices* devices() { return load_driver().ok() && !forked() ? &devices_ : nullptr; }
+  LocalDevices* devices() { return !forked() && load_driver().ok() ? &devices_ : nullptr; }
   Report& report() { return report_; }
   /// Brokered and other memory of this process, as JSON.
   std::string stats();
@@ -96,7 +94,10 @@ class Runtime {
 
  private:
   Runtime();
+  /// In a child of fork. `forked`: it stays on its own.
+  Runtime(Options options, bool alone, bool forked);
   Status open();
+  /// REQUIRES: not forked().
   Status load_driver();
   static void after_fork_in_child();
   static void process_ends();

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sim_node import Job, eventually, patience
+from sim_node import Child, Job, eventually, patience
 
 
 def shim(build):
@@ -217,6 +217,73 @@ def test_a_fork_while_another_thread_connects(bare_node):
     assert child.startswith("0 train 0 "), "it is on its own, and has nothing of the session"
     assert "child of fork()" in child and "start amemd" not in child, child
     assert parent == "0"
+
+
+FORKS_WHILE_A_THREAD_IS_HELD = """
+import ctypes, os, signal, sys, threading
+cuda = ctypes.CDLL("libcuda.so.1")
+everything = ctypes.CDLL(None)
+context = ctypes.c_void_p()
+stream = ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0 and cuda.cuStreamCreate(ctypes.byref(stream), 0) == 0
+
+def allocate():
+    cuda.cuCtxSetCurrent(context)
+    return cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(4 << 20))
+
+def in_child():
+    signal.alarm(10)
+    length = everything.amem_shim_stats(None, ctypes.c_size_t(0))
+    stats = ctypes.create_string_buffer(length + 1)
+    everything.amem_shim_stats(stats, ctypes.c_size_t(length + 1))
+    print(stats.value.decode(), flush=True)
+    count, graph = ctypes.c_size_t(), ctypes.c_void_p()
+    print(everything.ncclMemStats(), allocate(),
+          cuda.cuMemFree_v2(ctypes.c_uint64(1 << 21)),
+          cuda.cuMemGetInfo_v2(ctypes.byref(count), ctypes.byref(count)),
+          cuda.cuStreamBeginCapture_v2(stream, 0), cuda.cuStreamEndCapture(stream, ctypes.byref(graph)),
+          cuda.cuStreamDestroy_v2(stream), flush=True)
+
+if sys.argv[1] == "connected":
+    assert allocate() == 0
+print("ready", flush=True)
+sys.stdin.readline()
+
+def another_thread():
+    everything.prctl(15, b"another")  # PR_SET_NAME
+    print("begun", flush=True)
+    allocate()
+
+threading.Thread(target=another_thread, daemon=True).start()
+sys.stdin.readline()  # it is held
+child = os.fork()
+if child == 0:
+    in_child()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("how_far, held_in", [("connected", "cuMemMap"), ("alone", "cuDeviceGetUuid")])
+def test_a_fork_while_another_thread_is_in_the_driver(node, how_far, held_in):
+    """And has locks that the child's calls would want."""
+    code = [sys.executable, "-c", FORKS_WHILE_A_THREAD_IS_HELD, how_far]
+    preload = {"LD_PRELOAD": shim(node.build), "AMEM_SCOPE": "heap", "AMEM_GROUP": "train"}
+    program = node.adopt(Child("forks", code, node.env(preload), node.log_file("forks")))
+    assert program.line() == "ready"
+    program.faults(f"{held_in}:*:hold")
+    program.send("")
+    assert program.line() == "begun"
+    program.held("another")
+    program.send("")
+    stats = program.json_line()
+    assert stats["brokered"] == [] and stats["group"] == "train", "it has none of its parent's memory"
+    ours, *drivers = program.line().split()
+    assert ours == "0"
+    assert set(drivers) == {"3"}, "CUDA_ERROR_NOT_INITIALIZED"
+    assert program.line() == "0"
 
 
 # ---- programs that are none of our business ----
