@@ -92,6 +92,26 @@ TEST_F(PacketTest, TheLargestMessageFits) {
   EXPECT_EQ(packet.message.body.save.copies[255].segment, kZeroSegment);
 }
 
+TEST_F(PacketTest, NothingIsLeftOfTheMessageBefore) {
+  Message full = full_copies();
+  full.seq = 7;
+  ASSERT_TRUE(send_message(a.get(), full).ok());
+  ASSERT_TRUE(send_message(a.get(), *new_message(amem_v1_SessionMessage_save_tag)).ok());
+  ASSERT_TRUE(send_message(a.get(), *new_message(amem_v1_SessionMessage_release_tag)).ok());
+  ASSERT_TRUE(receive(b.get(), 0, packet).ok());
+  ASSERT_TRUE(receive(b.get(), 0, packet).ok());
+  EXPECT_EQ(packet.message.seq, 0U);
+  EXPECT_EQ(packet.message.which_body, amem_v1_SessionMessage_save_tag);
+  EXPECT_EQ(packet.message.body.save.epoch, 0U);
+  EXPECT_FALSE(packet.message.body.save.last);
+  EXPECT_EQ(packet.message.body.save.copies_count, 0U);
+  EXPECT_EQ(packet.message.body.save.copies[255].segment, 0U);
+  ASSERT_TRUE(receive(b.get(), 0, packet).ok());
+  EXPECT_EQ(packet.message.which_body, amem_v1_SessionMessage_release_tag);
+  EXPECT_EQ(packet.message.body.release.tags_count, 0U);
+  EXPECT_EQ(packet.message.body.release.tags[0][0], '\0');
+}
+
 TEST_F(PacketTest, AnEnumOfANumberThatItDoesNotHaveIsUnspecified) {
   const auto sent = [&](const std::string& bytes) -> const Message& {
     EXPECT_TRUE(send_encoded(a.get(), bytes, {}).ok());
