@@ -71,10 +71,14 @@ WaitLog::Clock::time_point WaitLog::next(Clock::time_point began) const {
   return std::max(began, last) + interval_;
 }
 
-bool WaitLog::due(Clock::time_point began, Clock::time_point now) {
+bool WaitLog::begins(Clock::time_point now) {
   Clock::rep last = last_.load(std::memory_order_relaxed);
-  if (now < std::max(began, Clock::time_point(Clock::duration(last))) + interval_) return false;
+  if (last != 0 && now < Clock::time_point(Clock::duration(last)) + interval_) return false;
   return last_.compare_exchange_strong(last, now.time_since_epoch().count());
+}
+
+bool WaitLog::due(Clock::time_point began, Clock::time_point now) {
+  return now >= began + interval_ && begins(now);
 }
 
 void WaitLog::still_waits(const std::string& what, Clock::time_point since,

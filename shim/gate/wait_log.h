@@ -1,6 +1,6 @@
 // WaitLog: lines about callers that wait for their group, or for memory of it, to be resumed. A job
 // that waits says once a minute that it does, since when, and who has paused it: one line for the
-// process, however many threads wait.
+// process, however many threads wait, and however many calls wait one after the other.
 //
 // Any thread. One per process; never destroyed.
 #pragma once
@@ -28,6 +28,8 @@ class WaitLog {
   /// "stage 'night'", which resumes it. Empty: it did not say.
   void paused_by(const std::string& who);
 
+  /// A caller begins to wait. True: it says so, because no line was written for the interval.
+  bool begins(Clock::time_point now);
   /// When a caller that has waited since `began` should ask due() again.
   Clock::time_point next(Clock::time_point began) const;
   /// A line is due, and nobody else writes it: the caller does. It has waited since `began`.

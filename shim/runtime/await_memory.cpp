@@ -30,7 +30,7 @@ CUresult await_memory(const char* call, const Operands& named) noexcept {
     log_error(what + ". Resume this tag first: calls do not wait while a stream capture is open");
     return CUDA_ERROR_NOT_READY;
   }
-  log_warn(what + ". The call waits for its resume");
+  if (wait_log().begins(WaitLog::Clock::now())) log_warn(what + ". The call waits for its resume");
   wait_log().waits_for_itself(call, false);
   switch (Absence::wait(holdings, named, runtime.options().gate_timeout, wait_log(), what)) {
     case Absence::Waited::kIsHere:

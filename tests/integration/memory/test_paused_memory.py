@@ -100,6 +100,17 @@ def test_nothing_waits_beside_an_open_capture(node):
     program.verify()
 
 
+def test_copies_that_wait_one_after_the_other_are_told_once(node, started):
+    program = started()
+    for _ in range(3):
+        program.send("verify")
+        program.stands()
+        node.ctl("resume", "train", "--tag", "kv")
+        assert program.answer()["wrong"] == 0
+        node.ctl("pause", "train", "--tag", "kv")
+    assert program.output().count("The call waits for its resume") == 1
+
+
 def with_a_broker_to_kill(node):
     """A program whose memory of tag kv is paused, and that does not wait for another broker."""
     node.settings["AMEM_RECONNECT"] = "0"

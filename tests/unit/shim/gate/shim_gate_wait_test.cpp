@@ -58,6 +58,15 @@ TEST_F(LongWaitTest, OneLineATimeSaysThatTheProcessWaitsAndForWhom) {
       << said;
 }
 
+TEST_F(LongWaitTest, OneLineAnIntervalSaysThatACallerBeginsToWait) {
+  policy(0ms, 1min);
+  const auto now = WaitLog::Clock::now();
+  EXPECT_TRUE(wait_log().begins(now));
+  EXPECT_FALSE(wait_log().begins(now + 59s));
+  EXPECT_FALSE(wait_log().due(now - 10min, now + 59s)) << "the line of another one counts";
+  EXPECT_TRUE(wait_log().begins(now + 60s));
+}
+
 TEST_F(LongWaitTest, WhatAStagePausedWaitsForItsTurn) {
   policy(0ms, 1min);
   wait_log().paused_by("stage 'night'");
