@@ -126,8 +126,7 @@ struct Gated<row, CUresult (*)(Args...)> {
   static CUresult call(Args... args) {
     if constexpr (names_memory(kSymbols[row])) {
       return with_memory(
-          kSymbols[row],
-          [&] { return the_gate->enter([&] { return submission_of<row>(args...); }); },
+          kSymbols[row], [&] { return submission_of<row>(args...); },
           [&] { return named_by(args...); },
           [&] { return explained(kSymbols[row], real<row>()(args...)); });
     } else if constexpr (only_asks(kSymbols[row])) {

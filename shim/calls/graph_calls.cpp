@@ -28,7 +28,7 @@ CUresult made(CUresult result, const CUgraphExec* exec, CUgraph graph) {
 template <CallRow row, class Params, class... Rest>
 CUresult set_params(CUgraphExec exec, CUgraphNode node, Params* params, Rest... rest) {
   return with_memory(
-      symbol_of(row), [] { return the_gate->enter(); }, [&] { return operands_of(params); },
+      symbol_of(row), Gate::AnyWork(), [&] { return operands_of(params); },
       [&] {
         const CUresult r = real<row>()(exec, node, params, rest...);
         if (r == CUDA_SUCCESS) graphs()->changed(exec, node, operands_of(params));

@@ -97,6 +97,12 @@ bool LocalDevices::idle(int ordinal, CUstream stream) {
   return use.result() == CUDA_SUCCESS && driver_.cuStreamQuery_(stream) == CUDA_SUCCESS;
 }
 
+bool LocalDevices::capturing(CUstream stream) const {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return driver_.cuStreamIsCapturing_(stream, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 /// The event is recorded behind all work that the context has, and nobody waits for it.
 std::optional<bool> LocalDevices::work_left(int ordinal) {
   if (driver_.cuCtxRecordEvent_ == nullptr) return false;

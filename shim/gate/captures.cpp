@@ -12,7 +12,7 @@ Captures::Origin Captures::origin(CUstream stream, bool per_thread) {
 
 void Captures::began(CUstream stream, bool per_thread, CUcontext context) {
   std::lock_guard lock(mutex_);
-  open_.push_back({origin(stream, per_thread), context});
+  open_.push_back({origin(stream, per_thread), context, std::this_thread::get_id()});
   gate_.capture_began();
 }
 
@@ -21,6 +21,12 @@ bool Captures::open(CUstream stream, bool per_thread) {
   std::lock_guard lock(mutex_);
   return std::any_of(open_.begin(), open_.end(),
                      [&](const Capture& c) { return c.origin == wanted; });
+}
+
+bool Captures::begun_here() {
+  std::lock_guard lock(mutex_);
+  return std::any_of(open_.begin(), open_.end(),
+                     [](const Capture& c) { return c.begun_by == std::this_thread::get_id(); });
 }
 
 void Captures::ended(CUstream stream, bool per_thread) {

@@ -23,6 +23,8 @@ class Captures {
   void began(CUstream stream, bool per_thread, CUcontext context);
   /// One of ours begins on this stream.
   bool open(CUstream stream, bool per_thread);
+  /// The calling thread has begun one that is open. Unless that is relaxed, nobody else can end it.
+  bool begun_here();
   void ended(CUstream stream, bool per_thread);
   /// The context is gone, and its streams with it.
   void context_gone(CUcontext context);
@@ -36,6 +38,7 @@ class Captures {
   struct Capture {
     Origin origin;
     CUcontext context = nullptr;
+    std::thread::id begun_by;
   };
   static Origin origin(CUstream stream, bool per_thread);
 

@@ -14,8 +14,8 @@
 namespace amem::shim {
 namespace {
 
-/// How often a caller looks whether an interpreter ends, of which nobody tells.
-constexpr std::chrono::milliseconds kInterpreterCheck{100};
+/// How often a caller looks whether an interpreter ends or others wait for it: nobody tells.
+constexpr std::chrono::milliseconds kLookAgain{100};
 
 std::atomic<bool> ending{false};
 std::atomic<bool> broker_lost{false};
@@ -63,7 +63,8 @@ std::string Absence::tags(Holdings& holdings) {
 }
 
 Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> operands,
-                              std::chrono::milliseconds patience, WaitLog& waits,
+                              std::chrono::milliseconds patience,
+                              const std::function<bool()>& in_the_way, WaitLog& waits,
                               const std::string& what) {
   using Clock = std::chrono::steady_clock;
   const EndOfCaller end;
@@ -75,6 +76,7 @@ Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> opera
   })) {
     if (end.is_here(ending.load())) return Waited::kEnding;
     if (lost()) return Waited::kLost;
+    if (in_the_way()) return Waited::kInTheWay;
     const auto now = Clock::now();
     // It may have been here meanwhile, for too short a time: this is another wait.
     if (std::exchange(seen, holdings.table.returns()) != holdings.table.returns()) began = now;
@@ -85,7 +87,7 @@ Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> opera
       lock.lock();
       continue;
     }
-    changed.wait_until(lock, now + kInterpreterCheck);
+    changed.wait_until(lock, now + kLookAgain);
   }
   return Waited::kIsHere;
 }

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -37,12 +38,14 @@ class Absence {
   /// For messages: the tags of what is paused, with their bytes. Empty: nothing is.
   static std::string tags(Holdings& holdings);
 
-  enum class Waited : std::uint8_t { kIsHere, kTooLong, kEnding, kLost };
+  enum class Waited : std::uint8_t { kIsHere, kTooLong, kInTheWay, kEnding, kLost };
   /// Waits until none of these is paused. kTooLong: not in `patience`, where that is not 0, since
-  /// the process's memory last came back. kLost: without a broker it does not come back. `what`: of
-  /// the lines that say that somebody waits.
+  /// the process's memory last came back. kInTheWay: `in_the_way` says that others wait for the
+  /// caller; asked again and again, and must not block. kLost: without a broker it does not come
+  /// back. `what`: of the lines that say that somebody waits.
   static Waited wait(Holdings& holdings, std::span<const Operand> operands,
-                     std::chrono::milliseconds patience, WaitLog& waits, const std::string& what);
+                     std::chrono::milliseconds patience, const std::function<bool()>& in_the_way,
+                     WaitLog& waits, const std::string& what);
 
   /// After memory has left or come back, or what was paused has been given up. REQUIRES: the lock
   /// of `holdings` is held.

@@ -132,7 +132,7 @@ Transferring::Transferring(const char* call, std::uint64_t address, std::size_t 
     // What is here stays here as long as the pass lasts.
     if (!Absence::any() || !Absence::of(runtime->memory().holdings, named)) return;
     pass_.reset();
-    if (const CUresult r = await_memory(call, named); r != CUDA_SUCCESS) {
+    if (const CUresult r = await_memory(call, named, {}); r != CUDA_SUCCESS) {
       error_ = errno_of(r);
       return;
     }

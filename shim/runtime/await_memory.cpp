@@ -9,8 +9,42 @@
 #include "shim/gate/wait_log.h"
 
 namespace amem::shim {
+namespace {
 
-CUresult await_memory(const char* call, const Operands& named) noexcept {
+/// For how long a pause waits for captures before callers that wait get out of its way. A capture
+/// that does not depend on them ends sooner.
+constexpr std::chrono::seconds kCapturesEnd{1};
+
+/// A capture is not to wait for a resume: a pause, and so perhaps the resume, waits for its end.
+bool captures(Runtime& runtime, const Gate::Submission& work) {
+  if (the_gate->captures() == 0) return false;
+  LocalDevices* const devices = runtime.devices();
+  return runtime.captures().begun_here() ||
+         (work.on_stream && devices != nullptr && devices->capturing(work.stream));
+}
+
+/// Whether a pause waits for the end of captures, and has for long. Any thread may be what keeps
+/// one open: it may hold up the thread that is to end it.
+class CapturesAwaited {
+ public:
+  bool operator()() {
+    if (!the_gate->shut() || the_gate->captures() == 0) {
+      since_.reset();
+      return false;
+    }
+    const auto now = std::chrono::steady_clock::now();
+    if (!since_) since_ = now;
+    return now >= *since_ + kCapturesEnd;
+  }
+
+ private:
+  std::optional<std::chrono::steady_clock::time_point> since_;
+};
+
+}  // namespace
+
+CUresult await_memory(const char* call, const Operands& named,
+                      const Gate::Submission& work) noexcept {
   const NoCancel no_cancel;
   Runtime& runtime = Runtime::get();
   Holdings& holdings = runtime.memory().holdings;
@@ -25,19 +59,26 @@ CUresult await_memory(const char* call, const Operands& named) noexcept {
     log_error(what + ". Resume this tag first (AMEM_GATE=error)");
     return CUDA_ERROR_NOT_READY;
   }
-  // A capture that waits could be what keeps a pause, and so a resume, from beginning.
-  if (the_gate->captures() > 0) {
-    log_error(what + ". Resume this tag first: calls do not wait while a stream capture is open");
+  if (captures(runtime, work)) {
+    log_error(what +
+              ". Resume this tag first: calls of a stream capture do not wait, nor do calls of the "
+              "thread that has begun it");
     return CUDA_ERROR_NOT_READY;
   }
   if (wait_log().begins(WaitLog::Clock::now())) log_warn(what + ". The call waits for its resume");
   wait_log().waits_for_itself(call, false);
-  switch (Absence::wait(holdings, named, runtime.options().gate_timeout, wait_log(), what)) {
+  switch (Absence::wait(holdings, named, runtime.options().gate_timeout, CapturesAwaited(),
+                        wait_log(), what)) {
     case Absence::Waited::kIsHere:
       return CUDA_SUCCESS;
     case Absence::Waited::kTooLong:
       log_error(what + " and was not resumed within AMEM_GATE_TIMEOUT");
       return CUDA_ERROR_TIMEOUT;
+    case Absence::Waited::kInTheWay:
+      log_error(what +
+                ". The call no longer waits for its resume: a pause waits for the end of a stream "
+                "capture, which may wait for this call. Resume this tag before captures");
+      return CUDA_ERROR_NOT_READY;
     case Absence::Waited::kLost:
       log_error(what + ", and the broker has ended, so this memory is lost");
       return CUDA_ERROR_SYSTEM_NOT_READY;

@@ -85,18 +85,43 @@ def test_patience_ends(node, started):
     program.verify()
 
 
-def test_nothing_waits_beside_an_open_capture(node):
-    program = Program(node)
-    program.ask(f"region begin kv {KEEP}")
-    program.ask("alloc 0 5000")
-    program.ask("region end")
-    node.ctl("pause", "train", "--tag", "kv")
-    program.ask("capture begin relaxed")
-    program.send("verify")
+@pytest.mark.parametrize("begun, command, call", [("relaxed", "verify", "cuMemcpyDtoH_v2"),
+                                                  ("relaxed apart", "capture copy 4", "cuMemcpyDtoHAsync_v2")])
+def test_no_call_of_a_capture_waits(node, started, begun, command, call):
+    """Of the thread that has begun it, or into its stream."""
+    program = started()
+    program.ask(f"capture begin {begun}")
+    program.send(command)
     assert "NOT_READY" in program.failure()
-    assert "while a stream capture is open" in told(program, "cuMemcpyDtoH_v2")
+    assert "calls of a stream capture do not wait" in told(program, call)
     program.ask("capture drop")
     node.ctl("resume", "train", "--tag", "kv")
+    program.verify()
+
+
+def test_a_copy_waits_beside_another_threads_capture(node, started):
+    program = started()
+    program.ask("capture begin relaxed apart")
+    program.send("verify")
+    program.stands()
+    told(program, "cuMemcpyDtoH_v2")
+    node.ctl("resume", "train", "--tag", "kv")
+    assert program.answer()["wrong"] == 0
+    program.ask("capture end")
+
+
+def test_a_copy_that_waits_keeps_no_pause_from_beginning(node, started):
+    """It may be why a capture stays open, for whose end the pause waits."""
+    program = started()
+    program.ask("capture begin relaxed apart")
+    program.send("verify")
+    program.stands()
+    pause = node.ctl.start("pause", "train")
+    assert "NOT_READY" in program.failure()
+    program.wait_for("a pause waits for the end of a stream capture, which may wait for this call")
+    program.ask("capture end")
+    assert pause.finish().code == 0
+    node.ctl("resume", "train")
     program.verify()
 
 
@@ -232,14 +257,14 @@ def test_a_launch_that_may_not_wait_fails_at_once(node):
     graphs.steps("launch")
 
 
-def test_no_launch_waits_beside_an_open_capture(node):
+def test_no_launch_of_a_thread_that_captures_waits(node):
     graphs = Graphs(node)
     graphs.steps(f"copy {graphs.kv}", "make")
     graphs.pause()
     graphs.program.ask("capture begin relaxed")
     graphs.program.send("graph launch")
     assert "NOT_READY" in graphs.program.failure()
-    assert "while a stream capture is open" in told(graphs.program, "cuGraphLaunch")
+    assert "calls of a stream capture do not wait" in told(graphs.program, "cuGraphLaunch")
     graphs.program.ask("capture drop")
 
 

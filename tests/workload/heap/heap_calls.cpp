@@ -191,13 +191,27 @@ void ReportMistakes(const HeapMemory& memory, Answer* answer) {
 
 // ---- captures ----
 
-void BeginCapture(const std::string& mode) {
+void BeginCapture(const HeapMemory& memory, const std::string& mode, bool apart) {
   if (g_stream == nullptr)
     Check(Cuda().cuStreamCreate(&g_stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   const CUstreamCaptureMode chosen = mode == "relaxed"        ? CU_STREAM_CAPTURE_MODE_RELAXED
                                      : mode == "thread_local" ? CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
                                                               : CU_STREAM_CAPTURE_MODE_GLOBAL;
-  Check(Cuda().cuStreamBeginCapture(g_stream, chosen), "cuStreamBeginCapture");
+  CUresult begun = CUDA_SUCCESS;
+  const auto begin = [&] {
+    memory.Bind(0);
+    begun = Cuda().cuStreamBeginCapture(g_stream, chosen);
+  };
+  if (apart)
+    std::thread(begin).join();
+  else
+    begin();
+  Check(begun, "cuStreamBeginCapture");
+}
+
+void CopyInCapture(const HeapMemory& memory, std::uint64_t id) {
+  static char byte;
+  Check(Cuda().cuMemcpyDtoHAsync(&byte, memory.AddressOf(id), 1, g_stream), "cuMemcpyDtoHAsync");
 }
 
 void EndCapture(Answer* answer) {

@@ -23,7 +23,10 @@ void SetSyncMemops(const HeapMemory& memory, std::uint64_t id);
 void ReportMistakes(const HeapMemory& memory, Answer* answer);
 
 /// A capture on a stream of the command's own, in the mode "global", "thread_local" or "relaxed".
-void BeginCapture(const std::string& mode);
+/// `apart`: begun by a thread of its own, which ends; so only a relaxed one can end.
+void BeginCapture(const HeapMemory& memory, const std::string& mode, bool apart);
+/// A copy from this memory becomes part of the capture.
+void CopyInCapture(const HeapMemory& memory, std::uint64_t id);
 /// The result of cuStreamEndCapture.
 void EndCapture(Answer* answer);
 /// Results of cuMemAlloc and cuMemFree while the capture is open.

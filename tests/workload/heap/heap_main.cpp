@@ -162,7 +162,9 @@ const std::map<std::string, Command> kCommands = {
      [](Program& p, const Words& w, Answer* a) {
        p.memory.Bind(0);
        if (WordAt(w, 1) == "end") return EndCapture(a);
-       if (WordAt(w, 1) == "begin") return BeginCapture(WordAt(w, 2));
+       if (WordAt(w, 1) == "begin")
+         return BeginCapture(p.memory, WordAt(w, 2), WordAt(w, 3) == "apart");
+       if (WordAt(w, 1) == "copy") return CopyInCapture(p.memory, NumberAt(w, 2, 1));
        if (WordAt(w, 1) == "drop") return DropCapture();
        AllocateInCapture(NumberAt(w, 2, 1000), a);
      }},

@@ -42,6 +42,18 @@ TEST_F(ShimCaptures, AThreadsOwnStreamIsNoOtherThreads) {
   EXPECT_EQ(gate.captures(), 0U);
 }
 
+TEST_F(ShimCaptures, KnowTheThreadThatHasBegunThem) {
+  std::thread([&] {
+    captures.began(stream(1), false, context(1));
+    EXPECT_TRUE(captures.begun_here());
+  }).join();
+  captures.began(stream(2), false, context(1));
+  EXPECT_TRUE(captures.begun_here());
+  captures.ended(stream(2), false);
+  EXPECT_FALSE(captures.begun_here()) << "the other's is no reason";
+  EXPECT_EQ(gate.captures(), 1U);
+}
+
 TEST_F(ShimCaptures, EndWithTheirContext) {
   for (std::uintptr_t i = 1; i <= 3; ++i) captures.began(stream(i), false, context(i % 2));
   captures.context_gone(context(1));
