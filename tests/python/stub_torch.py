@@ -25,14 +25,16 @@ class Segment:
 
 class Cache:
     """PyTorch's caching allocator, for device 0: each allocation has a segment of its own. As in 2.6 to 2.11, nothing is given
-    back while a pool is in use, and pools keep what they have."""
+    back while a pool is in use, and pools keep what they have until they are released."""
     TOTAL = 1000
 
     def __init__(self, pool_in_use: Callable[[], PoolId], note: Callable[[str], None]) -> None:
         self.pool_in_use, self.note = pool_in_use, note
         self.segments: list[Segment] = []
+        self.released: list[PoolId] = []
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.raises = False
+        self.refuses_release = False
 
     def device_free(self) -> int:
         return self.TOTAL - sum(each.size for each in self.segments)
@@ -58,7 +60,14 @@ class Cache:
 
     def _release(self) -> None:
         if self.pool_in_use() == ORDINARY:
-            self.segments = [each for each in self.segments if each.pool != ORDINARY or each.used]
+            self.segments = [each for each in self.segments if each.used or each.pool not in [ORDINARY, *self.released]]
+
+    def release_pool(self, device: int, pool: PoolId) -> None:
+        if self.refuses_release:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        assert self.pool_in_use() != pool and pool not in self.released
+        self.note(f"release {pool[1]} of {device}")
+        self.released.append(pool)
 
     def empty(self) -> None:
         self.note("empty_cache")
@@ -114,6 +123,7 @@ def make(note: Callable[[str], None], available: bool = True) -> Torch:
     @contextlib.contextmanager
     def use_mem_pool(pool: MemPool) -> Iterator[None]:
         assert not pool.entered, "two regions allocate into one pool"
+        assert pool.id not in cache.released, "an internal assertion of PyTorch"
         pool.entered = True
         note(f"use {pool.name}")
         try:
@@ -131,12 +141,14 @@ def make(note: Callable[[str], None], available: bool = True) -> Torch:
     cache = Cache(lambda: next((pool.id for pool in made if pool.entered), ORDINARY), note)
     cuda = Cuda(is_available=lambda: available, device=0, MemPool=MemPool, use_mem_pool=use_mem_pool, graph=graph, cache=cache,
                 capturing=False, memory_stats=lambda _: cache.stats(), mem_get_info=lambda _: (cache.device_free(), cache.TOTAL),
-                memory_snapshot=cache.snapshot, empty_cache=cache.empty)
+                memory_snapshot=cache.snapshot, empty_cache=cache.empty,
+                get_device_properties=lambda _: types.SimpleNamespace(total_memory=cache.TOTAL))
     cuda.current_device = lambda: cuda.device
     cuda.is_current_stream_capturing = lambda: cuda.capturing
     torch = Torch("torch")
     torch.cuda = cuda
-    torch._C = types.SimpleNamespace(_cuda_attach_out_of_memory_observer=cache.observers.append)
+    torch._C = types.SimpleNamespace(_cuda_attach_out_of_memory_observer=cache.observers.append,
+                                     _cuda_releasePool=cache.release_pool)
     torch.__version__ = "stub"
     torch.version = types.SimpleNamespace(hip=None)
     return torch

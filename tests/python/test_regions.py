@@ -20,7 +20,7 @@ def torch(shim: Shim, monkeypatch: pytest.MonkeyPatch) -> stub_torch.Torch:
     module = stub_torch.make(shim.note)
     monkeypatch.setitem(sys.modules, "torch", module)
     monkeypatch.setattr(_regions, "_idle", collections.defaultdict(list))
-    for name, value in (("_tags", {}), ("_observing", False), ("_explained", False)):
+    for name, value in (("_tags", {}), ("_given_up", set()), ("_observing", False), ("_explained", False)):
         monkeypatch.setattr(_regions, name, value, raising=False)
     return module
 
@@ -174,14 +174,15 @@ def test_the_cache_is_left_alone_where_it_has_little(shim: Shim, torch: stub_tor
 def test_what_pools_have_free_does_not_count(shim: Shim, torch: stub_torch.Torch) -> None:
     """It would be too much at each entry, and the ordinary cache would be emptied each time."""
     cache = torch.cuda.cache
+    held = cache.allocate(500)
     with amem.region("a"):
-        cache.free(cache.allocate(600))
-    cache.free(cache.allocate(10))  # 10 of 390 are little
+        cache.free(cache.allocate(30))
+    cache.free(cache.allocate(10))  # 10 of 460 are little
     for _ in range(2):
         with amem.region("a"):
             pass
     assert "empty_cache" not in shim.notes
-    cache.free(cache.allocate(100))
+    cache.free(held)
     with amem.region("a"):
         pass
     assert shim.notes.count("empty_cache") == 1
@@ -263,11 +264,68 @@ def test_what_a_region_keeps_from_ordinary_memory_is_explained(
         shim: Shim, torch: stub_torch.Torch, caplog: pytest.LogCaptureFixture) -> None:
     cache = torch.cuda.cache
     with amem.region("kv_cache", keep=False):
-        cache.free(cache.allocate(600))
+        cache.free(cache.allocate(31))
     with pytest.raises(stub_torch.OutOfMemoryError):
-        cache.allocate(500)
+        cache.allocate(980)
     [record] = caplog.records
-    assert "these regions: kv_cache 600. Allocate" in record.getMessage()
+    assert "has not released: kv_cache 31. It" in record.getMessage()
+
+
+@pytest.mark.parametrize("freed_within", [True, False])
+def test_ordinary_memory_gets_what_a_region_has_freed(
+        shim: Shim, torch: stub_torch.Torch, caplog: pytest.LogCaptureFixture, freed_within: bool) -> None:
+    cache = torch.cuda.cache
+    with amem.region("kv_cache", keep=False):
+        held = cache.allocate(600)
+        if freed_within:
+            cache.free(held)
+    if not freed_within:
+        cache.free(held)
+    cache.allocate(900)
+    assert not caplog.records
+
+
+def test_a_region_gets_what_another_one_has_freed(shim: Shim, torch: stub_torch.Torch) -> None:
+    cache = torch.cuda.cache
+    with amem.region("a"):
+        held = cache.allocate(600)
+    cache.free(held)
+    for tag in ("b", "a"):
+        with amem.region(tag):
+            cache.free(cache.allocate(900))
+
+
+def test_a_region_that_is_left_for_a_while_goes_on(shim: Shim, torch: stub_torch.Torch) -> None:
+    cache = torch.cuda.cache
+    with amem.region("a"):
+        held = cache.allocate(600)
+        with _regions.outside():
+            cache.free(held)
+            cache.free(cache.allocate(900))
+        cache.allocate(900)
+
+
+def test_pools_with_little_are_used_again(shim: Shim, torch: stub_torch.Torch) -> None:
+    """All together: PyTorch would have to leave the free memory of each where it is."""
+    cache = torch.cuda.cache
+    for _ in range(3):
+        for tag in ("a", "b", "c"):
+            with amem.region(tag):
+                cache.free(cache.allocate(10))
+    assert cache.device_free() == 970 and not cache.released
+    with amem.region("d"):
+        cache.free(cache.allocate(11))
+    assert "release 4 of 0" in shim.notes, "the largest"
+    cache.allocate(970)
+
+
+def test_a_torch_that_does_not_release_pools_is_no_obstacle(shim: Shim, torch: stub_torch.Torch) -> None:
+    cache = torch.cuda.cache
+    cache.refuses_release = True
+    for _ in range(2):
+        with amem.region("a"):
+            cache.free(cache.allocate(600))
+    assert len([each for each in shim.notes if each.startswith("make")]) == 1
 
 
 def test_a_shortage_of_everything_needs_no_explanation(shim: Shim, torch: stub_torch.Torch, caplog: pytest.LogCaptureFixture) -> None:

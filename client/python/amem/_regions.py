@@ -4,6 +4,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import dataclasses
 import logging
 import math
 import sys
@@ -19,12 +20,21 @@ _logger = logging.getLogger("amem")
 
 _KEEP, _DISCARD = 1, 2  # amem_policy
 _WORTH_EMPTYING = 1 / 32  # of the device's free memory; see _make_space()
+_MOST_KEPT = 1 / 32  # of the device's memory; see _give_up()
 
-# Idle torch.cuda.MemPools by tag, keep and device; what is not brokered has no tag. Two threads cannot allocate into one
-# pool at the same time, so a stretch takes a pool and gives it back. Pools live as long as the process: what was freed in
-# one is there for the next.
-_idle: dict[tuple[str, bool, int], list[Any]] = collections.defaultdict(list)
-_tags: dict[tuple[Any, ...], str] = {}  # of all of them, by torch's id
+
+@dataclasses.dataclass
+class _Kept:
+    """A torch.cuda.MemPool that regions use again: what was freed in one is there for the next."""
+    pool: Any
+    size: int = 0  # the most device memory that PyTorch can have got for it
+
+
+# Those that no region is in, by tag, keep and device; what is not brokered has no tag. Two threads cannot allocate into one
+# pool at the same time, so a stretch takes a pool and gives it back.
+_idle: dict[tuple[str, bool, int], list[_Kept]] = collections.defaultdict(list)
+_given_up: set[tuple[Any, ...]] = set()  # pools that no region uses again, by torch's id
+_tags: dict[tuple[Any, ...], str] = {}  # of all pools
 _observing = False  # _explain_shortage() is attached
 _explained = False  # and has spoken
 _lock = threading.Lock()
@@ -87,20 +97,54 @@ def _pool_of(tag: str, keep: bool, dispose: bool = False) -> Iterator[contextlib
         pool = torch.cuda.MemPool()
         yield torch.cuda.use_mem_pool(pool)
         return
-    key = (tag, keep, int(torch.cuda.current_device()))
+    device = int(torch.cuda.current_device())
+    key = (tag, keep, device)
     with _lock:
-        pool = _idle[key].pop() if _idle[key] else None
-    if pool is None:
-        pool = torch.cuda.MemPool()
+        kept = _idle[key].pop() if _idle[key] else None
+    if kept is None:
+        kept = _Kept(torch.cuda.MemPool())
         # Never destroyed, not even with the interpreter: its end would free memory, which fails while the group is
         # paused, and torch throws that error out of the pool's destructor, which aborts the process.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
-        _tags[tuple(pool.id)] = tag
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept.pool))
+        _tags[tuple(kept.pool.id)] = tag
+    before = _reserved(torch, device)
     try:
-        yield torch.cuda.use_mem_pool(pool)
+        yield torch.cuda.use_mem_pool(kept.pool)
     finally:
+        kept.size += max(0, _reserved(torch, device) - before)  # with what other threads have got meanwhile
         with _lock:
-            _idle[key].append(pool)
+            _idle[key].append(kept)
+        _give_up(torch, device)
+
+
+def _reserved(torch: Any, device: int) -> int:
+    """How much device memory PyTorch has got and not given back. 0 if its allocator has no numbers."""
+    with contextlib.suppress(RuntimeError):
+        return int(torch.cuda.memory_stats(device).get("reserved_bytes.all.current", 0))
+    return 0
+
+
+def _give_up(torch: Any, device: int) -> None:
+    """Gives up idle pools, the largest first, until the others have at most 1/32 of the device's memory.
+
+    When ordinary memory runs out, or the program empties the cache, PyTorch gives back what is free in its ordinary cache,
+    and in pools that nobody will use again, but nothing of other pools: that would be lost to the program until the next
+    region with this tag. No place is safe to empty these others at that time, as _make_space() says. So a pool that has
+    got much is PyTorch's to empty as soon as its region has ended, whenever its memory is freed. Its price: the next region
+    has a new pool, and does not find what was freed in this one. A pool that has little is used again, or each region would
+    have segments of 2 and 20 MiB of its own.
+    """
+    with contextlib.suppress(RuntimeError, AttributeError):  # a device that has failed; a PyTorch without these calls
+        spare = int(torch.cuda.get_device_properties(device).total_memory * _MOST_KEPT)
+        with _lock:
+            idle = sorted(((each, key) for key, all in _idle.items() if key[2] == device for each in all),
+                          key=lambda each: each[0].size)
+            for kept, key in idle:
+                spare -= kept.size
+                if spare < 0:
+                    torch._C._cuda_releasePool(device, kept.pool.id)  # the pool's own use; those of regions have ended
+                    _given_up.add(tuple(kept.pool.id))
+                    _idle[key].remove(kept)
 
 
 def _make_space(torch: Any) -> None:
@@ -113,13 +157,13 @@ def _make_space(torch: Any) -> None:
     - PyTorch calls its FreeMemoryCallbacks with that lock held, too.
     - PyTorch calls its observers of missing memory without the lock, but raises the error whatever they do.
     - A failed call cannot simply be made again: it may have changed memory before it failed.
-    For the other direction MemPool(use_on_oom=True) would do, but ordinary memory would get the region's tag and policy.
-    Here no pool is in use by this thread yet, and the thread is in Python, so it holds no lock of PyTorch's. empty_cache()
+    For the other direction (_give_up()) MemPool(use_on_oom=True) would do, but ordinary memory would get the region's tag
+    and policy. Here no pool is in use by this thread yet, and the thread is in Python, so it holds no lock of PyTorch's. empty_cache()
     takes the allocator's lock itself and releases the interpreter's meanwhile.
 
     Nobody knows how much the stretch will allocate. Emptying costs a wait for the device, and new segments afterwards. So
     the cache is emptied only where it has more than 1/32 of what the device has free: less would rarely help. Free memory
-    in the pools of regions does not count, because emptying leaves it there.
+    in pools that regions use again does not count, because emptying leaves it there.
     """
     device = torch.cuda.current_device()
     if torch.cuda.is_current_stream_capturing():
@@ -139,14 +183,15 @@ def _make_space(torch: Any) -> None:
 
 
 def _would_be_given_back(torch: Any, device: int) -> float:
-    """How many bytes of a device PyTorch would free if it emptied its ordinary cache.
+    """How many bytes of a device PyTorch would free if it emptied its cache.
 
     Infinite if the snapshot of this PyTorch lacks the figures.
     """
     free = 0
     try:
         for segment in torch.cuda.memory_snapshot():
-            if segment["device"] != device or tuple(segment["segment_pool_id"]) != (0, 0):
+            pool = tuple(segment["segment_pool_id"])
+            if segment["device"] != device or (pool != (0, 0) and pool not in _given_up):
                 continue
             if segment["active_size"] == 0 or segment["is_expandable"]:
                 free += segment["total_size"] - segment["active_size"]
@@ -185,8 +230,9 @@ def _explain_shortage(device: int, wanted: int, _total: int, _free: int) -> None
         elif stretch is None and pools:
             _explained = True
             _logger.warning(
-                "amem: device %d has no space for %d bytes. The pools of regions have free bytes that PyTorch uses only in "
-                "these regions: %s. Allocate this memory in one of these regions, or before the program enters them", device, wanted,
+                "amem: device %d has no space for %d bytes. The pools of regions have free bytes that PyTorch has not released: "
+                "%s. It does not release them while a thread is in a region or captures a graph, nor segments that are partly "
+                "in use. Allocate this memory in one of these regions, or before the program enters them", device, wanted,
                 ", ".join(f"{tag or 'unbrokered'} {size}" for tag, size in sorted(pools.items())))
 
 
@@ -235,10 +281,12 @@ def region(tag: str, keep: bool = True) -> Iterator[None]:
     with and without amem. A region does not affect other threads, such as autograd's. Regions cannot nest.
 
     PyTorch's caching allocator reuses freed memory, which still has its old tag. So if torch is imported and has CUDA, the
-    region also allocates from its own torch.cuda.MemPool. There is one pool for each tag, `keep` and device. The device is
-    the current one; to use another: `with torch.cuda.device(1), amem.region(...)`. This thread allocates the pool's segments
-    within the region, so the shim gives them the tag. Freed memory returns to the pool, and the next region with that tag
-    uses it again.
+    region also allocates from its own torch.cuda.MemPool, which is of its tag, `keep` and device. The device is the current
+    one; to use another: `with torch.cuda.device(1), amem.region(...)`. This thread allocates the pool's segments within the
+    region, so the shim gives them the tag. Freed memory returns to the pool, and the next region with that tag uses it
+    again, as long as all such pools together have at most 1/32 of the device's memory. A larger pool is not used again after
+    its region. Its free memory then goes back to the device as that of the ordinary cache does: when ordinary memory runs
+    out, with torch.cuda.empty_cache(), or when a thread enters a region.
 
     Within a region, torch does not use its ordinary cache. So a thread that enters a region first empties this cache, if the
     cache has more than 1/32 of the device's free memory. Memory that the program frees later, within the region, stays in
