@@ -126,6 +126,18 @@ def region_beside_cache(bench):
             f"{regions['entered_ms']} ms, in scope heap {heap['entered_ms']}")
 
 
+@case(320)
+def cache_beside_region(bench):
+    """Ordinary memory gets the 60 % of a GPU that a region has freed, also with expandable segments."""
+    def run(**how):
+        return bench.python_script("one_process.py", "beside_region", **how).wait(75).report()
+    run(shim=False)
+    regions, heap, expandable = run(scope="regions"), run(scope="heap"), run(scope="heap", env=EXPANDABLE)
+    return (f"{regions['mib']} MiB of PyTorch {regions['torch']}; ms for the allocation that empties the region's pool: "
+            f"{regions['allocated_ms']}, in scope heap {heap['allocated_ms']}, with expandable segments "
+            f"{expandable['allocated_ms']}")
+
+
 @case(100)
 def touch_paused(bench):
     """A kernel that reads memory which is paused ends its context, and the log says which tag it was."""

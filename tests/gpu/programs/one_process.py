@@ -4,14 +4,16 @@
 Run as the name of a part says:
 
     amemctl run --group train --scope regions -- python3 one_process.py beside_cache
+    amemctl run --group train --scope regions -- python3 one_process.py beside_region
     amemctl run --group train --scope heap -- python3 one_process.py free_while_paused
     amemctl run --group train --scope regions -- python3 one_process.py touch_paused
     PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync \\
     amemctl run --group train --scope heap -- python3 one_process.py driver_pools
 
-"beside_cache": a region gets what PyTorch's ordinary cache has free. "free_while_paused": the process pauses itself, frees
-memory and resumes. "touch_paused": a kernel reads memory that is paused, which must end in an error. "driver_pools": the process
-has only memory of the driver's pools. The first runs without amem too. Exit status: 0 all right, 1 a check failed.
+"beside_cache": a region gets what PyTorch's ordinary cache has free. "beside_region": ordinary memory gets what a region has
+freed. "free_while_paused": the process pauses itself, frees memory and resumes. "touch_paused": a kernel reads memory that is
+paused, which must end in an error. "driver_pools": the process has only memory of the driver's pools. The first two run without
+amem too. Exit status: 0 all right, 1 a check failed.
 """
 
 import argparse
@@ -104,6 +106,46 @@ def beside_cache():
         check(int(cache[:: 1 << 20].max()) == 0, "the discarded cache is not zero")
     check_equal("a small region", small, values(1 << 20, 1))
     return {"mib": size >> 20, "bare_pool": bare, "entered_ms": ms}
+
+
+# ---- ordinary memory beside a region's pool -----------------------------------------------------------------------
+
+
+def large(size, value):
+    block = torch.empty(size, dtype=torch.uint8, device=DEVICE)
+    block.fill_(value)
+    torch.cuda.synchronize()
+    check(int(block[:: 1 << 20].min()) == value, "the memory has other bytes")
+    return block
+
+
+def beside_region():
+    torch.cuda.init()
+    with amem.region("weights"):
+        small = values(1 << 20, 1)
+    size = int(free_bytes() * SHARE)
+    ms = {}
+    for freed in ("outside", "inside"):
+        with amem.region("kv_cache", keep=False):
+            cache = large(size, 5)
+            if freed == "inside":
+                del cache
+        cache = None
+        check(torch.cuda.memory_reserved(DEVICE) >= size, "PyTorch has not kept what was freed")
+        begin = time.perf_counter()
+        plain = large(size, 6)
+        ms[freed] = round((time.perf_counter() - begin) * 1000, 1)
+        del plain
+    with amem.region("kv_cache", keep=False):
+        cache = large(size, 7)
+    if amem.is_active():
+        held = {each.tag: each.resident_bytes for each in amem.stats().brokered}
+        check(size <= held.get("kv_cache", 0) < 1.1 * size, f"the region has kept what it has freed: {held}")
+        amem.pause()
+        amem.resume()
+        check(int(cache[:: 1 << 20].max()) == 0, "the discarded cache is not zero")
+    check_equal("a small region", small, values(1 << 20, 1))
+    return {"mib": size >> 20, "allocated_ms": ms}
 
 
 # ---- frees while the group is paused ------------------------------------------------------------------------------
@@ -208,7 +250,7 @@ def driver_pools():
     return {"pool_mib": held >> 20, "unbrokered_mib": status["unbrokered_bytes"] >> 20}
 
 
-PARTS = {each.__name__: each for each in (beside_cache, free_while_paused, touch_paused, driver_pools)}
+PARTS = {each.__name__: each for each in (beside_cache, beside_region, free_while_paused, touch_paused, driver_pools)}
 
 
 def main():
