@@ -202,6 +202,7 @@ CUresult answer_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* han
     if (r == CUDA_SUCCESS && !in_forked_child()) runtime.memory().unbrokered.imported(*handle);
     return r;
   }
+  if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!runtime.connected()) {
     log_error(
         "a peer passed a ticket for brokered memory, but this process has no broker that can "

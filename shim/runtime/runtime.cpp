@@ -151,6 +151,8 @@ bool Runtime::is_nccl(const void* code_address) const {
 }
 
 std::optional<Label> Runtime::label(const void* code_address) {
+  // Its driver refuses every call, and says so better than we do.
+  if (forked()) return std::nullopt;
   // NCCL's memory is never dropped and has no region, whoever calls NCCL from where.
   if (is_nccl(code_address)) {
     if (alone_) return std::nullopt;

@@ -63,7 +63,8 @@ class Runtime {
 
   /// The caller is NCCL, and its memory is brokered.
   bool brokers(const void* code_address) const;
-  /// Under what the memory that this thread allocates now is brokered; nothing: it is not.
+  /// Under what the memory that this thread allocates now is brokered; nothing: it is not, as in a
+  /// child of fork.
   std::optional<Label> label(const void* code_address);
 
   /// Asks the broker, and waits for its Reply.
