@@ -65,7 +65,7 @@ void read_slab_size(Options::Getenv getenv, std::optional<std::uint64_t>& out,
   const std::string_view value = value_of(getenv, "AMEM_SLAB");
   if (value.empty()) return;
   const auto mib = number_of_text<unsigned>(value);
-  if (mib && *mib <= 1024)
+  if (mib && *mib <= 1024 && *mib != 1)
     out = std::uint64_t{*mib} << 20U;
   else
     complaints.push_back(complain(

@@ -55,6 +55,14 @@ TEST(ShimOptions, AMemsVariablesKeepTheirMeaning) {
       NcclScratch::kKeep);
 }
 
+TEST(ShimOptions, SizesOfSlabs) {
+  EXPECT_EQ(parse({{"AMEM_SLAB", "0"}}).slab_size, 0U);
+  EXPECT_EQ(parse({{"AMEM_SLAB", "2"}}).slab_size, 2U << 20U);
+  EXPECT_EQ(parse({{"AMEM_SLAB", "1024"}}).slab_size, 1U << 30U);
+  for (const char* wrong : {"1", "1025", "-1", "2M"})
+    EXPECT_EQ(parse({{"AMEM_SLAB", wrong}}, 1).slab_size, std::nullopt) << wrong;
+}
+
 constexpr const char* kHook = "torch_memory_saver_hook_mode_preload.abi3.so";
 
 TEST(SaverOptions, AProcessUnderTheHooksNameIsAGroupByItselfWithRegions) {
