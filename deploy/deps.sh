@@ -65,6 +65,7 @@ gnupg                    signs a release
 zsh                      what it completes after amemctl
 fish                     likewise
 mmdebstrap               fresh roots to try the packages in
+musl-tools               a program with another C library, to preload the shim into
 rpm                      packages for RHEL 9
 END
   fi
@@ -76,7 +77,7 @@ Usage: deploy/deps.sh [--dev] [--list]
 Installs what amem is built and tested with: packages of Debian 12 or Ubuntu 24.04 (as root, or with sudo) and, where
 there is no CUDA 13 toolkit with NCCL, their headers from NVIDIA's Python packages, into build/headers.
   --dev    also the tools for working on amem: ccache, clang, clang-format, clang-tidy, shellcheck, lintian, gnupg, mmdebstrap,
-           rpm
+           musl-tools, rpm
   --list   only prints the packages and what each is for
 END
 }

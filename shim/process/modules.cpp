@@ -1,8 +1,6 @@
 #include "shim/process/modules.h"
 
-#include <dlfcn.h>
 #include <errno.h>
-#include <features.h>
 #include <link.h>
 
 #include <cstdint>
@@ -60,14 +58,12 @@ const char* file_of_by_walk(const void* code_address) {
 }
 
 const char* file_of(const void* code_address) {
-#if __GLIBC_PREREQ(2, 35)
-  dl_find_object object{};
+  const FindObject find = find_object();
+  if (find == nullptr) return file_of_by_walk(code_address);
+  FoundObject object;
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it only reads the address itself
-  if (::_dl_find_object(const_cast<void*>(code_address), &object) != 0) return "";
-  return or_program(object.dlfo_link_map->l_name);
-#else
-  return file_of_by_walk(code_address);
-#endif
+  if (find(const_cast<void*>(code_address), &object) != 0) return "";
+  return or_program(object.map->l_name);
 }
 
 std::string module_of(const void* code_address) { return base_name(file_of(code_address)); }

@@ -6,8 +6,14 @@
 
 #include <cstdint>
 
+// What musl lacks of what this file refers to.
+extern r_debug _r_debug __attribute__((weak));
+extern "C" int dladdr1(const void*, Dl_info*, void**, int) noexcept __attribute__((weak));
+
 namespace amem::shim {
 namespace {
+
+AMEM_RUNS_BEFORE_SANITIZERS bool is_musl() { return &_r_debug == nullptr; }
 
 // Not the C library's functions: with sanitizers those are not ready yet.
 AMEM_RUNS_BEFORE_SANITIZERS bool same(const char* a, const char* b) {
@@ -22,12 +28,14 @@ AMEM_RUNS_BEFORE_SANITIZERS bool begins(const char* text, const char* prefix) {
   return true;
 }
 
-/// The C library in one file since 2.34; dlsym's family in a second one before.
+/// The C library in one file since 2.34; dlsym's family and the threads in two others before. musl
+/// is its own loader.
 AMEM_RUNS_BEFORE_SANITIZERS bool is_c_library(const char* path) {
   const char* name = path;
   for (const char* at = path; *at != '\0'; ++at)
     if (*at == '/') name = at + 1;
-  return begins(name, "libc.so.") || begins(name, "libdl.so.");
+  return begins(name, "libc.so") || begins(name, "libdl.so.") || begins(name, "libpthread.so.") ||
+         begins(name, "ld-musl-");
 }
 
 AMEM_RUNS_BEFORE_SANITIZERS std::uint32_t gnu_hash(const char* name) {
@@ -45,8 +53,9 @@ struct Tables {
 AMEM_RUNS_BEFORE_SANITIZERS Tables tables_of(const link_map& library) {
   Tables tables{nullptr, nullptr, nullptr};  // a constructor would be instrumented
   for (const ElfW(Dyn)* entry = library.l_ld; entry->d_tag != DT_NULL; ++entry) {
-    // The loader has made these absolute.
-    const auto* table = reinterpret_cast<const void*>(entry->d_un.d_ptr);
+    // glibc's loader has made these absolute.
+    const auto* table =
+        reinterpret_cast<const void*>((is_musl() ? library.l_addr : 0) + entry->d_un.d_ptr);
     if (entry->d_tag == DT_SYMTAB) tables.symbols = static_cast<const ElfW(Sym)*>(table);
     if (entry->d_tag == DT_STRTAB) tables.names = static_cast<const char*>(table);
     if (entry->d_tag == DT_GNU_HASH) tables.hashes = static_cast<const std::uint32_t*>(table);
@@ -57,8 +66,10 @@ AMEM_RUNS_BEFORE_SANITIZERS Tables tables_of(const link_map& library) {
 const link_map* map_of(const void* code) {
   Dl_info info{};
   link_map* map = nullptr;
-  return ::dladdr1(code, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0 ? map
-                                                                                      : nullptr;
+  return ::dladdr1 != nullptr &&
+                 ::dladdr1(code, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0
+             ? map
+             : nullptr;
 }
 
 }  // namespace
@@ -87,7 +98,37 @@ AMEM_RUNS_BEFORE_SANITIZERS void* exported_function(const link_map& library, con
   return nullptr;
 }
 
+namespace {
+
+/// For musl, which shows no list of what is loaded.
+struct MuslSearch {
+  const char* name;
+  void* found;
+};
+
+AMEM_RUNS_BEFORE_SANITIZERS int look_in_musl(dl_phdr_info* object, std::size_t /*size*/,
+                                             void* data) {
+  auto& search = *static_cast<MuslSearch*>(data);
+  if (!is_c_library(object->dlpi_name)) return 0;
+  link_map library{};
+  library.l_addr = object->dlpi_addr;
+  for (int i = 0; i < object->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& segment = object->dlpi_phdr[i];
+    if (segment.p_type == PT_DYNAMIC)
+      library.l_ld = reinterpret_cast<ElfW(Dyn)*>(library.l_addr + segment.p_vaddr);
+  }
+  if (library.l_ld != nullptr) search.found = exported_function(library, search.name);
+  return search.found != nullptr ? 1 : 0;
+}
+
+}  // namespace
+
 AMEM_RUNS_BEFORE_SANITIZERS void* c_library_symbol(const char* name) {
+  if (is_musl()) {
+    MuslSearch search{name, nullptr};
+    ::dl_iterate_phdr(&look_in_musl, &search);
+    return search.found;
+  }
   for (const link_map* library = _r_debug.r_map; library != nullptr; library = library->l_next) {
     if (!is_c_library(library->l_name)) continue;
     if (void* found = exported_function(*library, name); found != nullptr) return found;
@@ -102,8 +143,12 @@ AMEM_RUNS_BEFORE_SANITIZERS Dlsym real_dlsym() {
   if (real == nullptr) {
     // The versions under which the C library has exported dlsym on x86-64: since 2.34, and before.
     const Dlvsym look_up = real_dlvsym();
-    real = look_up(RTLD_NEXT, "dlsym", "GLIBC_2.34");
-    if (real == nullptr) real = look_up(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    if (look_up == nullptr) {
+      real = c_library_symbol("dlsym");  // musl has no versions
+    } else {
+      real = look_up(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+      if (real == nullptr) real = look_up(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    }
     __atomic_store_n(&cached, real, __ATOMIC_RELEASE);
   }
   return reinterpret_cast<Dlsym>(real);
@@ -117,6 +162,11 @@ AMEM_RUNS_BEFORE_SANITIZERS Dlvsym real_dlvsym() {
     __atomic_store_n(&cached, real, __ATOMIC_RELEASE);
   }
   return reinterpret_cast<Dlvsym>(real);
+}
+
+FindObject find_object() {
+  static const auto found = reinterpret_cast<FindObject>(c_library_symbol("_dl_find_object"));
+  return found;
 }
 
 void* driver_symbol(const char* symbol) {

@@ -17,6 +17,20 @@ Dlsym real_dlsym();
 using Dlvsym = void* (*)(void* handle, const char* name, const char* version);
 Dlvsym real_dlvsym();
 
+/// What _dl_find_object says of the object with an address.
+struct FoundObject {
+  unsigned long long flags = 0;
+  void* begin = nullptr;
+  void* end = nullptr;
+  link_map* map = nullptr;
+  void* eh_frame = nullptr;  // its PT_GNU_EH_FRAME
+  unsigned long long reserved[7] = {};
+};
+
+/// The C library's _dl_find_object, which takes no lock; nullptr before 2.35.
+using FindObject = int (*)(void* address, FoundObject* found);
+FindObject find_object();
+
 /// What a lookup answers instead of the C library's; not ours: ask the C library.
 struct SymbolAnswer {
   void* address = nullptr;
