@@ -125,7 +125,7 @@ Findings check_program(const CommandProgram& program, uid_t user, gid_t group) {
                     });
   if (musl)
     findings.push_back({true, "musl", name + " is linked to musl",
-                        "the shim requires glibc, and musl's loader cannot load it",
+                        "the shim does nothing there, as no CUDA driver is built for musl",
                         "use a build for glibc"});
 
   if (const int minor = minor_of_python(path); minor != 0 && minor < kOldestPython)

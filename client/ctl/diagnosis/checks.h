@@ -57,7 +57,6 @@ Findings check_nccl(const std::string& libnccl);
 /// requirements.
 struct HostFacts {
   std::string kernel;    // "6.1.0-18-amd64"
-  std::string glibc;     // "2.36"
   std::string mps_pipe;  // the socket of an MPS daemon; empty: none
 };
 

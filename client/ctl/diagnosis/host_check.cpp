@@ -20,10 +20,6 @@ namespace {
 using Version = std::pair<int, int>;
 
 constexpr Version kKernel{5, 3};  // pidfd_open
-#ifndef AMEM_GLIBC_MINOR
-#define AMEM_GLIBC_MINOR 35  // what the wheel's and the packages' shim is linked to
-#endif
-constexpr Version kGlibc{2, AMEM_GLIBC_MINOR};
 
 /// The first two numbers of "6.1.0-18-amd64"; zeros where there are none.
 Version version_of(const std::string& text) {
@@ -157,7 +153,6 @@ HostFacts look_at_host(const Environment& environment) {
   HostFacts facts;
   utsname name{};
   if (::uname(&name) == 0) facts.kernel = name.release;
-  facts.glibc = ::gnu_get_libc_version();
   std::string pipe = value_in(environment, "CUDA_MPS_PIPE_DIRECTORY");
   pipe = (pipe.empty() ? "/tmp/nvidia-mps" : pipe) + "/control";
   std::error_code error;
@@ -172,11 +167,6 @@ Findings check_host(const HostFacts& facts) {
                         "without pidfd_open, amemd considers a process as ended when its session "
                         "ends, even if it continues to run with memory of its group",
                         "use Linux 5.3 or newer; docs/security.md describes the consequences"});
-  if (version_of(facts.glibc) < kGlibc)
-    findings.push_back({false, "glibc", "the C library is glibc " + facts.glibc,
-                        "the shim of amem's packages and wheel requires 2." +
-                            std::to_string(AMEM_GLIBC_MINOR) + " or newer",
-                        "build amem from its source here, or use a newer distribution"});
   if (!facts.mps_pipe.empty())
     findings.push_back(
         {false, "mps", "an MPS daemon serves " + facts.mps_pipe,
