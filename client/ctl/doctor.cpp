@@ -79,6 +79,8 @@ Diagnosis examine(const CommandLine& options, const RunContext& context) {
   d.environment = with_hook_defaults(std::move(d.environment));
   if (shim_is_known) add(d.findings, check_preload(d.environment));
   add(d.findings, check_variables(d.environment));
+  add(d.findings, check_allocators(d.environment));
+  add(d.findings, check_arguments(options.program, context.working_dir, d.environment));
   d.runtime_dir = value_in(d.environment, "AMEM_RUNTIME_DIR");
   if (d.runtime_dir.empty()) d.runtime_dir = context.runtime_dir;
   add(d.findings,
@@ -114,6 +116,7 @@ int diagnose_node(const CommandLine& options, const RunContext& context, Console
   Findings findings = check_driver(driver, context.environment);
   const std::string dir = options.runtime_dir.empty() ? context.runtime_dir : options.runtime_dir;
   add(findings, check_host(look_at_host(context.environment)));
+  add(findings, check_allocators_of_jobs(context.environment));
   add(findings, check_broker_in(dir, timeout));
   std::string summary;
   const auto control = client::control_socket(dir, "");

@@ -41,7 +41,8 @@ void note_stays(const char* call, std::size_t bytes) {
            " bytes: amem cannot broker memory of this kind, so it stays on its device during every "
            "pause. A pause reports how much there is. To free it in a pause, let the program "
            "allocate with cudaMalloc (PyTorch: without backend:cudaMallocAsync in "
-           "PYTORCH_CUDA_ALLOC_CONF; JAX: XLA_PYTHON_CLIENT_ALLOCATOR other than cuda_async)");
+           "PYTORCH_CUDA_ALLOC_CONF; ComfyUI: --disable-cuda-malloc; JAX: "
+           "XLA_PYTHON_CLIENT_ALLOCATOR other than cuda_async)");
 }
 
 }  // namespace amem::shim

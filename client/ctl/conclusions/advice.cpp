@@ -14,7 +14,7 @@ constexpr std::uint64_t kMiB = 1ULL << 20U;
 constexpr std::uint64_t kGiB = 1ULL << 30U;
 
 // Less than that is copied, or stays, without anybody noticing.
-constexpr std::uint64_t kWorthIt = 64 * kMiB;
+constexpr std::uint64_t kWorthIt = kWorthNaming;
 // Most of NCCL's buffers is zeros as it is, which no pause copies.
 constexpr std::uint64_t kMuchOfNccl = kGiB;
 // PyTorch's expandable segments have pieces of 20 MiB. Those that amem makes for a heap are larger.
@@ -29,15 +29,6 @@ const v1::TagUsage* tag_of(const v1::GroupInfo& group, const std::string& tag) {
   return nullptr;
 }
 
-/// Of the device memory that is not brokered, what is of these kinds.
-std::uint64_t unbrokered(const v1::ListRanksResponse& ranks, const std::set<std::string>& kinds) {
-  std::uint64_t bytes = 0;
-  for (const v1::RankInfo& rank : ranks.ranks())
-    for (const v1::UnbrokeredUsage& usage : rank.unbrokered())
-      if (!usage.host() && kinds.contains(usage.kind())) bytes += usage.bytes();
-  return bytes;
-}
-
 /// Of what is saved, when the group is paused, that is the figure; else what there is at most.
 std::uint64_t copied_of(const v1::GroupInfo& group, const v1::TagUsage& tag) {
   if (group.state() == v1::GROUP_STATE_PAUSED) return tag.saved_bytes();
@@ -47,27 +38,10 @@ std::uint64_t copied_of(const v1::GroupInfo& group, const v1::TagUsage& tag) {
 
 using List = std::vector<Advice>;
 
-void scope(const v1::GroupInfo& group, const v1::ListRanksResponse& ranks, List& list) {
-  const std::uint64_t bytes = unbrokered(ranks, {"device", "vmm"});
-  if (bytes < kWorthIt || tag_of(group, "heap") != nullptr) return;
-  list.push_back({"scope", bytes,
-                  format_bytes(bytes) +
-                      " stays on the GPU during a pause, because the scope does not include "
-                      "it. Start the job with `amemctl run --scope heap`"});
-}
-
-void pools(const v1::GroupInfo&, const v1::ListRanksResponse& ranks, List& list) {
-  if (const std::uint64_t bytes = unbrokered(ranks, {"pool"}); bytes >= kWorthIt)
-    list.push_back({"stream-ordered", bytes,
-                    format_bytes(bytes) +
-                        " of the driver's stream-ordered pools stays on the GPU. Use PyTorch "
-                        "without backend:cudaMallocAsync, and cudaMalloc elsewhere; or pause with "
-                        "--deep"});
-  if (const std::uint64_t bytes = unbrokered(ranks, {"managed"}); bytes >= kWorthIt)
-    list.push_back(
-        {"managed", bytes,
-         format_bytes(bytes) +
-             " of managed memory stays on the GPU. Use cudaMalloc instead of cudaMallocManaged"});
+void stays(const v1::ListRanksResponse& ranks, List& list) {
+  for (const Staying& each : what_stays(ranks))
+    list.push_back({each.check, each.bytes,
+                    text_of(each) + ", because " + each.why + ". " + each.remedy, each.parts});
 }
 
 void cache(const v1::GroupInfo& group, List& list) {
@@ -198,8 +172,7 @@ void quiesce(const v1::ListHistoryResponse& history, List& list) {
 std::vector<Advice> advice_for(const v1::GroupInfo& group, const v1::ListRanksResponse& ranks,
                                const v1::ListHistoryResponse& history) {
   List list;
-  scope(group, ranks, list);
-  pools(group, ranks, list);
+  stays(ranks, list);
   cache(group, list);
   regions(group, list);
   pieces(group, list);
@@ -226,8 +199,17 @@ std::string advice_view(const v1::GroupInfo& group, const std::vector<Advice>& a
 
 std::string to_json(const v1::GroupInfo& group, const std::vector<Advice>& advice) {
   client::Json list = client::Json::array();
-  for (const Advice& each : advice)
-    list.push_back({{"check", each.check}, {"bytes", each.bytes}, {"text", each.text}});
+  for (const Advice& each : advice) {
+    client::Json parts = client::Json::array();
+    for (const Staying::Part& part : each.parts)
+      parts.push_back({{"rank", part.rank},
+                       {"pid", part.pid},
+                       {"uuid", part.uuid},
+                       {"kind", part.kind},
+                       {"bytes", part.bytes}});
+    list.push_back(
+        {{"check", each.check}, {"bytes", each.bytes}, {"text", each.text}, {"parts", parts}});
+  }
   return client::text_of({{"group", group.name()}, {"advice", list}});
 }
 

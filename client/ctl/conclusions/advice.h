@@ -6,13 +6,15 @@
 #include <vector>
 
 #include "amem/v1/broker.pb.h"
+#include "client/ctl/views/staying.h"
 
 namespace amem::ctl {
 
 struct Advice {
-  std::string check;        // its name, for programs
-  std::uint64_t bytes = 0;  // that it is about; 0: it is about time
-  std::string text;         // what there is, and what to do, on one line
+  std::string check;                      // its name, for programs
+  std::uint64_t bytes = 0;                // that it is about; 0: it is about time
+  std::string text;                       // what there is, and what to do, on one line
+  std::vector<Staying::Part> parts = {};  // where it is, if it is memory that stays unbrokered
 };
 
 /// At most five, those about most bytes first. `ranks` are the group's, `history` its last

@@ -10,6 +10,7 @@
 #include "client/core/endpoint.h"
 #include "client/ctl/diagnosis/checks.h"
 #include "client/ctl/views/format.h"
+#include "client/ctl/views/staying.h"
 #include "common/protocol.h"
 #include "common/version.h"
 
@@ -140,6 +141,9 @@ Findings check_ranks(const v1::ListRanksResponse& ranks) {
                 : "the shim hides them from it, as an older driver would",
          "use a newer amem, or allow them (docs/decisions/unknown-driver-calls.md)"});
   }
+  for (const Staying& each : what_stays(ranks))
+    findings.push_back({false, "stays", "group '" + each.group + "': " + text_of(each),
+                        "pauses do not free it, because " + each.why, each.remedy});
   return findings;
 }
 

@@ -32,11 +32,6 @@ bool is_one_of(const std::string& value, std::initializer_list<std::string_view>
   return std::find(values.begin(), values.end(), value) != values.end();
 }
 
-std::string scope_of(const Environment& environment) {
-  const std::string scope = value_in(environment, "AMEM_SCOPE");
-  return scope == "regions" || scope == "heap" ? scope : "nccl";
-}
-
 /// The first of its exports that a library that wraps driver calls has; empty: it wraps none.
 std::string wrapped_call(const ElfFacts& library) {
   for (const std::string& name : library.exports) {
@@ -212,16 +207,6 @@ Findings check_variables(const Environment& environment) {
   if (value("NCCL_CUMEM_ENABLE") == "0")
     findings.push_back(
         {false, "nccl-cumem", "NCCL_CUMEM_ENABLE is 0", kNoSlabs, "unset it, or set 1"});
-  for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
-    if (scope_of(environment) == "nccl" ||
-        value(name).find("backend:cudaMallocAsync") == std::string::npos)
-      continue;
-    findings.push_back({true, "allocator",
-                        std::string(name) + " chooses the backend cudaMallocAsync",
-                        "PyTorch then allocates from stream-ordered pools, also with "
-                        "expandable_segments, and amem cannot broker these",
-                        "use the backend native"});
-  }
   return findings;
 }
 

@@ -42,8 +42,21 @@ Findings check_preload(const Environment& environment);
 /// library.
 Environment with_hook_defaults(Environment environment);
 
-/// Variables that turn amem off, or take memory out of its reach.
+/// Variables that turn amem off, or change what the shim does.
 Findings check_variables(const Environment& environment);
+
+// Of allocators whose memory amem leaves on the GPU, in allocators.cpp.
+
+/// Variables by which a framework uses such an allocator. Problems of a command whose AMEM_SCOPE is
+/// to have that memory.
+Findings check_allocators(const Environment& environment);
+
+/// Such variables where nobody says which command they are for: warnings.
+Findings check_allocators_of_jobs(const Environment& environment);
+
+/// The same by the command's arguments: ComfyUI's. `working_dir`: where the command would start.
+Findings check_arguments(const std::vector<std::string>& command, const std::string& working_dir,
+                         const Environment& environment);
 
 /// RLIMIT_NOFILE and RLIMIT_MEMLOCK.
 Findings check_limits(rlim_t open_files, rlim_t locked_memory);
@@ -107,7 +120,8 @@ std::optional<std::uint64_t> open_files_of(std::int64_t pid);
 Findings check_node(const v1::NodeStatus& status, const DriverFacts& driver,
                     std::optional<std::uint64_t> open_files);
 
-/// Pure. Driver calls that ranks' shims do not know, and that nobody has signed off.
+/// Pure. Driver calls that ranks' shims do not know, and that nobody has signed off; memory that
+/// pauses of their groups leave on the GPU because amem does not broker it.
 Findings check_ranks(const v1::ListRanksResponse& ranks);
 
 }  // namespace amem::ctl

@@ -1,7 +1,6 @@
-// The checks of the host: its kernel, its C library, that no MPS stands between processes and GPUs,
+// The checks of the host: its kernel, that no MPS stands between processes and GPUs,
 // and the CUDA driver.
 #include <cuda.h>
-#include <gnu/libc-version.h>
 #include <sys/utsname.h>
 
 #include <charconv>

@@ -10,6 +10,7 @@
 
 #include "client/core/code_name.h"
 #include "client/core/json.h"
+#include "client/ctl/views/device_names.h"
 #include "client/ctl/views/format.h"
 #include "common/form.h"
 
@@ -17,21 +18,6 @@ namespace amem::ctl {
 namespace {
 
 using Groups = google::protobuf::RepeatedPtrField<v1::GroupInfo>;
-
-/// Names of devices in a list: the first characters of the UUID when they tell the devices apart.
-class DeviceNames {
- public:
-  void add(const std::string& uuid) { uuids_.insert(uuid); }
-  std::string operator()(const std::string& uuid) const {
-    std::set<std::string_view> heads;
-    for (const std::string& u : uuids_) heads.insert(std::string_view(u).substr(0, kHead));
-    return heads.size() == uuids_.size() ? uuid.substr(0, kHead) : uuid;
-  }
-
- private:
-  static constexpr std::size_t kHead = 12;  // "GPU-01234567"
-  std::set<std::string> uuids_;
-};
 
 std::string none(std::string_view what) { return "no " + std::string(what) + "\n"; }
 

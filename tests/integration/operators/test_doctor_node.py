@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from sim_node import patience
+from sim_node import MIB, Program, eventually, patience
 
 
 def doctor(node, env=None, options=(), limits=()):
@@ -107,3 +107,30 @@ def test_small_limits(node, limit, value, check, remedy):
 
 def test_multicast_that_is_untried(node):
     assert "unset it" in doctor(node, {"AMEM_NVLS": "1"})["multicast"]["remedy"]
+
+
+def test_memory_that_stays_is_named_by_rank_and_device(node):
+    """As doctor says it of all groups, so does advise of one."""
+    programs = [Program(node, rank=rank, env={"CUDA_VISIBLE_DEVICES": str(rank)}) for rank in range(2)]
+    for rank, program in enumerate(programs):
+        program.ask(f"unbrokered pool {(1 + rank) * 32 * MIB}")
+    uuids = {device["ordinal"]: device["uuid"] for device in node.ctl.status()["devices"]}
+
+    def named():
+        advice = node.ctl("advise", "train").json["advice"]
+        return advice if advice and advice[0]["bytes"] == 96 * MIB else None
+    [advice] = eventually(named)
+    assert advice["check"] == "stream-ordered" and "--disable-cuda-malloc" in advice["text"]
+    assert advice["parts"] == [{"rank": f"rank {rank} (pid {programs[rank].pid})", "pid": programs[rank].pid, "uuid": uuids[rank],
+                                "kind": "pool", "bytes": (1 + rank) * 32 * MIB} for rank in (1, 0)]
+    finding = doctor(node)["stays"]
+    assert not finding["blocks"] and finding["what"].startswith("group 'train': 96.0 MiB of the driver's stream-ordered pools stays")
+    for rank in range(2):
+        assert f"rank {rank} (pid {programs[rank].pid}) on {uuids[rank][:12]} {(1 + rank) * 32}.0 MiB" in finding["what"]
+    paused = node.ctl("pause", "train").json
+    assert paused["unbrokered_bytes"] == 96 * MIB, "and it does stay"
+
+
+def test_a_shell_whose_jobs_will_not_be_brokered(node):
+    finding = doctor(node, {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})["allocator"]
+    assert not finding["blocks"] and "PYTORCH_CUDA_ALLOC_CONF" in finding["what"]

@@ -27,8 +27,17 @@ class AdviceTest : public testing::Test {
     usage.set_allocation_count(count);
     return usage;
   }
-  void unbrokered(const std::string& kind, std::uint64_t bytes, bool host = false) {
-    v1::UnbrokeredUsage& usage = *ranks.add_ranks()->add_unbrokered();
+  /// Of rank 0 on the first GPU, or of another one.
+  void unbrokered(const std::string& kind, std::uint64_t bytes, bool host = false, int rank = 0,
+                  const std::string& uuid = "GPU-00000000-1") {
+    while (ranks.ranks_size() <= rank) {
+      v1::RankInfo& info = *ranks.add_ranks();
+      info.set_group("train");
+      info.set_rank(ranks.ranks_size() - 1);
+      info.set_pid(100 + ranks.ranks_size());
+    }
+    v1::UnbrokeredUsage& usage = *ranks.mutable_ranks(rank)->add_unbrokered();
+    usage.set_uuid(uuid);
     usage.set_kind(kind);
     usage.set_bytes(bytes);
     usage.set_host(host);
@@ -68,19 +77,67 @@ TEST_F(AdviceTest, NothingToAdvise) {
 
 TEST_F(AdviceTest, AScopeThatLeavesMuchOut) {
   unbrokered("device", 3 * kGibibyte);
-  unbrokered("vmm", kGibibyte);
+  unbrokered("vmm", kGibibyte, false, 1, "GPU-11111111-1");
   unbrokered("host", 9 * kGibibyte, true);
-  EXPECT_THAT(text(), AllOf(HasSubstr("train: 4.00 GiB stays on the GPU"),
-                            HasSubstr("amemctl run --scope heap")));
-  tag("heap", 1 << 20);
-  EXPECT_THAT(checks(), ElementsAre()) << "it has that scope";
+  EXPECT_EQ(text(),
+            "train: 4.00 GiB of memory stays on the GPU: rank 0 (pid 101) on GPU-00000000 3.00 GiB "
+            "(device), rank 1 (pid 102) on GPU-11111111 1.00 GiB (vmm), because the scope does not "
+            "include it. Start the job with `amemctl run --scope heap`\n");
+  EXPECT_THAT(checks(), ElementsAre("scope"));
+}
+
+TEST_F(AdviceTest, WhatTheScopeHasAndTheProgramKeepsFromAmem) {
+  unbrokered("device", 3 * kGibibyte);
+  ranks.mutable_ranks(0)->add_tags()->set_tag("heap");
+  EXPECT_THAT(checks(), ElementsAre("unbrokered"));
+  EXPECT_THAT(text(), AllOf(HasSubstr("3.00 GiB of memory of cudaMalloc stays on the GPU: rank 0"),
+                            HasSubstr("amem.unbrokered")));
 }
 
 TEST_F(AdviceTest, MemoryThatIsNeverBrokered) {
   unbrokered("pool", 2 * kGibibyte);
   unbrokered("managed", kGibibyte);
-  EXPECT_THAT(checks(), ElementsAre("stream-ordered", "managed"));
-  EXPECT_THAT(text(), HasSubstr("without backend:cudaMallocAsync"));
+  unbrokered("graph", kGibibyte / 2);
+  unbrokered("array", kGibibyte / 4);
+  EXPECT_THAT(checks(), ElementsAre("stream-ordered", "managed", "graph", "array"));
+  EXPECT_THAT(
+      text(),
+      AllOf(HasSubstr("2.00 GiB of the driver's stream-ordered pools stays on the GPU: rank "
+                      "0 (pid 101) on GPU-00000000 2.00 GiB, because"),
+            HasSubstr("without backend:cudaMallocAsync"),
+            HasSubstr("ComfyUI: --disable-cuda-malloc")));
+}
+
+TEST_F(AdviceTest, EachRankAndDeviceWithMemoryThatStays) {
+  for (int rank = 0; rank < 10; ++rank)
+    unbrokered("pool", (10 - static_cast<unsigned>(rank)) * (kGibibyte / 16), false, rank,
+               "GPU-" + std::to_string(rank) + "0000000-1");
+  ranks.mutable_ranks(1)->set_rank(-1);
+  ranks.mutable_ranks(1)->set_id(7);
+  EXPECT_THAT(text(),
+              AllOf(HasSubstr("3.44 GiB of the driver's"),
+                    HasSubstr("rank 0 (pid 101) on GPU-00000000 640 MiB, rank #7 (pid 102) on "
+                              "GPU-10000000 576 MiB, rank 2"),
+                    HasSubstr("rank 7 (pid 108) on GPU-70000000 192 MiB, and 2 more (amemctl ranks "
+                              "train), because")));
+  EXPECT_THAT(to_json(group, advice_for(group, ranks, history)),
+              HasSubstr(R"-({"rank":"rank 9 (pid 110)","pid":110,"uuid":"GPU-90000000-1",)-"
+                        R"-("kind":"pool","bytes":67108864})-"));
+}
+
+TEST_F(AdviceTest, GroupsOfOneNameAreTheirOwners) {
+  unbrokered("pool", kGibibyte);
+  unbrokered("pool", kGibibyte, false, 1);
+  ranks.mutable_ranks(1)->set_uid(1000);
+  const std::vector<Staying> stays = what_stays(ranks);
+  ASSERT_EQ(stays.size(), 2U);
+  EXPECT_EQ(stays[0].group, "train@0");
+  EXPECT_EQ(stays[1].group, "train@1000");
+}
+
+TEST_F(AdviceTest, AKindOfANewerShimIsNamed) {
+  unbrokered("texture", kGibibyte);
+  EXPECT_THAT(text(), HasSubstr("1.00 GiB of other memory stays on the GPU"));
 }
 
 TEST_F(AdviceTest, ACacheThatIsCopied) {

@@ -223,14 +223,83 @@ TEST(Diagnosis, NcclWithoutCuMem) {
 TEST(Diagnosis, PyTorchsAllocator) {
   const char* pools = "expandable_segments:True,backend:cudaMallocAsync";
   for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
-    EXPECT_THAT(check_variables({{name, pools}, {"AMEM_SCOPE", "heap"}}),
+    EXPECT_THAT(check_allocators({{name, pools}, {"AMEM_SCOPE", "heap"}}),
                 ElementsAre(blocks("allocator")));
-    EXPECT_THAT(check_variables({{name, pools}, {"AMEM_SCOPE", "regions"}}),
+    EXPECT_THAT(check_allocators({{name, pools}, {"AMEM_SCOPE", "regions"}}),
                 ElementsAre(blocks("allocator")));
-    EXPECT_THAT(check_variables({{name, pools}}), IsEmpty());  // not PyTorch's memory
-    EXPECT_THAT(check_variables({{name, "expandable_segments:True"}, {"AMEM_SCOPE", "heap"}}),
+    EXPECT_THAT(check_allocators({{name, pools}}), IsEmpty());  // not PyTorch's memory
+    EXPECT_THAT(check_allocators({{name, "expandable_segments:True"}, {"AMEM_SCOPE", "heap"}}),
+                IsEmpty());
+    EXPECT_THAT(check_allocators_of_jobs({{name, pools}}), ElementsAre(warns("allocator")));
+    // PyTorch ignores blanks, and takes the last one.
+    EXPECT_THAT(check_allocators_of_jobs({{name, "backend: cudaMallocAsync , a:1"}}),
+                ElementsAre(warns("allocator")));
+    EXPECT_THAT(check_allocators_of_jobs({{name, "backend:cudaMallocAsync,backend:native"}}),
                 IsEmpty());
   }
+}
+
+TEST(Diagnosis, OtherAllocators) {
+  const std::pair<const char*, const char*> choices[] = {
+      {"XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async"},
+      {"TF_GPU_ALLOCATOR", "cuda_malloc_async"},
+      {"TF_FORCE_UNIFIED_MEMORY", "1"},
+      {"GGML_CUDA_ENABLE_UNIFIED_MEMORY", "1"}};
+  for (const auto& [name, value] : choices) {
+    const Findings findings = check_allocators({{name, value}, {"AMEM_SCOPE", "heap"}});
+    ASSERT_THAT(findings, ElementsAre(blocks("allocator"))) << name;
+    EXPECT_EQ(findings[0].what, std::string(name) + "=" + value);
+    EXPECT_THAT(check_allocators({{name, value}, {"AMEM_SCOPE", "regions"}}), IsEmpty()) << name;
+    EXPECT_THAT(check_allocators_of_jobs({{name, value}}), ElementsAre(warns("allocator")));
+  }
+  EXPECT_THAT(check_allocators_of_jobs({{"XLA_PYTHON_CLIENT_ALLOCATOR", "platform"},
+                                        {"TF_GPU_ALLOCATOR", ""},
+                                        {"TF_FORCE_UNIFIED_MEMORY", "0"}}),
+              IsEmpty());
+}
+
+TEST_F(DiagnosisTest, ComfyUisAllocator) {
+  std::filesystem::create_directory(dir / "ComfyUI");
+  write_file(dir / "ComfyUI/main.py", "");
+  const Environment heap = {{"AMEM_SCOPE", "heap"}};
+  const auto findings = [&](std::vector<std::string> command, const std::string& working_dir,
+                            const Environment& environment) {
+    return check_arguments(command, working_dir, environment);
+  };
+  EXPECT_THAT(findings({"python", "main.py"}, dir / "ComfyUI", heap), IsEmpty());
+  write_file(dir / "ComfyUI/cuda_malloc.py", "");
+  EXPECT_THAT(findings({"python", "main.py", "--listen"}, dir / "ComfyUI", heap),
+              ElementsAre(warns("allocator")));
+  EXPECT_THAT(findings({"python", "ComfyUI/main.py"}, dir.path(), heap),
+              ElementsAre(warns("allocator")));
+  const Findings absolute = findings({"env", "A=1", "python", dir / "ComfyUI/main.py"}, "/", heap);
+  ASSERT_THAT(absolute, ElementsAre(warns("allocator")));
+  EXPECT_THAT(absolute[0].remedy, HasSubstr("--disable-cuda-malloc"));
+  EXPECT_THAT(findings({"python", "main.py", "--disable-cuda-malloc"}, dir / "ComfyUI", heap),
+              IsEmpty());
+  EXPECT_THAT(findings({"python", "main.py"}, dir / "ComfyUI", {}), IsEmpty());
+  EXPECT_THAT(findings({"./webui.sh", "--cuda-malloc"}, "/", heap),
+              ElementsAre(blocks("allocator")));
+}
+
+TEST(NodeDiagnosis, WhatOfTheRanksMemoryStays) {
+  v1::ListRanksResponse ranks;
+  for (const char* group : {"comfy", "small"}) {
+    v1::RankInfo& rank = *ranks.add_ranks();
+    rank.set_group(group);
+    rank.set_rank(3);
+    rank.set_pid(42);
+    v1::UnbrokeredUsage& usage = *rank.add_unbrokered();
+    usage.set_kind("pool");
+    usage.set_uuid("GPU-01234567-89");
+    usage.set_bytes(group == std::string("comfy") ? 5ULL << 30U : 63ULL << 20U);
+  }
+  const Findings findings = check_ranks(ranks);
+  ASSERT_THAT(findings, ElementsAre(warns("stays")));
+  EXPECT_EQ(findings[0].what,
+            "group 'comfy': 5.00 GiB of the driver's stream-ordered pools stays on the GPU: rank 3 "
+            "(pid 42) on GPU-01234567 5.00 GiB");
+  EXPECT_THAT(findings[0].remedy, HasSubstr("backend:cudaMallocAsync"));
 }
 
 TEST(Diagnosis, Limits) {

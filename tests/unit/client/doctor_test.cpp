@@ -109,6 +109,23 @@ TEST_F(Doctor, Json) {
                                HasSubstr(R"([{"check":"shim-missing","blocks":true,"what":")")));
 }
 
+TEST_F(Doctor, WhatOfACommandsMemoryStays) {
+  const std::vector<std::string> command = {"doctor", "--group", "comfy", "--scope",
+                                            "heap",   "--",      "sh",    dir / "main.py"};
+  EXPECT_EQ(run(command), kExitOk);
+  EXPECT_THAT(out.str(), testing::Not(HasSubstr("cudaMallocAsync")));
+  write_file(dir / "main.py", "");
+  write_file(dir / "cuda_malloc.py", "");
+  EXPECT_EQ(run(command), kExitOk);
+  EXPECT_THAT(out.str(), AllOf(HasSubstr("warning: "), HasSubstr("main.py is ComfyUI"),
+                               HasSubstr("; add --disable-cuda-malloc to the command\n")));
+  context.environment["PYTORCH_CUDA_ALLOC_CONF"] = "backend:cudaMallocAsync";
+  EXPECT_EQ(run(command), kExitFailed);
+  EXPECT_THAT(out.str(),
+              HasSubstr("problem: PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync: "
+                        "PyTorch then allocates from the driver's stream-ordered pools"));
+}
+
 TEST_F(Doctor, TheBroker) {
   EXPECT_THAT(check_broker_in(dir.path(), 5s), IsEmpty());
   broker->node.set_session_protocol(kProtocolVersion - 1);
