@@ -6,25 +6,20 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_L
 function(amem_for_old_glibc library)
   target_sources(${library} PRIVATE ${AMEM_OLDEST_GLIBC_DIR}/newer.cpp)
   set_target_properties(${library} PROPERTIES CXX_VISIBILITY_PRESET hidden)
-  # Without what nobody calls: parts of the C++ runtime need newer symbols.
-  target_link_options(${library} PRIVATE -Wl,--gc-sections)
-  if(AMEM_STATIC)
-    target_link_options(${library} PRIVATE -target x86_64-linux-gnu.${AMEM_OLDEST_GLIBC})
-    return()
-  endif()
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  # The files of this machine's C library.
+  # That of this machine, whose C library the stub is made of.
+  find_program(AMEM_HOST_CC NAMES gcc cc clang REQUIRED)
   set(parts)
   foreach(file IN ITEMS libc.so.6 libpthread.so.0 libdl.so.2 ld-linux-x86-64.so.2)
-    execute_process(COMMAND ${CMAKE_C_COMPILER} -print-file-name=${file} OUTPUT_VARIABLE part OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    execute_process(COMMAND ${AMEM_HOST_CC} -print-file-name=${file} OUTPUT_VARIABLE part OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
     if(NOT EXISTS ${part})
-      message(FATAL_ERROR "${CMAKE_C_COMPILER} does not find ${file}, whose symbols the shim is linked to")
+      message(FATAL_ERROR "${AMEM_HOST_CC} does not find ${file}, whose symbols the shim is linked to")
     endif()
     list(APPEND parts ${part})
   endforeach()
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/glibc)
   file(MAKE_DIRECTORY ${folder})
-  set(compile ${CMAKE_C_COMPILER} -shared -fPIC -nostdlib -x c)
+  set(compile ${AMEM_HOST_CC} -shared -fPIC -nostdlib -x c)
   add_custom_command(OUTPUT ${folder}/libc.so.6
     COMMAND ${Python3_EXECUTABLE} -B ${AMEM_OLDEST_GLIBC_DIR}/stub.py ${AMEM_OLDEST_GLIBC} ${folder}/libc.c ${folder}/libc.map ${CMAKE_READELF} ${parts}
     COMMAND ${compile} ${folder}/libc.c -Wl,-soname,libc.so.6 -Wl,--version-script=${folder}/libc.map -o ${folder}/libc.so.6
@@ -38,8 +33,13 @@ function(amem_for_old_glibc library)
   add_custom_target(${library}_glibc DEPENDS ${stubs})
   add_dependencies(${library} ${library}_glibc)
   set_property(TARGET ${library} APPEND PROPERTY LINK_DEPENDS ${stubs})
-  target_link_options(${library} PRIVATE -nodefaultlibs)
-  # As an option of the linker: of a library CMake would make an -l, and an entry in RUNPATH.
-  list(JOIN stubs , stubs)
-  target_link_libraries(${library} PRIVATE -Wl,-Bstatic -lstdc++ -lgcc -lgcc_eh -Wl,-Bdynamic -Wl,--push-state,--no-as-needed,${stubs},--pop-state)
+  # Options, because of a library CMake would make an -l and an entry in RUNPATH. And nothing that nobody calls: parts of the C++
+  # runtime need newer symbols.
+  target_link_options(${library} PRIVATE -Wl,--gc-sections -Wl,--no-as-needed ${stubs} -Wl,--as-needed)
+  if(AMEM_STATIC) # that compiler adds its C++ runtime, and behind the stubs a C library, which nothing is left for
+    target_link_options(${library} PRIVATE -target x86_64-linux-gnu.${AMEM_OLDEST_GLIBC})
+  else()
+    target_link_options(${library} PRIVATE -nodefaultlibs)
+    target_link_libraries(${library} PRIVATE -Wl,-Bstatic -lstdc++ -lgcc -lgcc_eh -Wl,-Bdynamic)
+  endif()
 endfunction()

@@ -4,11 +4,14 @@
 #include <elf.h>
 #include <link.h>
 
+#include <cstddef>
 #include <cstdint>
 
 // What musl lacks of what this file refers to.
+// NOLINTBEGIN(readability-redundant-declaration): this makes them weak
 extern r_debug _r_debug __attribute__((weak));
 extern "C" int dladdr1(const void*, Dl_info*, void**, int) noexcept __attribute__((weak));
+// NOLINTEND(readability-redundant-declaration)
 
 namespace amem::shim {
 namespace {
