@@ -25,6 +25,8 @@ namespace amem::shim {
 void* c_library_symbol(const char* /*name*/) { return nullptr; }
 FindObject find_object() { return nullptr; }
 int find_in_newer(const void* address, FoundObject* found) __asm__("_dl_find_object");
+int wait_in_newer(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                  const timespec* end) __asm__("pthread_cond_clockwait");
 
 namespace {
 
@@ -63,6 +65,27 @@ TEST(ShimNewer, AWaitEndsAtItsDeadline) {
   EXPECT_FALSE(condition.wait_for(lock, 1200ms, [] { return false; }));
   EXPECT_GE(Clock::now() - begin, 1250ms);
   EXPECT_LT(Clock::now() - begin, 30s);
+}
+
+TEST(ShimNewer, AWaitIsBrokenUpEachSecond) {
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
+  timespec end{};
+  ::clock_gettime(CLOCK_MONOTONIC, &end);
+  end.tv_sec += 1;
+  end.tv_nsec += 200'000'000;
+  if (end.tv_nsec >= 1'000'000'000) {
+    ++end.tv_sec;
+    end.tv_nsec -= 1'000'000'000;
+  }
+  ::pthread_mutex_lock(&mutex);
+  const auto begin = Clock::now();
+  EXPECT_EQ(wait_in_newer(&condition, &mutex, CLOCK_MONOTONIC, &end), 0);
+  EXPECT_GE(Clock::now() - begin, 990ms);  // by another clock
+  while (wait_in_newer(&condition, &mutex, CLOCK_MONOTONIC, &end) == 0) {
+  }
+  EXPECT_GE(Clock::now() - begin, 1190ms);
+  ::pthread_mutex_unlock(&mutex);
 }
 
 TEST(ShimNewer, AWaitEndsWhenItIsWoken) {
