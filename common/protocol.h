@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace amem {
 
@@ -26,8 +27,8 @@ inline constexpr std::size_t kMaxMapsPerMessage =
     128;  // session.options: Map.ids, Make.ids, Made.ids; also descriptors per packet
 inline constexpr std::size_t kMaxHoldingPerMessage = 256;      // session.options: Holding.items
 inline constexpr std::size_t kMaxUnknownCallsPerMessage = 32;  // session.options
-inline constexpr std::size_t kMaxDevices = 64;                 // session.options: CutStatus.devices
-inline constexpr std::size_t kMaxTags = 64;  // session.options: GroupRequest.tags, Release.tags
+inline constexpr std::size_t kMaxDevices = 64;  // session.options: CutStatus.devices, Hello.devices
+inline constexpr std::size_t kMaxTags = 64;     // session.options: GroupRequest.tags, Release.tags
 
 inline constexpr std::string_view kSessionSocket = "session.sock";
 inline constexpr std::string_view kControlSocket = "control.sock";
@@ -48,6 +49,9 @@ inline DeviceUuid make_uuid(const void* sixteen_bytes) {
   std::memcpy(uuid.bytes.data(), sixteen_bytes, uuid.bytes.size());
   return uuid;
 }
+
+/// What a process sees of the node's devices, by its ordinals.
+using VisibleDevices = std::vector<DeviceUuid>;
 
 /// "GPU-01234567-89ab-cdef-0123-456789abcdef", as the driver's tools print it.
 std::string to_string(const DeviceUuid& uuid);

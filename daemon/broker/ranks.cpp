@@ -31,6 +31,13 @@ Status other_protocol(const amem_v1_Hello& message) {
                                          std::to_string(kProtocolVersion) + ": " + what_to_do};
 }
 
+VisibleDevices devices_in(const amem_v1_Hello& message) {
+  VisibleDevices devices;
+  for (const auto& device : std::span(message.devices, message.devices_count))
+    devices.push_back(make_uuid(device));
+  return devices;
+}
+
 }  // namespace
 
 std::string rank_label(const Rank& rank) {
@@ -135,6 +142,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   rank.number = std::max(message.rank, -1);
   rank.program = printable(message.program);
   rank.shim_version = printable(message.version);
+  rank.devices = devices_in(message);
   if (rank.peer.process)
     rank.process_watch = loop_.watch(rank.peer.process->get(), EPOLLIN,
                                      [this, id = rank.id](std::uint32_t) { process_ended(id); });
@@ -238,6 +246,7 @@ void Ranks::come_back(SessionId session_id, std::uint64_t seq, const amem_v1_Hel
   Rank& rank = found->second;
   const GroupEntry& group = node_.group_of(rank);
   rank.session = session_id;
+  rank.devices = devices_in(message);
   session.rank = rank.id;
   session.returning = true;
   session.gate_shut = message.gate_shut;

@@ -62,6 +62,7 @@ struct Rank {
   int number = -1;  // the launcher's
   std::string program;
   std::string shim_version;
+  VisibleDevices devices;    // that its process sees; none: its shim does not say
   bool has_pool = false;     // it was given some of the pool
   std::size_t creating = 0;  // its requests for memory that have not been answered
   std::vector<Unbrokered> unbrokered;

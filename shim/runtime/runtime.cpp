@@ -225,6 +225,8 @@ Status Runtime::open() {
   memory_.handles.set_rank(identity.rank);
   memory_.handles.set_binding(options_.nvls);
   identity.program = program_invocation_short_name;
+  for (int device = 0; device < devices_.count(); ++device)
+    identity.devices.push_back(devices_.uuid(device));
   const std::string path = options_.runtime_dir + "/session.sock";
   // Before the service thread exists: a command of the broker may shut the gate at once.
   if (Status s = session_.connect(path, identity, options_.reconnect); !s.ok()) return s;

@@ -38,6 +38,10 @@ std::unique_ptr<Message> hello_of(const RankIdentity& identity, const Comeback* 
   set_text(h.stage, identity.stage);
   h.rank = identity.rank;
   h.pid = ::getpid();
+  // LocalDevices has no more than that.
+  for (const DeviceUuid& device :
+       std::span(identity.devices).first(std::min(identity.devices.size(), kMaxDevices)))
+    std::memcpy(h.devices[h.devices_count++], device.bytes.data(), device.bytes.size());
   if (comeback != nullptr) {
     std::memcpy(h.session, comeback->key.data(), comeback->key.size());
     h.gate_shut = comeback->gate_shut;

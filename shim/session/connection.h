@@ -19,6 +19,7 @@ struct RankIdentity {
   int rank = -1;
   std::string program;
   std::string stage = {};  // that the group is to take turns in; empty: none
+  VisibleDevices devices = {};
 };
 
 /// What a rank that comes back says of itself.

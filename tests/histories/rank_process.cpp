@@ -13,6 +13,7 @@
 
 #include "tests/fuzz/check.h"
 #include "tests/fuzz/outside.h"
+#include "tests/fuzz/world.h"
 #include "tests/histories/death.h"
 #include "tests/histories/device_memory.h"
 
@@ -60,6 +61,9 @@ void RankProcess::say_hello() {
   set_text(hello.group, group_);
   std::memcpy(hello.session, key_.data(), key_.size());
   hello.gate_shut = gate_shut_;
+  for (const Device& device : fuzz::Ground::get().devices().all())
+    std::memcpy(hello.devices[hello.devices_count++], device.uuid.bytes.data(),
+                device.uuid.bytes.size());
   send(message);
   hello_ = message.seq;
 }
