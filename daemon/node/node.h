@@ -139,8 +139,10 @@ struct GroupEntry {
   std::map<std::string, Form> tag_forms;      // likewise
   std::map<std::string, TagChanges> changes;  // of tags that pauses have saved
   std::map<std::string, Charge> policies;     // of each tag that is in one of these
-  // Bytes; of a deep pause: what the processes had freed, and a tenth more. Too many, and never too
-  // few, once a rank has ended or some have been restored. None: not deep, or not known.
+  // Bytes; of a deep pause: what became free while its processes were checkpointed, and a tenth
+  // more, but never more than is there once all groups are paused. Too many where others freed
+  // memory meanwhile, once a rank has ended, and once some have been restored. None: not deep, or
+  // not known.
   std::map<DeviceUuid, std::uint64_t> restore_needs;
   // Calls of the driver for its processes. They may go on when their operation has ended.
   std::weak_ptr<const void> process_calls;

@@ -305,7 +305,7 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
   const auto begin = [this, devices, ranks = checkpoint.ranks](const BytesByDevice& before) {
     const auto done = [this, devices, before, back = back_](const Status& status, bool all_run) {
       const auto look = [this, status, all_run, before, back](const Workers::Uses& after) {
-        back([&] { checkpointed(status, !all_run, before, unbrokered(after)); });
+        back([&] { checkpointed(status, !all_run, before, after); });
       };
       back([&] { means_.workers.look(devices, look); });
     };
@@ -320,24 +320,30 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
 
 BytesByDevice PauseOperation::unbrokered(const Workers::Uses& uses) const {
   BytesByDevice bytes;
-  for (const auto& [uuid, use] : uses) {
-    const std::uint64_t brokered =
-        means_.node.allocations
-            .usage([&device = uuid](const Allocation& a) { return a.device == device; })
-            .resident;
-    bytes[uuid] = use.used - std::min(use.used, brokered);
-  }
+  for (const auto& [uuid, use] : uses) bytes[uuid] = use.used - std::min(use.used, brokered(uuid));
   return bytes;
 }
 
+std::uint64_t PauseOperation::brokered(const DeviceUuid& device) const {
+  return means_.node.allocations
+      .usage([&device](const Allocation& a) { return a.device == device; })
+      .resident;
+}
+
 void PauseOperation::checkpointed(const Status& status, bool deep, const BytesByDevice& before,
-                                  const BytesByDevice& after) {
+                                  const Workers::Uses& after) {
   group_.restore_needs.clear();
-  for (const auto& [device, left] : after) {
+  const BytesByDevice all_left = unbrokered(after);
+  for (const auto& [device, use] : after) {
     const auto was = before.find(device);
+    const std::uint64_t left = all_left.at(device);
     if (!deep || was == before.end() || left >= was->second) continue;
+    // Others may have freed some of it. There is so much, once all groups are paused. A tenth more
+    // need not be there, and no resume could ever have it.
     const std::uint64_t freed = was->second - left;
-    group_.restore_needs[device] = freed + freed / 10;
+    const std::uint64_t most = use.free + brokered(device);
+    const std::uint64_t in_reach = most - std::min(most, Headroom::reserve(use.total));
+    group_.restore_needs[device] = std::max(freed, std::min(freed + freed / 10, in_reach));
   }
   group_.machine.tell(event::Checkpointed{status, deep}, Clock::now());
 }

@@ -80,9 +80,11 @@ class PauseOperation final : public GroupOperation {
   /// In use beside the memory of ranks, which others create and free while processes are
   /// checkpointed.
   BytesByDevice unbrokered(const Workers::Uses& uses) const;
-  /// With what was in use of the devices before and afterwards.
+  /// What ranks of all groups have of this device.
+  std::uint64_t brokered(const DeviceUuid& device) const;
+  /// With what was in use of the devices before, beside the memory of ranks, and afterwards.
   void checkpointed(const Status& status, bool deep, const BytesByDevice& before,
-                    const BytesByDevice& after);
+                    const Workers::Uses& after);
   /// Takes what the pool must have space for, and chooses waves where there is need of them.
   Status prepare();
   /// What is to be saved, before a rank can write there; and space for all that the release will

@@ -513,10 +513,11 @@ Coroutine History::look_at_everything() {
       rank.drop_leftovers();
   co_await settle();
   co_await look_at_lost();
-  // Those with memory, one after another: there is not space for all of them.
+  // Those with memory, one after another: there is not space for all of them. A deep one is one of
+  // them: what its restore is said to need may have been others' memory.
   for (const auto& [name, group] : groups())
     if (group.state() == v1::GROUP_STATE_PAUSED && broken_.empty() && group.allocated_bytes() == 0)
-      co_await begin_and_wait(Operation::kResume, name);
+      co_await begin_and_wait(Operation::kResume, name, !group.deep());
   for (RankProcess& rank : ranks_)
     if (rank.runs()) rank.free_guests();
   co_await settle();
