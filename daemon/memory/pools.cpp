@@ -244,6 +244,16 @@ std::uint64_t Pools::retained(const std::function<bool(const Account&)>& owners)
   return bytes;
 }
 
+Pools::Stock Pools::stock() const {
+  Stock stock;
+  for (const Stocked& stocked : stock_) {
+    const std::uint64_t size = stocked.of.segment.size / chunk_ * chunk_;
+    stock.bytes += size;
+    stock.largest = std::max(stock.largest, size);
+  }
+  return stock;
+}
+
 std::string Pools::place() const {
   for (const auto& [account, pool] : pools_)
     if (!pool.segments.empty())

@@ -118,6 +118,12 @@ class Pools {
   std::uint64_t retained(const std::function<bool(const Account&)>& owners) const;
   /// Of the newest segment; empty: there is nothing.
   std::string place() const;
+  /// What nobody has: all of it, and the largest segment.
+  struct Stock {
+    std::uint64_t bytes = 0;
+    std::uint64_t largest = 0;
+  };
+  Stock stock() const;
 
  private:
   struct Stocked {

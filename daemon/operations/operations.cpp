@@ -34,9 +34,10 @@ Status Operations::allows(const Task& task) const {
     return {Code::kInvalidArgument,
             "a deep pause takes all memory of a group. Pass no tags with it"};
   if (task.deep && !node_.deep_pauses)
-    return {Code::kFailedPrecondition,
-            "deep pauses are off on this node. Set deep.enabled = true in amemd's configuration; "
-            "docs/phases.md says what such a pause can lose"};
+    return {
+        Code::kFailedPrecondition,
+        "deep pauses are off on this node. Set deep.enabled = true in amemd's configuration, and "
+        "restart amemd; docs/phases.md says what such a pause can lose"};
   return {};
 }
 

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "common/numbers.h"
@@ -166,10 +167,29 @@ Result<std::vector<TakenSpace>> SavedBytes::packed(const GroupEntry& group,
     Shortage::Tag& tag = shortage.tags[keep[i]->tag];
     tag.size += keep[i]->size;
     tag.stored += packed_size(requests[i], node_.pools.chunk());
-    tag.can_drop = keep[i]->tag != kNcclTag;
+    // It is kept all the same where somebody has set the policy of the tag.
+    tag.cache = tag.cache && keep[i]->region == RegionPolicy::kDiscard &&
+                keep[i]->tag != kHeapTag && keep[i]->tag != kNcclTag;
   }
   shortage.others = others_bytes(group);
-  return Status(Code::kResourceExhausted, describe(shortage) + why_no_larger(*group.account));
+  find_remedies(*group.account, shortage);
+  return Status(Code::kResourceExhausted, describe(shortage));
+}
+
+/// Where the owner may have no more, some of the pool may be in stock.
+void SavedBytes::find_remedies(const Account& account, Shortage& shortage) const {
+  const Pools::Stock stock = node_.pools.stock();
+  const std::uint64_t renewed = node_.pools.coming(account);
+  if (shortage.total + shortage.missing > account.most(Resource::kPoolBytes))
+    shortage.quota =
+        shortage.total + round_up(shortage.missing, std::max(stock.largest, node_.pools.chunk()));
+  if (shortage.quota > 0 && shortage.missing <= stock.bytes + renewed) return;
+  const std::uint64_t more = shortage.missing - std::min(shortage.missing, stock.bytes + renewed);
+  const std::uint64_t there = node_.pools.total() + renewed;
+  const std::uint64_t to_create = node_.pool_configured - std::min(node_.pool_configured, there);
+  if (to_create > 0) shortage.trouble = node_.pool_error;
+  shortage.coming = to_create >= more && node_.pool_error.empty();
+  if (to_create < more) shortage.pool_size = there + more;
 }
 
 /// Of the owner's other groups: of nobody else's is anything told.
@@ -181,15 +201,6 @@ std::map<std::string, std::uint64_t> SavedBytes::others_bytes(const GroupEntry& 
       for (const Extent& extent : a->saved.extents) bytes[entry.machine.name()] += extent.length;
   }
   return bytes;
-}
-
-std::string SavedBytes::why_no_larger(const Account& account) const {
-  if (const std::uint64_t most = account.most(Resource::kPoolBytes); most < node_.pools.total())
-    return " (" + to_string(account.owner()) + " may have " + format_size(most) +
-           " of the pool's " + format_size(node_.pools.total()) + ": quotas.pool)";
-  if (node_.pools.total() >= node_.pool_configured) return "";
-  if (!node_.pool_error.empty()) return " (" + node_.pool_error + ")";
-  return " (amemd is still creating the pool, " + format_size(node_.pool_configured) + " in all)";
 }
 
 Status SavedBytes::stored(const GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved) {

@@ -20,6 +20,7 @@
 #include "daemon/node/node.h"
 #include "daemon/plans/block_map.h"
 #include "daemon/plans/packing.h"
+#include "daemon/plans/shortage.h"
 
 namespace amem {
 
@@ -96,8 +97,7 @@ class SavedBytes {
   /// gate.
   bool hashes(const GroupEntry& group, const Allocation& a, const std::set<RankId>& gated) const;
   std::map<std::string, std::uint64_t> others_bytes(const GroupEntry& group) const;
-  /// Why the pool has no more than it has.
-  std::string why_no_larger(const Account& account) const;
+  void find_remedies(const Account& account, Shortage& shortage) const;
   void free(const std::shared_ptr<Account>& account, const Extents& extents);
   void free_ended(std::uint64_t key);
 

@@ -26,21 +26,45 @@ std::string name_tags(const std::vector<NamedTag>& tags) {
   return text;
 }
 
-std::string advice(const Shortage& shortage, const std::vector<NamedTag>& tags) {
-  std::string text = "a pool.size of " +
-                     exact_size(round_up(shortage.total + shortage.missing, kSizeUnit)) +
-                     " or more";
-  const auto largest = std::find_if(tags.begin(), tags.end(),
-                                    [](const NamedTag& tag) { return tag.second.can_drop; });
-  if (largest != tags.end())
-    text += "; to discard tag '" + largest->first + "' (" + format_size(largest->second.stored) +
-            " less)";
-  const auto other =
-      std::max_element(shortage.others.begin(), shortage.others.end(),
-                       [](const auto& a, const auto& b) { return a.second < b.second; });
-  if (other != shortage.others.end())
-    text += "; to resume or end group '" + other->first + "', which has " +
-            format_size(other->second) + " in the pool";
+/// The fewest of these, the largest first, that make up for what is missing: "'a' (3 GiB), 'b' (1
+/// GiB)". Empty: all of them do not.
+std::string enough(const std::map<std::string, std::uint64_t>& bytes, std::uint64_t missing) {
+  std::vector<std::pair<std::string, std::uint64_t>> largest(bytes.begin(), bytes.end());
+  std::stable_sort(largest.begin(), largest.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::string text;
+  std::uint64_t sum = 0;
+  for (const auto& [name, size] : largest) {
+    if (sum >= missing) break;
+    text += (sum == 0 ? "'" : ", '") + name + "' (" + format_size(size) + ")";
+    sum += size;
+  }
+  return sum >= missing ? text : "";
+}
+
+/// Remedies, each of which is enough.
+std::string advice(const Shortage& shortage) {
+  std::vector<std::string> remedies;
+  if (shortage.coming)
+    remedies.emplace_back("to wait for the rest of the pool (`amemctl wait pool`)");
+  if (!shortage.trouble.empty())
+    remedies.push_back("to remove what keeps amemd from creating the pool: " + shortage.trouble);
+  std::string larger;
+  if (shortage.quota > 0)
+    larger = "a quotas.pool of " + exact_size(round_up(shortage.quota, kSizeUnit)) + " or more";
+  if (shortage.pool_size > 0)
+    larger += (larger.empty() ? "" : ", and ") + std::string("a pool.size of ") +
+              exact_size(round_up(shortage.pool_size, kSizeUnit)) + " or more";
+  if (!larger.empty()) remedies.push_back("to restart amemd with " + larger);
+  std::map<std::string, std::uint64_t> caches;
+  for (const auto& [name, tag] : shortage.tags)
+    if (tag.cache) caches[name] = tag.stored;
+  if (const std::string text = enough(caches, shortage.missing); !text.empty())
+    remedies.push_back("if the job can lose what its regions mark as a cache, to discard " + text);
+  if (const std::string text = enough(shortage.others, shortage.missing); !text.empty())
+    remedies.push_back("to resume or end " + text + ", whose bytes are in the pool");
+  std::string text;
+  for (const std::string& remedy : remedies) text += (text.empty() ? "" : "; ") + remedy;
   return text;
 }
 
@@ -58,7 +82,7 @@ std::string describe(const Shortage& shortage) {
   if (shortage.not_seen > 0)
     text += ". Ranks could not look for zeros in " + format_size(shortage.not_seen) +
             " of it, because amem's kernels are not loaded there (the ranks' warnings say why)";
-  return text + ". Remedies: " + advice(shortage, tags);
+  return text + ". Remedies: " + advice(shortage);
 }
 
 }  // namespace amem

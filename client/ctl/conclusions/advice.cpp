@@ -51,9 +51,8 @@ void cache(const v1::GroupInfo& group, List& list) {
     if (bytes < kWorthIt) continue;
     list.push_back({"discard", bytes,
                     format_bytes(bytes) + " of tag " + printable(tag.tag()) +
-                        " is copied to the pool and back. If the job can rebuild this cache, drop "
-                        "it: `amemctl policy " +
-                        group.name() + " " + printable(tag.tag()) + " discard`"});
+                        " is copied to the pool and back. If the job can rebuild this cache, "
+                        "allocate it in `amem.region(TAG, keep=False)`"});
   }
 }
 

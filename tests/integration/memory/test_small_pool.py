@@ -8,7 +8,7 @@ from sim_node.node import MIB, eventually
 from sim_node.program import Program
 
 POOL = 16 * MIB
-KEEP = 1  # the policy of a region
+KEEP, DISCARD = 1, 2  # policies of a region, or of a tag
 # Of each of two ranks; most of it is zero.
 MOSTLY_ZERO = {"size": "8MiB", "allocations": 4, "arguments": ["--zeros", 90]}
 
@@ -119,14 +119,16 @@ def test_the_pool_size_that_the_refusal_names_is_enough(small, bare_node):
 def test_discarding_helps(small):
     node = small()
     program = Program(node, scope="regions")
-    program.ask(f"region begin cache {KEEP}")
+    program.ask(f"region begin cache {DISCARD}")
     program.ask(f"alloc 0 {4 * MIB} 5")
     program.ask("region end")
+    program.ask(f"policy cache {KEEP}")
     program.ask(f"region begin weights {KEEP}")
     program.ask(f"alloc 0 {4 * MIB} 2")
     program.ask("region end")
     answer = node.ctl.try_("pause", "train")
-    assert answer.code == 7 and "to discard tag 'cache' (20 MiB less)" in answer.error, answer
+    assert answer.code == 7 and \
+        "if the job can lose what its regions mark as a cache, to discard 'cache' (20 MiB)" in answer.error, answer
     assert node.ctl.state("train") == "running"
     program.verify()
     node.ctl("pause", "train", "--discard", "cache")
@@ -279,7 +281,8 @@ def test_a_swap_that_does_not_fit_leaves_both_as_they_were(small):
     node.ctl("pause", "rollout")
     train = node.job("train", size="2MiB", allocations=6)
     answer = node.ctl.try_("swap", "train", "rollout")
-    assert answer.code == 7 and "to resume or end group 'rollout'" in answer.error, answer
+    assert answer.code == 7 and "Remedies: to restart amemd with a pool.size of " in answer.error, answer
+    assert "to resume or end" not in answer.error, "rollout's bytes would not be enough"
     assert (node.ctl.state("train"), node.ctl.state("rollout")) == ("running", "paused")
     train.check()
     node.ctl("resume", "rollout")

@@ -143,7 +143,7 @@ TEST_F(AdviceTest, AKindOfANewerShimIsNamed) {
 TEST_F(AdviceTest, ACacheThatIsCopied) {
   tag("kv_cache", 20 * kGibibyte);
   EXPECT_THAT(text(), AllOf(HasSubstr("20.0 GiB of tag kv_cache"),
-                            HasSubstr("`amemctl policy train kv_cache discard`")));
+                            HasSubstr("`amem.region(TAG, keep=False)`")));
   group.mutable_tags(0)->set_discard_bytes(20 * kGibibyte);
   EXPECT_THAT(checks(), ElementsAre()) << "it is dropped already";
 }

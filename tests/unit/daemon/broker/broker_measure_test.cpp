@@ -61,14 +61,17 @@ TEST_F(BrokerMeasureTest, TheRefusalHasTheFiguresAndDiscardingHelps) {
   join(a);
   join(b, "train", 1);
   a.mask = b.mask = ~0U;
-  const std::uint64_t cache = a.create(gpu(0), 26 * kMiB, "cache");
+  const std::uint64_t cache =
+      a.create(gpu(0), 26 * kMiB, "cache", amem_v1_RegionPolicy_REGION_POLICY_DISCARD);
   const std::uint64_t weights = b.create(gpu(1), 10 * kMiB, "weights");
+  ASSERT_TRUE(set_policy("cache", v1::POLICY_KEEP).ok());
   a.write(cache, 3);
   b.write(weights, 4);
   expect_runs_on(pause(), Code::kResourceExhausted,
                  "it has 32 MiB of 32 MiB free, but 36 MiB are needed. The pause must save tag "
-                 "'cache' 26 MiB of 26 MiB, tag 'weights' 10 MiB of 10 MiB. Remedies: a pool.size "
-                 "of 36MiB or more; to discard tag 'cache' (26 MiB less)");
+                 "'cache' 26 MiB of 26 MiB, tag 'weights' 10 MiB of 10 MiB. Remedies: to restart "
+                 "amemd with a pool.size of 36MiB or more; if the job can lose what its regions "
+                 "mark as a cache, to discard 'cache' (26 MiB)");
   EXPECT_EQ(a.received[kSave] + b.received[kSave], 0);
   EXPECT_TRUE(a.holds(cache, 3));
   EXPECT_TRUE(b.holds(weights, 4));
@@ -87,7 +90,7 @@ TEST_F(BrokerMeasureTest, TheRefusalNamesWhoElseHasSpaceInThePool) {
   a.create(gpu(0), 20 * kMiB);
   const Status status = pause();
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
-  EXPECT_NE(status.text().find("to resume or end group 'rollout', which has 20 MiB in the pool"),
+  EXPECT_NE(status.text().find("to resume or end 'rollout' (20 MiB), whose bytes are in the pool"),
             std::string::npos)
       << status.text();
   EXPECT_EQ(status.text().find("discard"), std::string::npos) << "NCCL's cannot be dropped";

@@ -421,7 +421,9 @@ TEST_F(OwnersTest, ThePoolOfOneDoesNotKeepTheOthersFromPausing) {
   EXPECT_NE(b.create(gpu(0), 2 * kMiB), 0U) << "what is paused is on no device";
   const Status full = pause("more");
   EXPECT_EQ(full.code(), Code::kResourceExhausted);
-  EXPECT_THAT(full.text(), HasSubstr("quotas.pool"));
+  EXPECT_THAT(full.text(),
+              HasSubstr("Remedies: to restart amemd with a quotas.pool of 24MiB or more; "
+                        "to resume or end 'one' (16 MiB)"));
   join_as(kBob, d, "two");
   d.create(gpu(0), 16 * kMiB);
   EXPECT_TRUE(pause("two").ok());

@@ -177,6 +177,8 @@ TEST_F(PoolsTest, SpaceIsDrawnForASave) {
   EXPECT_EQ(pools.of(a).extents.available(), 2 * kSegmentSize);
   EXPECT_TRUE(pools.make_space(a, kSegmentSize + 1).ok());
   EXPECT_EQ(pools.of(a).segments.size(), 2U);
+  EXPECT_EQ(pools.stock().bytes, kSegmentSize);
+  EXPECT_EQ(pools.stock().largest, kSegmentSize);
   const Status status = pools.make_space(a, 4 * kSegmentSize);
   EXPECT_THAT(status.text(), HasSubstr("uid 1001 has 3 MiB of 3 MiB free, but 4 MiB are needed"));
   EXPECT_THAT(status.text(), Not(HasSubstr("quotas.pool"))) << "it has all that there is";
