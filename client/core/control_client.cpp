@@ -423,7 +423,7 @@ Status ControlClient::allocations(const std::string& group, const OnAllocation& 
 }
 
 Status ControlClient::set_policy(const std::string& group, const std::string& tag,
-                                 v1::Policy policy, v1::Form form) {
+                                 v1::Policy policy, v1::Form form, bool force) {
   if (Status status = check_group(group); !status.ok()) return status;
   if (tag.empty()) return {Code::kInvalidArgument, "the tag is empty"};
   const bool only_form = policy == v1::POLICY_UNSPECIFIED && form != v1::FORM_UNSPECIFIED;
@@ -435,6 +435,7 @@ Status ControlClient::set_policy(const std::string& group, const std::string& ta
   request.set_tag(tag);
   request.set_policy(policy);
   request.set_form(form);
+  request.set_force(force);
   return impl_->ask<v1::SetPolicyResponse>(&v1::Broker::Stub::SetPolicy, request).status();
 }
 
@@ -483,6 +484,7 @@ Status ControlClient::pause(const Groups& groups, const Choice& what, std::uint3
   v1::PauseRequest request;
   request.set_guests(what.guests);
   request.set_deep(what.deep);
+  request.set_force(what.force);
   *request.mutable_discard() = {what.discard.begin(), what.discard.end()};
   *request.mutable_nodes() = {impl_->nodes.begin(), impl_->nodes.end()};
   if (Status status = choose(request, groups, what, timeout_ms); !status.ok()) return status;
@@ -508,15 +510,16 @@ Status ControlClient::resume(const Groups& groups, const Choice& what, std::uint
   });
 }
 
-Status ControlClient::swap(const Groups& out, const Groups& in,
-                           const std::vector<std::string>& discard, std::uint32_t timeout_ms,
-                           const OnProgress& on_progress, v1::GuestPolicy guests, bool deep) {
+Status ControlClient::swap(const Groups& out, const Groups& in, const Choice& what,
+                           std::uint32_t timeout_ms, const OnProgress& on_progress) {
+  if (!what.tags.empty() || !what.except.empty())
+    return {Code::kInvalidArgument, "a swap is of whole groups. Pass no tags and no except_tags"};
   if (out.empty() || in.empty())
     return {Code::kInvalidArgument, "a swap requires groups to pause and groups to resume"};
   Groups all = out;
   all.insert(all.end(), in.begin(), in.end());
   if (Status status = check_groups(all); !status.ok()) return status;
-  if (Status status = check_tags(discard); !status.ok()) return status;
+  if (Status status = check_tags(what.discard); !status.ok()) return status;
   v1::SwapRequest request;
   if (out.size() == 1)
     request.set_out(out.front());
@@ -526,10 +529,11 @@ Status ControlClient::swap(const Groups& out, const Groups& in,
     request.set_in(in.front());
   else
     *request.mutable_in_groups() = {in.begin(), in.end()};
-  *request.mutable_discard() = {discard.begin(), discard.end()};
+  *request.mutable_discard() = {what.discard.begin(), what.discard.end()};
   *request.mutable_nodes() = {impl_->nodes.begin(), impl_->nodes.end()};
-  request.set_guests(guests);
-  request.set_deep(deep);
+  request.set_guests(what.guests);
+  request.set_deep(what.deep);
+  request.set_force(what.force);
   request.set_timeout_ms(timeout_ms);
   return operate(timeout_ms, 2, all.size(), on_progress,
                  [&](grpc::ClientContext* context) { return impl_->stub->Swap(context, request); });

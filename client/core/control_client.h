@@ -37,7 +37,8 @@ struct Choice {
   std::vector<std::string> except;
   std::vector<std::string> discard;  // of a pause: tags whose bytes it drops, whatever their policy
   v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED;  // of a pause
-  bool deep = false;  // of a pause: nothing of the processes stays on the devices
+  bool deep = false;   // of a pause: nothing of the processes stays on the devices
+  bool force = false;  // of a pause: `discard` may have "heap"
 };
 
 /// Groups, each once.
@@ -89,8 +90,9 @@ class ControlClient {
   Result<v1::ListRanksResponse> ranks(const std::string& group);
   Status allocations(const std::string& group, const OnAllocation& on_allocation);
   /// Sets what is not UNSPECIFIED; one of the two must be given.
+  /// `force`: the policy of "heap" may be to discard.
   Status set_policy(const std::string& group, const std::string& tag, v1::Policy policy,
-                    v1::Form form = v1::FORM_UNSPECIFIED);
+                    v1::Form form = v1::FORM_UNSPECIFIED, bool force = false);
 
   /// The stages, or one of them.
   Result<v1::TurnsResponse> turns(const std::string& stage);
@@ -107,10 +109,9 @@ class ControlClient {
                const OnProgress& on_progress);
   Status resume(const Groups& groups, const Choice& what, std::uint32_t timeout_ms,
                 const OnProgress& on_progress);
-  /// `discard`: tags of `out`, as of a pause, and so `guests` and `deep`.
-  Status swap(const Groups& out, const Groups& in, const std::vector<std::string>& discard,
-              std::uint32_t timeout_ms, const OnProgress& on_progress,
-              v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED, bool deep = false);
+  /// `what`: of the pause of `out`; without tags, as a swap is of whole groups.
+  Status swap(const Groups& out, const Groups& in, const Choice& what, std::uint32_t timeout_ms,
+              const OnProgress& on_progress);
 
   /// Never OK: events come until something ends the call.
   Status watch(const std::string& group, const OnEvent& on_event);

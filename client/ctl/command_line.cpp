@@ -145,6 +145,15 @@ void add_selection(CLI::App& sub, CommandLine& o, const std::string& then) {
 constexpr const char* kDiscardHelp =
     "Drop the bytes of these tags in this pause, whatever their policy; a resume provides zeros";
 
+/// What `option` says may then be of the heap.
+void add_force(CLI::App& sub, CommandLine& o, const std::string& option) {
+  sub.add_flag("--force", o.force,
+               "Allow " + option +
+                   " for tag heap: all memory that no region names, such as weights and optimizer "
+                   "state. The job loses its bytes")
+      ->needs(sub.get_option(option));
+}
+
 void add_trace(CLI::App& sub, CommandLine& o, const std::string& help) {
   sub.add_option("--trace", o.trace, help)->type_name("FILE");
 }
@@ -177,6 +186,7 @@ void add_operations(CLI::App& app, CommandLine& o) {
       "Pause every running group that you may see, one after another, each in its own operation");
   add_selection(pause, o, "continues to run");
   add_tags(pause, "--discard", o.discard, kDiscardHelp);
+  add_force(pause, o, "--discard");
   add_guests(pause, o);
   pause.add_flag("--dry-run", o.dry_run,
                  "Change nothing. Say whether the bytes fit into the pool, how long the pause "
@@ -204,6 +214,7 @@ void add_operations(CLI::App& app, CommandLine& o) {
       ->check(group_name());
   add_tags(swap, "--discard", o.discard,
            std::string(kDiscardHelp) + ". Applies to the groups that pause");
+  add_force(swap, o, "--discard");
   add_guests(swap, o);
   swap.add_flag(
       "--deep", o.deep,
@@ -223,6 +234,7 @@ void add_operations(CLI::App& app, CommandLine& o) {
           "keep: copy to the pool and restore; discard: drop, and a resume provides zeros")
       ->type_name("")
       ->check(CLI::IsMember({"keep", "discard"}));
+  add_force(policy, o, "POLICY");
   policy
       .add_option_function<std::string>(
           "--save",

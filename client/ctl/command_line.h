@@ -85,6 +85,7 @@ struct CommandLine {
   bool explain = false;                  // pause, resume, swap
   bool dry_run = false;                  // pause
   bool deep = false;                     // pause, swap
+  bool force = false;                    // pause, swap, policy: the heap may be discarded
   bool all = false;                      // pause, resume: every group, each by itself
   v1::Form form = v1::FORM_UNSPECIFIED;  // policy
   v1::MetricsFormat metrics = v1::METRICS_FORMAT_OPENMETRICS;

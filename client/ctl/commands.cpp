@@ -140,7 +140,7 @@ int history(const Invocation& s) {
 
 int set_policy(const Invocation& s) {
   const CommandLine& o = s.options;
-  const Status status = s.broker.set_policy(o.group, o.tag, o.policy, o.form);
+  const Status status = s.broker.set_policy(o.group, o.tag, o.policy, o.form, o.force);
   if (!status.ok()) return s.end(status);
   if (o.json) {
     v1::SetPolicyRequest request;
@@ -148,6 +148,7 @@ int set_policy(const Invocation& s) {
     request.set_tag(o.tag);
     request.set_policy(o.policy);
     request.set_form(o.form);
+    request.set_force(o.force);
     s.console.out << to_json(request) << '\n';
   } else {
     std::string what = policy_text(o.policy);

@@ -110,14 +110,14 @@ int operate_once(const Invocation& s) {
 
   const auto timeout =
       o.timeout ? static_cast<std::uint32_t>(o.timeout->count()) : std::uint32_t{0};
+  const client::Choice chosen{o.tags, o.except, o.discard, o.guests, o.deep, o.force};
   Status status;
   if (o.command == Command::kPause) {
-    status = s.broker.pause(o.groups, {o.tags, o.except, o.discard, o.guests, o.deep}, timeout,
-                            on_progress);
+    status = s.broker.pause(o.groups, chosen, timeout, on_progress);
   } else if (o.command == Command::kResume) {
-    status = s.broker.resume(o.groups, {o.tags, o.except, {}, {}, false}, timeout, on_progress);
+    status = s.broker.resume(o.groups, chosen, timeout, on_progress);
   } else {
-    status = s.broker.swap(o.groups, o.into, o.discard, timeout, on_progress, o.guests, o.deep);
+    status = s.broker.swap(o.groups, o.into, chosen, timeout, on_progress);
   }
   s.console.err << view.clear() << std::flush;
   if (s.interrupted() && status.code() == Code::kCancelled) {

@@ -39,9 +39,12 @@ std::vector<std::string> names(const char* const* tags, size_t count) {
 }
 
 amem::client::Choice choice(const amem_selection& from) {
-  return {names(from.tags, from.tag_count), names(from.except_tags, from.except_count),
-          names(from.discard, from.discard_count), static_cast<v1::GuestPolicy>(from.guests),
-          from.deep != 0};
+  return {names(from.tags, from.tag_count),
+          names(from.except_tags, from.except_count),
+          names(from.discard, from.discard_count),
+          static_cast<v1::GuestPolicy>(from.guests),
+          from.deep != 0,
+          from.force != 0};
 }
 
 amem_selection of_tags(const char* const* tags, size_t count) {
@@ -159,8 +162,10 @@ int amem_allocations(amem_client* client, const char* group, char** json, amem_e
 int amem_set_policy(amem_client* client, const char* group, const char* tag, amem_policy policy,
                     amem_error* error) {
   return with(client, error, [&](ControlClient& broker) -> Status {
+    const bool force = policy == AMEM_POLICY_DISCARD_FORCED;
     return broker.set_policy(text_or_empty(group), text_or_empty(tag),
-                             static_cast<v1::Policy>(policy));
+                             force ? v1::POLICY_DISCARD : static_cast<v1::Policy>(policy),
+                             v1::FORM_UNSPECIFIED, force);
   });
 }
 
@@ -256,10 +261,8 @@ int amem_client_swap_selected(amem_client* client, const char* const* out, size_
     const auto read = read_sized(selection, "amem_selection");
     if (!read.ok()) return read.status();
     const amem::client::Choice what = choice(read.value());
-    if (!what.tags.empty() || !what.except.empty())
-      return {Code::kInvalidArgument, "a swap is of whole groups. Pass no tags and no except_tags"};
-    return broker.swap(names(out, out_count), names(in, in_count), what.discard, timeout_ms,
-                       wrap(callback, user), what.guests, what.deep);
+    return broker.swap(names(out, out_count), names(in, in_count), what, timeout_ms,
+                       wrap(callback, user));
   });
 }
 

@@ -19,14 +19,19 @@ using amem::Status;
 /// The shim's exported functions.
 using ShimOperation = int (*)(const char* const* tags, size_t count, uint32_t timeout_ms,
                               char* error, size_t size);
-using ShimRequest = int (*)(int op, const char* const* tags, size_t count,
-                            const char* const* except_tags, size_t except_count,
-                            const char* const* discard, size_t discard_count, int guests,
-                            uint32_t timeout_ms, char* error, size_t size);
-using ShimDeepRequest = int (*)(int op, const char* const* tags, size_t count,
-                                const char* const* except_tags, size_t except_count,
-                                const char* const* discard, size_t discard_count, int guests,
-                                int deep, uint32_t timeout_ms, char* error, size_t size);
+/// The older first. Each has what those before it have.
+using ShimRequest2 = int (*)(int op, const char* const* tags, size_t count,
+                             const char* const* except_tags, size_t except_count,
+                             const char* const* discard, size_t discard_count, int guests,
+                             uint32_t timeout_ms, char* error, size_t size);
+using ShimRequest3 = int (*)(int op, const char* const* tags, size_t count,
+                             const char* const* except_tags, size_t except_count,
+                             const char* const* discard, size_t discard_count, int guests, int deep,
+                             uint32_t timeout_ms, char* error, size_t size);
+using ShimRequest4 = int (*)(int op, const char* const* tags, size_t count,
+                             const char* const* except_tags, size_t except_count,
+                             const char* const* discard, size_t discard_count, int guests, int deep,
+                             int force, uint32_t timeout_ms, char* error, size_t size);
 using ShimSetGroup = int (*)(const char* group, char* error, size_t size);
 using ShimRegionBegin = int (*)(const char* tag, int policy, char* error, size_t size);
 /// The end of a region, and both ends of what is unbrokered.
@@ -70,19 +75,24 @@ Status call_shim(const char* name, Arguments... arguments) {
   return {static_cast<Code>(code), text};
 }
 
-/// op: 1 a pause, 2 a resume.
+/// op: 1 a pause, 2 a resume. An older shim does, where it is enough.
 int request(int op, const amem_selection* selection, uint32_t timeout_ms, amem_error* error) {
   return amem::client::guarded(error, [&]() -> Status {
     const auto read = amem::client::read_sized(selection, "amem_selection");
     if (!read.ok()) return read.status();
     const amem_selection& what = read.value();
+    if (what.force != 0)
+      return call_shim<ShimRequest4>("amem_shim_request_4", op, what.tags, what.tag_count,
+                                     what.except_tags, what.except_count, what.discard,
+                                     what.discard_count, static_cast<int>(what.guests), what.deep,
+                                     what.force, timeout_ms);
     if (what.deep != 0)
-      return call_shim<ShimDeepRequest>(
+      return call_shim<ShimRequest3>(
           "amem_shim_request_3", op, what.tags, what.tag_count, what.except_tags, what.except_count,
           what.discard, what.discard_count, static_cast<int>(what.guests), what.deep, timeout_ms);
-    return call_shim<ShimRequest>("amem_shim_request_2", op, what.tags, what.tag_count,
-                                  what.except_tags, what.except_count, what.discard,
-                                  what.discard_count, static_cast<int>(what.guests), timeout_ms);
+    return call_shim<ShimRequest2>("amem_shim_request_2", op, what.tags, what.tag_count,
+                                   what.except_tags, what.except_count, what.discard,
+                                   what.discard_count, static_cast<int>(what.guests), timeout_ms);
   });
 }
 
@@ -164,7 +174,7 @@ int amem_resume_selected(const amem_selection* selection, uint32_t timeout_ms, a
 int amem_set_tag_policy(const char* tag, amem_policy policy, amem_error* error) {
   return amem::client::guarded(error, [&]() -> Status {
     if (tag == nullptr || *tag == '\0') return {Code::kInvalidArgument, "the tag is empty"};
-    if (policy != AMEM_POLICY_KEEP && policy != AMEM_POLICY_DISCARD)
+    if (policy < AMEM_POLICY_KEEP || policy > AMEM_POLICY_DISCARD_FORCED)
       return {Code::kInvalidArgument, "the policy must be keep or discard"};
     return call_shim<ShimRegionBegin>("amem_shim_set_policy", tag, static_cast<int>(policy));
   });

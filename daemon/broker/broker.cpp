@@ -453,7 +453,7 @@ std::vector<FleetShare> Broker::shares() const {
 }
 
 Status Broker::set_policy(const Caller& caller, const std::string& name, const std::string& tag,
-                          v1::Policy policy, v1::Form form) {
+                          v1::Policy policy, v1::Form form, bool force) {
   const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
   if (!group.ok()) {
     refused(caller, "policy", group.status());
@@ -471,7 +471,9 @@ Status Broker::set_policy(const Caller& caller, const std::string& name, const s
     if (sets_policy) changed.tag_discards[tag] = discard;
     if (save_form) changed.tag_forms[tag] = *save_form;
   };
-  if (Status status = groups_.set_policy(entry, tag, discard, change); !status.ok()) return status;
+  if (Status status = groups_.set_policy(entry, tag, tag_drop(discard, force), change);
+      !status.ok())
+    return status;
   if (sets_policy)
     asked(caller, "group '{}': a pause {} tag '{}'", name, discard ? "discards" : "keeps",
           printable(tag.c_str()));

@@ -76,7 +76,7 @@ class Broker {
   /// kNotFound, kFailedPrecondition (the tag is paused), kInvalidArgument (no such policy, or one
   /// that this tag cannot have).
   Status set_policy(const Caller& caller, const std::string& group, const std::string& tag,
-                    v1::Policy policy, v1::Form form = v1::FORM_UNSPECIFIED);
+                    v1::Policy policy, v1::Form form = v1::FORM_UNSPECIFIED, bool force = false);
   /// Looks how much of the devices is in use, for the next status(); then, or when a device does
   /// not answer soon, calls `done`, which is destroyed uncalled if the broker ends before.
   void look_at_devices(std::function<void()> done);

@@ -60,11 +60,14 @@ GroupEntry& Groups::restore(GroupId id, const std::string& name, std::shared_ptr
       .first->second;
 }
 
-Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const {
+Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, TagDrop drop) const {
   const std::string& name = group.machine.name();
   if (tag.empty() || tag.size() > sizeof(amem_v1_Create::tag) - 1)
     return {Code::kInvalidArgument, "a tag must have 1 to 31 characters"};
-  if (tag == kNcclTag && discard) return nccl_is_kept();
+  if (drop != TagDrop::kNo)
+    if (Status status = may_drop(node_.allocations, group.id, tag, drop == TagDrop::kForced);
+        !status.ok())
+      return status;
   // While a pause waits for guests the group runs, and nothing of what is to be saved is settled.
   if (group.machine.state() != GroupState::kRunning && group.machine.phase() != Phase::kGuests)
     return {Code::kFailedPrecondition, "group '" + name + "' is " +
@@ -81,9 +84,9 @@ Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, b
   return {};
 }
 
-Status Groups::set_policy(GroupEntry& group, const std::string& tag, bool discard,
+Status Groups::set_policy(GroupEntry& group, const std::string& tag, TagDrop drop,
                           const std::function<void(GroupEntry&)>& change) {
-  if (Status status = may_set_policy(group, tag, discard); !status.ok()) return status;
+  if (Status status = may_set_policy(group, tag, drop); !status.ok()) return status;
   const bool first = !group.policies.contains(tag);
   if (first) {
     Result<Charge> charge = group.account->take(Resource::kPolicies, 1);

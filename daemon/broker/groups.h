@@ -47,16 +47,16 @@ class Groups {
   /// Tags of a group that may have a policy: all of them are on record, which each phase writes.
   static constexpr std::size_t kMostPolicies = 1024;
   /// `change` sets the policy of a tag, which is on record afterwards; the owner is charged for it.
-  /// After an error everything is as before. kInvalidArgument: no such tag, or NCCL's is to be
-  /// dropped; kFailedPrecondition: the group does not run, or some memory of the tag is paused;
+  /// After an error everything is as before. kInvalidArgument: no such tag, or what may_drop()
+  /// answers; kFailedPrecondition: the group does not run, or some memory of the tag is paused;
   /// kResourceExhausted: too many tags have one; what a write of the record answers.
-  Status set_policy(GroupEntry& group, const std::string& tag, bool discard,
+  Status set_policy(GroupEntry& group, const std::string& tag, TagDrop drop,
                     const std::function<void(GroupEntry&)>& change);
   /// Carries out what the group wants, until it wants nothing; then it may be gone.
   void drive(GroupEntry& group);
 
  private:
-  Status may_set_policy(const GroupEntry& group, const std::string& tag, bool discard) const;
+  Status may_set_policy(const GroupEntry& group, const std::string& tag, TagDrop drop) const;
   MemoryView memory_of(GroupId group) const;
   void forget(GroupId id);
   void act(GroupEntry& group, const action::Answer& answer);

@@ -457,7 +457,10 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
   if (message.guests == amem_v1_GuestRule_GUEST_RULE_PIN) task.guests = GuestPolicy::kPin;
   if (message.guests == amem_v1_GuestRule_GUEST_RULE_REFUSE) task.guests = GuestPolicy::kRefuse;
   task.deep = message.deep && task.op == Operation::kPause;
+  task.force = message.force;
   Status status = check_tags(node_.allocations, group.id, task);
+  // It has been looked at. Ranks that ask for the same need not agree on it.
+  task.force = false;
   if (message.except && message.tags_count == 0)
     status = {Code::kInvalidArgument, "the request excepts no tag. Name the tags"};
   if (status.ok()) status = operations_.allows(task);
@@ -477,9 +480,10 @@ void RankRequests::set_policy(Rank& rank, std::uint64_t seq, const amem_v1_SetPo
   const RegionPolicy policy = region_policy(message.policy);
   const bool discard = policy == RegionPolicy::kDiscard;
   const auto change = [&](GroupEntry& changed) { changed.rank_discards[tag] = discard; };
-  const Status status = policy == RegionPolicy::kNone
-                            ? Status(Code::kInvalidArgument, "the policy must be keep or discard")
-                            : groups_.set_policy(group, tag, discard, change);
+  const Status status =
+      policy == RegionPolicy::kNone
+          ? Status(Code::kInvalidArgument, "the policy must be keep or discard")
+          : groups_.set_policy(group, tag, tag_drop(discard, message.force), change);
   if (status.ok())
     group.log().info("group '{}': {}: a pause {} tag '{}'", group.machine.name(), node_.label(rank),
                      discard ? "discards" : "keeps", tag);

@@ -268,7 +268,7 @@ class ControlService final : public v1::Broker::CallbackService {
                                       v1::SetPolicyResponse* response) override {
     return calls_.on_loop(caller_of(context), response, [this, request](const Caller& caller) {
       return broker_.set_policy(caller, request->group(), request->tag(), request->policy(),
-                                request->form());
+                                request->form(), request->force());
     });
   }
 

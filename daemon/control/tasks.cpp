@@ -44,6 +44,7 @@ Result<Task> read(Operation op, const Request& request) {
   Task task(op, {{tags.begin(), tags.end()}, except});
   if constexpr (requires { request.discard(); })
     task.discard = {request.discard().begin(), request.discard().end()};
+  if constexpr (requires { request.force(); }) task.force = request.force();
   if constexpr (requires { request.guests(); }) {
     const Result<GuestPolicy> guests = guest_policy_of(request.guests());
     if (!guests.ok()) return guests.status();
@@ -159,6 +160,7 @@ Result<FleetTransaction> transaction_of(const v1::SwapRequest& request) {
   FleetTransaction transaction;
   transaction.swap = true;
   transaction.task.discard = discard.value();
+  transaction.task.force = request.force();
   transaction.task.guests = guests.value();
   transaction.task.deep = request.deep();
   transaction.groups = out.value();

@@ -44,6 +44,7 @@ struct Task {
   Selection selection;
   std::set<std::string> discard;  // of a pause: drops the bytes of these, whatever their policy
   GuestPolicy guests = GuestPolicy::kDefault;  // of a pause
+  bool force = false;                          // of a pause: it may drop the heap's bytes
   bool deep = false;     // of a pause of everything: nothing of its processes stays on the devices
   bool partial = false;  // of a pause of a part: the group does not run on without it
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "daemon/base/units.h"
+
 namespace amem {
 namespace {
 
@@ -50,9 +52,9 @@ Status check_tags(const Allocations& table, GroupId group, const Task& task) {
 
   if (task.op == Operation::kResume && !task.discard.empty())
     return {Code::kInvalidArgument, "a resume cannot drop bytes. Only a pause or a swap can"};
-  if (task.discard.contains(std::string(kNcclTag))) return nccl_is_kept();
   for (const std::string& tag : task.discard) {
-    if (!there.contains(tag)) return not_found("tag '" + tag + "'");
+    if (tag != kNcclTag && !there.contains(tag)) return not_found("tag '" + tag + "'");
+    if (Status status = may_drop(table, group, tag, task.force); !status.ok()) return status;
     if (!what.takes(tag))
       return {Code::kInvalidArgument, "tag '" + tag +
                                           "' cannot be dropped, because the pause is of " +
@@ -67,10 +69,19 @@ Status check_tags(const Allocations& table, GroupId group, const Task& task) {
   return {};
 }
 
-Status nccl_is_kept() {
+Status may_drop(const Allocations& table, GroupId group, const std::string& tag, bool force) {
+  if (tag == kNcclTag)
+    return {Code::kInvalidArgument,
+            "a pause always keeps the bytes of tag 'nccl': nobody has proven that NCCL works "
+            "without them, and NCCL itself saves them when it suspends"};
+  if (tag != kHeapTag || force) return {};
+  const std::uint64_t bytes =
+      table.usage(group, [&](const Allocation& a) { return a.tag == tag; }).allocated;
   return {Code::kInvalidArgument,
-          "a pause always keeps the bytes of tag 'nccl': nobody has proven that NCCL works without "
-          "them, and NCCL itself saves them when it suspends"};
+          "to discard tag 'heap' would lose " + format_size(bytes) +
+              ": all memory that no region names, such as weights and optimizer state. A resume "
+              "provides zeros for it. If the job can lose all of it, force it: --force in amemctl, "
+              "force in programs"};
 }
 
 std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,

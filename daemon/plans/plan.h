@@ -44,11 +44,20 @@ using Plan = std::map<RankId, RankPlan>;
 /// Whether the group's memory is such that the task can be meant. kNotFound: it has no memory of a
 /// tag that is named (but NCCL's and the heap's may be excepted), or none but of those that are
 /// excepted; the text has the tags that there are. kInvalidArgument: a resume drops nothing and has
-/// no guests, a pause neither NCCL's bytes nor what it is not about. kFailedPrecondition: bytes
-/// that are to be dropped have been saved by an earlier pause.
+/// no guests, a pause neither NCCL's bytes nor what it is not about, and the heap's only by force.
+/// kFailedPrecondition: bytes that are to be dropped have been saved by an earlier pause.
 Status check_tags(const Allocations& table, GroupId group, const Task& task);
-/// Why the bytes of NCCL's tag cannot be dropped.
-Status nccl_is_kept();
+/// Whether a pause may drop bytes of this tag of the group. kInvalidArgument: never those of NCCL;
+/// not without `force` those of the heap: it has all that no region names, so nobody has said of
+/// any of it that the job can lose it. A tag of a region has the name that the program gave to it.
+Status may_drop(const Allocations& table, GroupId group, const std::string& tag, bool force);
+
+/// What a policy of a tag is to say: that pauses drop its bytes, and whether also the heap's.
+enum class TagDrop : std::uint8_t { kNo, kYes, kForced };
+constexpr TagDrop tag_drop(bool discard, bool force) {
+  if (!discard) return TagDrop::kNo;
+  return force ? TagDrop::kForced : TagDrop::kYes;
+}
 
 /// The allocations of a group whose bytes a pause must keep: on a device, free to leave it, and
 /// `keeps` is true.

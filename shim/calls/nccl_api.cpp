@@ -192,19 +192,29 @@ AMEM_PUBLIC int amem_shim_resume(const char* const* tags, std::size_t tag_count,
 /// client does not find, and says so. op: 1 a pause, 2 a resume. Of all but `except`, when there
 /// are such; a pause drops the bytes of `discard`. guests: of a pause, 1 pin, 2 refuse, 0 what is
 /// configured.
-/// deep: of a pause, not 0: the processes are checkpointed afterwards.
+/// deep: of a pause, not 0: the processes are checkpointed afterwards. force: of a pause, not 0:
+/// `discard` may have "heap".
+AMEM_PUBLIC int amem_shim_request_4(int op, const char* const* tags, std::size_t tag_count,
+                                    const char* const* except, std::size_t except_count,
+                                    const char* const* discard, std::size_t discard_count,
+                                    int guests, int deep, int force, std::uint32_t timeout_ms,
+                                    char* error, std::size_t size) {
+  if (guests < _amem_v1_GuestRule_MIN || guests > _amem_v1_GuestRule_MAX)
+    return report({Code::kInvalidArgument, "guests must be pin or refuse"}, error, size);
+  return report(request({static_cast<amem_v1_GroupOp>(op), names(tags, tag_count),
+                         names(except, except_count), names(discard, discard_count),
+                         static_cast<amem_v1_GuestRule>(guests), deep != 0, force != 0},
+                        timeout_ms),
+                error, size);
+}
+
 AMEM_PUBLIC int amem_shim_request_3(int op, const char* const* tags, std::size_t tag_count,
                                     const char* const* except, std::size_t except_count,
                                     const char* const* discard, std::size_t discard_count,
                                     int guests, int deep, std::uint32_t timeout_ms, char* error,
                                     std::size_t size) {
-  if (guests < _amem_v1_GuestRule_MIN || guests > _amem_v1_GuestRule_MAX)
-    return report({Code::kInvalidArgument, "guests must be pin or refuse"}, error, size);
-  return report(request({static_cast<amem_v1_GroupOp>(op), names(tags, tag_count),
-                         names(except, except_count), names(discard, discard_count),
-                         static_cast<amem_v1_GuestRule>(guests), deep != 0},
-                        timeout_ms),
-                error, size);
+  return amem_shim_request_4(op, tags, tag_count, except, except_count, discard, discard_count,
+                             guests, deep, 0, timeout_ms, error, size);
 }
 
 AMEM_PUBLIC int amem_shim_request_2(int op, const char* const* tags, std::size_t tag_count,

@@ -52,14 +52,17 @@ AMEM_PUBLIC int amem_shim_unbrokered_end(char* error, std::size_t size) {
   return report(Region::end_unbrokered(), error, size);
 }
 
-/// policy: 1 keep, 2 discard.
+/// policy: 1 keep, 2 discard, 3 discard also the heap.
 AMEM_PUBLIC int amem_shim_set_policy(const char* tag, int policy, char* error, std::size_t size) {
   if (Runtime::disabled())
     return report(
         {amem::Code::kFailedPrecondition, "amem is turned off in this process (AMEM_DISABLE)"},
         error, size);
+  const bool force = policy == 3;
   return report(set_policy(Runtime::get(), tag != nullptr ? tag : "",
-                           static_cast<amem_v1_RegionPolicy>(policy)),
+                           force ? amem_v1_RegionPolicy_REGION_POLICY_DISCARD
+                                 : static_cast<amem_v1_RegionPolicy>(policy),
+                           force),
                 error, size);
 }
 

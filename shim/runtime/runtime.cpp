@@ -340,6 +340,7 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
   body.op = what.op;
   body.guests = what.guests;
   body.deep = what.deep;
+  body.force = what.force;
   body.timeout_ms = timeout_ms;
   const Status status =
       runtime.ask(*request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline);
@@ -369,7 +370,8 @@ Status Runtime::ask(Message& request, std::chrono::milliseconds deadline) {
                                   "/session.sock. Start amemd, or set AMEM_RUNTIME_DIR"};
 }
 
-Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy policy) {
+Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy policy,
+                  bool force) {
   const auto request = new_message(amem_v1_SessionMessage_set_policy_tag);
   auto& body = request->body.set_policy;
   if (tag.empty() || tag.size() >= sizeof body.tag)
@@ -377,6 +379,7 @@ Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy
                                         std::to_string(sizeof body.tag - 1) + " bytes"};
   set_text(body.tag, tag);
   body.policy = policy;
+  body.force = force;
   return runtime.ask(*request, kAnswerDeadline);
 }
 

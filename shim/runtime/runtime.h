@@ -44,7 +44,8 @@ struct GroupRequest {
   std::vector<std::string> except = {};
   std::vector<std::string> discard = {};  // a pause drops the bytes of these
   amem_v1_GuestRule guests = amem_v1_GuestRule_GUEST_RULE_UNSPECIFIED;
-  bool deep = false;  // a pause of everything: the processes are checkpointed afterwards
+  bool deep = false;   // a pause of everything: the processes are checkpointed afterwards
+  bool force = false;  // `discard` may have "heap"
 };
 
 class Runtime {
@@ -151,6 +152,7 @@ Runtime* runtime_if_made();
 /// Pause or resume asked from inside. 0: the configured time-out.
 Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t timeout_ms);
 /// What a pause does from now on with the bytes of a tag of the group.
-Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy policy);
+Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy policy,
+                  bool force);
 
 }  // namespace amem::shim

@@ -73,6 +73,7 @@ inline Message packet_of(pb_size_t body, const Choose& choose) {
       request.except = choose(4) == 0;
       request.discard_count = static_cast<pb_size_t>(choose(4) == 0);
       set_text(request.discard[0], some_tag(choose));
+      request.force = choose(2) == 0;
       break;
     }
     case amem_v1_SessionMessage_cut_status_tag:
@@ -129,6 +130,7 @@ inline Message packet_of(pb_size_t body, const Choose& choose) {
     case amem_v1_SessionMessage_set_policy_tag:
       set_text(b.set_policy.tag, some_tag(choose));
       b.set_policy.policy = static_cast<amem_v1_RegionPolicy>(choose(4));
+      b.set_policy.force = choose(2) == 0;
       break;
     default:
       break;
@@ -163,6 +165,7 @@ inline std::string some_request(unsigned what, const Choose& choose) {
       tags(pause.mutable_tags());
       tags(pause.mutable_except_tags());
       tags(pause.mutable_discard());
+      pause.set_force(choose(2) == 0);
       return pause.SerializeAsString();
     }
     case 1: {
@@ -186,6 +189,7 @@ inline std::string some_request(unsigned what, const Choose& choose) {
       set.set_tag(some_tag(choose));
       set.set_policy(static_cast<v1::Policy>(choose(4)));
       set.set_form(static_cast<v1::Form>(choose(5)));
+      set.set_force(choose(2) == 0);
       return set.SerializeAsString();
     }
     default: {

@@ -272,8 +272,8 @@ void World::control(std::uint8_t more, const std::string& request) {
       v1::SetPolicyRequest set;
       if (!set.ParseFromString(request)) return;
       return steered(asker, {set.group()}, [&](const auto& observer) {
-        observer->finished(
-            broker_->set_policy(caller, set.group(), set.tag(), set.policy(), set.form()));
+        observer->finished(broker_->set_policy(caller, set.group(), set.tag(), set.policy(),
+                                               set.form(), set.force()));
       });
     }
     case 4: {

@@ -130,6 +130,14 @@ int amem_shim_request_3(int op, const char* const* tags, size_t count, const cha
   return amem_shim_request_2(op, tags, count, except, except_count, discard, discard_count, guests,
                              timeout_ms, error, size);
 }
+int amem_shim_request_4(int op, const char* const* tags, size_t count, const char* const* except,
+                        size_t except_count, const char* const* discard, size_t discard_count,
+                        int guests, int deep, int force, uint32_t timeout_ms, char* error,
+                        size_t size) {
+  if (force != 0) note("force");
+  return amem_shim_request_3(op, tags, count, except, except_count, discard, discard_count, guests,
+                             deep, timeout_ms, error, size);
+}
 int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size) {
   note("policy %s %d", tag, policy);
   return report(error, size);

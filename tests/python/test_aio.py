@@ -44,14 +44,14 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "upgrade": lambda broker: broker.upgrade(),
     "ranks": lambda broker: broker.ranks("a"),
     "allocations": lambda broker: broker.allocations("a", "weights"),
-    "set_policy": lambda broker: broker.set_policy("a", "weights", "discard", save=amem.Form.SPARSE),
+    "set_policy": lambda broker: broker.set_policy("a", "heap", "discard", save=amem.Form.SPARSE, force=True),
     "turns": lambda broker: broker.turns("night"),
     "lease": lambda broker: broker.lease("a", 2.5),
     "end_lease": lambda broker: broker.end_lease("a"),
     "set_turn": lambda broker: broker.set_turn("a", stage="night", weight=2, priority=-3, longest_wait=60),
-    "pause": lambda broker: broker.pause(["a", "b"], "weights", 2.5, discard="kv", guests="pin"),
+    "pause": lambda broker: broker.pause(["a", "b"], "weights", 2.5, discard="kv", guests="pin", force=True),
     "resume": lambda broker: broker.resume(["a", "b"], except_tags=["kv"]),
-    "swap": lambda broker: broker.swap("a", "b", 1, discard=["kv"], guests=amem.GuestPolicy.REFUSE, deep=True),
+    "swap": lambda broker: broker.swap("a", "b", 1, discard=["kv"], guests=amem.GuestPolicy.REFUSE, deep=True, force=True),
 }
 ANSWERS = {
     "GetStatus": {"version": "9.8.7"}, "ListGroups": {"groups": [{"name": "a", "state": 3}]}, "ListQuotas": {"owners": [{"uid": 7}]},

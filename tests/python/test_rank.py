@@ -35,6 +35,9 @@ def test_what_is_excepted_and_discarded(shim: Shim) -> None:
     amem.pause(deep=True, timeout=1)
     amem.pause_async(deep=True, guests="pin").result(20)
     assert shim.notes[-5:] == ["deep", "pause [] 1000", "deep", "guests 1", "pause [] 0"]
+    amem.pause(discard="heap", force=True)
+    amem.pause_async(discard="heap", deep=True, force=True).result(20)
+    assert shim.notes[-7:] == ["force", "discard heap", "pause [] 0", "force", "deep", "discard heap", "pause [] 0"]
     for call in (amem.pause, amem.pause_async):
         with pytest.raises(amem.InvalidArgumentError):
             call(guests="wait")  # type: ignore[arg-type]
@@ -47,6 +50,9 @@ def test_policies(shim: Shim) -> None:
     amem.set_policy("kv_cache", "keep")
     amem.set_policy("kv_cache", amem.Policy.DISCARD)
     assert shim.notes == ["policy kv_cache 2", "policy kv_cache 1", "policy kv_cache 2"]
+    amem.set_policy("heap", "discard", force=True)
+    amem.set_policy("heap", "keep", force=True)
+    assert shim.notes[-2:] == ["policy heap 3", "policy heap 1"]
     for bad in (("kv_cache", "drop"), ("", "keep")):
         with pytest.raises(amem.InvalidArgumentError):
             amem.set_policy(*bad)  # type: ignore[arg-type]

@@ -50,11 +50,16 @@ def test_what_is_excepted_and_discarded(fake: FakeBroker, broker: amem.Broker) -
     assert [(name, list(request.except_tags)) for name, request in fake.asked[:3]] == [
         ("Pause", []), ("Pause", ["weights"]), ("Resume", ["kv_cache"])]
     assert [list(fake.asked[at][1].discard) for at in (0, 1, 3)] == [["kv_cache"], [], ["kv_cache"]]
+    assert not any(fake.asked[at][1].force for at in (0, 1, 3))
     with pytest.raises(amem.InvalidArgumentError):
         broker.pause("train", "weights", except_tags="kv_cache")
     with pytest.raises(amem.InvalidArgumentError):
         broker.pause("train", discard=[""])
     assert len(fake.asked) == 4
+    broker.pause("train", discard="heap", force=True)
+    broker.swap("train", "rollout", discard="heap", force=True)
+    broker.set_policy("train", "heap", "discard", force=True)
+    assert [request.force for _, request in fake.asked[4:]] == [True, True, True]
 
 
 def test_sets_of_groups(fake: FakeBroker, broker: amem.Broker) -> None:

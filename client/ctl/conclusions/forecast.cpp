@@ -53,12 +53,17 @@ Status check_chosen_tags(const CommandLine& o, const v1::GroupInfo& group) {
         return {Code::kNotFound, "group " + group.name() + " has no memory of tag " + tag +
                                      "; its tags are " + there};
     }
-  for (const std::string& tag : o.discard)
+  for (const std::string& tag : o.discard) {
     if (tag == "nccl" || !is_chosen(o, tag))
       return {Code::kInvalidArgument, "tag " + tag + " cannot be dropped: " +
                                           (tag == "nccl" ? "NCCL's bytes are always kept"
                                                          : "the pause does not include it") +
                                           ". Remove it from --discard"};
+    if (tag == "heap" && !o.force)
+      return {Code::kInvalidArgument,
+              "the job would lose the bytes of tag heap: all memory that no region names, such as "
+              "weights and optimizer state. If it can lose all of them, pass --force"};
+  }
   return {};
 }
 
@@ -298,8 +303,8 @@ std::string forecast_view(const Forecast& forecast) {
       break;
   }
   return text + "may not fit: " + has + ", and " + needs +
-         " (blocks of zeros need no space). Resume or end a paused group, drop tags with "
-         "--discard, or make the pool larger\n";
+         " (blocks of zeros need no space). Resume or end a paused group, or restart amemd with a "
+         "larger pool.size\n";
 }
 
 std::string to_json(const Forecast& forecast) {

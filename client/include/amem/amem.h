@@ -151,6 +151,8 @@ typedef struct amem_selection {
   amem_guests guests; /* of a pause */
   int deep;           /* of a pause of everything, not 0: the driver then checkpoints the processes,
                        * and a resume restores them first; only where deep.enabled allows it */
+  int force;          /* of a pause, not 0: discard may have "heap", all memory that no region
+                       * names, such as weights; without it such a pause is refused */
 } amem_selection;
 
 /* As amem_pause and amem_resume, for what is selected; NULL: everything. Every rank asks for the
@@ -167,14 +169,16 @@ AMEM_API int amem_resume_selected(const amem_selection* selection, uint32_t time
 
 typedef enum amem_policy {
   AMEM_POLICY_UNSPECIFIED = 0, /* only for a region: the tag's, which is keep until it is set */
-  AMEM_POLICY_KEEP = 1,   /* a pause copies the bytes to the host pool, a resume restores them */
-  AMEM_POLICY_DISCARD = 2 /* a pause drops the bytes, they come back zeroed */
+  AMEM_POLICY_KEEP = 1,    /* a pause copies the bytes to the host pool, a resume restores them */
+  AMEM_POLICY_DISCARD = 2, /* a pause drops the bytes, they come back zeroed */
+  AMEM_POLICY_DISCARD_FORCED = 3 /* of a tag: the same, also of "heap", which is all memory that no
+                                  * region names, such as weights */
 } amem_policy;
 
 /* What a pause does from now on with the bytes of a tag of this rank's group; one rank's call is
  * enough. It goes before what regions say; what an operator has set (amem_set_policy) goes before
  * it.
- *   AMEM_ERROR_INVALID_ARGUMENT     the tag or the policy; or discard for "nccl"
+ *   AMEM_ERROR_INVALID_ARGUMENT     the tag or policy; discard for "nccl", or unforced for "heap"
  *   AMEM_ERROR_FAILED_PRECONDITION  no shim in this process; the group is not running, or some
  *                                   memory of the tag is paused */
 AMEM_API int amem_set_tag_policy(const char* tag, amem_policy policy, amem_error* error);
@@ -256,7 +260,7 @@ AMEM_API int amem_allocations(amem_client* client, const char* group, char** jso
 /* What a pause does with the bytes of a tag ("weights", ...) of a group, from now on: keep or
  * discard. It goes before what regions say.
  *   AMEM_ERROR_NOT_FOUND            no such group
- *   AMEM_ERROR_INVALID_ARGUMENT     the tag; or discard for "nccl", which is always kept
+ *   AMEM_ERROR_INVALID_ARGUMENT     the tag; discard for "nccl", or unforced for "heap"
  *   AMEM_ERROR_FAILED_PRECONDITION  the group is not running, or memory of the tag is paused */
 AMEM_API int amem_set_policy(amem_client* client, const char* group, const char* tag,
                              amem_policy policy, amem_error* error);
@@ -332,7 +336,8 @@ AMEM_API int amem_client_resume_tags(amem_client* client, const char* group,
 /* Likewise, for what is selected; NULL: everything. What a pause discards comes back zeroed; the
  * next pause goes by the policies again.
  *   AMEM_ERROR_INVALID_ARGUMENT     tags and except_tags at once; to discard "nccl", which is
- * always kept, or a tag that the pause is not about; a resume's discard or guests
+ * always kept, "heap" without force, or a tag that the pause is not about; a resume's discard or
+ * guests
  *   AMEM_ERROR_FAILED_PRECONDITION  also: an earlier pause has kept bytes of what is to be dropped;
  * ranks of other groups have memory open that must not stay */
 AMEM_API int amem_client_pause_selected(amem_client* client, const char* group,
@@ -364,7 +369,8 @@ AMEM_API int amem_client_swap(amem_client* client, const char* out, const char* 
                               uint32_t timeout_ms, amem_progress_callback callback, void* user,
                               amem_error* error);
 
-/* As amem_client_swap; the pause of `out` drops the bytes of `count` tags, as of a selection. */
+/* As amem_client_swap; the pause of `out` drops the bytes of `count` tags, as of a selection
+ * without force. */
 AMEM_API int amem_client_swap_discard(amem_client* client, const char* out, const char* in,
                                       const char* const* discard, size_t count, uint32_t timeout_ms,
                                       amem_progress_callback callback, void* user,

@@ -52,6 +52,7 @@ struct Selection {
   Tags discard;
   amem_guests guests = AMEM_GUESTS_UNSPECIFIED;
   bool deep = false;
+  bool force = false;
 };
 
 namespace detail {
@@ -81,16 +82,18 @@ class RawSelection {
         except_(pointers(from.except_tags)),
         discard_(pointers(from.discard)),
         guests_(from.guests),
-        deep_(from.deep) {}
+        deep_(from.deep),
+        force_(from.force) {}
   amem_selection get() const {
     return {sizeof(amem_selection), tags_.data(),    tags_.size(), except_.data(), except_.size(),
-            discard_.data(),        discard_.size(), guests_,      deep_ ? 1 : 0};
+            discard_.data(),        discard_.size(), guests_,      deep_ ? 1 : 0,  force_ ? 1 : 0};
   }
 
  private:
   std::vector<const char*> tags_, except_, discard_;
   amem_guests guests_;
   bool deep_;
+  bool force_;
 };
 
 struct Free {
@@ -351,7 +354,7 @@ class Client {
     swap(out, in, Tags(), timeout, progress);
   }
 
-  /// `discard`: tags of `out` whose bytes its pause drops.
+  /// `discard`: tags of `out` whose bytes its pause drops; not "heap", see swap_selected().
   void swap(const std::string& out, const std::string& in, const Tags& discard,
             Timeout timeout = Timeout::zero(), const OnProgress& progress = {}) {
     swap_groups({out}, {in}, discard, timeout, progress);
@@ -371,7 +374,8 @@ class Client {
     callback.finish(code, error);
   }
 
-  /// The pause of `out` is of `what`, which has no tags and no excepted tags: it may be deep.
+  /// The pause of `out` is of `what`, which has no tags and no excepted tags: it may be deep, or
+  /// discard the heap by force.
   void swap_selected(const Groups& out, const Groups& in, const Selection& what,
                      Timeout timeout = Timeout::zero(), const OnProgress& progress = {}) {
     const detail::RawSelection names(what);

@@ -69,7 +69,7 @@ os.register_at_fork(after_in_child=_forget_worker)
 
 
 def pause_async(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> Future[None]:
+                discard: Tags = None, guests: Guests | None = None, deep: bool = False, force: bool = False) -> Future[None]:
     """Pauses this rank's group as pause() does, in the background.
 
     A daemon thread of this package runs the jobs of pause_async, resume_async and swap_async one after the other. The
@@ -82,6 +82,7 @@ def pause_async(tags: Tags = None, timeout: float | None = None, *, except_tags:
         discard: Tags whose bytes this pause drops.
         guests: What the pause does with memory that other groups have open.
         deep: Nothing of the processes stays on the GPUs.
+        force: `discard` may have "heap".
 
     Returns:
         A Future. Its result is None, or the error that pause() raises. Its cancel() works until the operation begins.
@@ -93,7 +94,7 @@ def pause_async(tags: Tags = None, timeout: float | None = None, *, except_tags:
     guest_policy(guests)
     milliseconds(timeout)
     return _worker.submit(lambda: pause(chosen["tags"] or None, timeout, except_tags=chosen["except_tags"],
-                                        discard=drops, guests=guests, deep=deep))
+                                        discard=drops, guests=guests, deep=deep, force=force))
 
 
 def resume_async(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Future[None]:

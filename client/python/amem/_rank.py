@@ -51,7 +51,7 @@ def set_group(name: str) -> None:
 
 
 def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-          discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> None:
+          discard: Tags = None, guests: Guests | None = None, deep: bool = False, force: bool = False) -> None:
     """Pauses this rank's group: frees its GPU memory and keeps every address.
 
     The pause begins when every rank of the group has called pause(). The call returns when the group is paused, and returns
@@ -63,18 +63,20 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
             the same tags. The program must not let the GPU touch that memory before the resume. None: everything.
         timeout: Timeout in seconds for the other ranks to call. None: AMEM_TIMEOUT of the environment, else 60.
         except_tags: Instead of `tags`: all memory except memory with these tags.
-        discard: Tags whose bytes this pause drops, whatever their policy. A resume provides zeros for them. Not "nccl".
+        discard: Tags whose bytes this pause drops, whatever their policy. A resume provides zeros for them. Not "nccl", and
+            "heap" only with `force`.
         guests: What the pause does with memory that ranks of other groups still have open after the broker has waited for them
             (`deadlines.guests`). "pin": the memory stays on its device. "refuse": the call raises FailedPreconditionError,
             which names these ranks, and the group runs on. None: the broker's setting.
         deep: The driver then checkpoints the processes of all ranks, so that nothing of them stays on the GPUs. Until resume(),
             which restores them, each CUDA call of these processes waits. Also for a group that is paused already. Every rank
             must pass it. Only where the broker allows it (`deep.enabled`), and not with tags.
+        force: `discard` may have "heap": all memory that no region names, such as weights and optimizer state.
 
     Raises:
         FailedPreconditionError: This process has no shim, or the broker does not allow deep pauses.
         UnavailableError: There is no broker.
-        InvalidArgumentError: A tag, the timeout or the choice for guests is not valid.
+        InvalidArgumentError: A tag, the timeout or the choice for guests is not valid, or "heap" would be lost without `force`.
         DeadlineExceededError: Some ranks did not call pause() in time. The group runs on.
         NotFoundError: The group has no memory with a tag. The group runs on.
         ResourceExhaustedError: The host pool has too little space for the bytes. The group runs on.
@@ -83,7 +85,7 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
     """
     chosen = selection(tags, except_tags)
     _shim.operate("amem_shim_pause", chosen["tags"], chosen["except_tags"], optional_tags(discard),
-                  guest_policy(guests), milliseconds(timeout), bool(deep))
+                  guest_policy(guests), milliseconds(timeout), bool(deep), bool(force))
 
 
 def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> None:
@@ -106,7 +108,7 @@ def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags
     _shim.operate("amem_shim_resume", chosen["tags"], chosen["except_tags"], [], 0, milliseconds(timeout))
 
 
-def set_policy(tag: str, policy: PolicyChoice) -> None:
+def set_policy(tag: str, policy: PolicyChoice, *, force: bool = False) -> None:
     """Sets what a pause does from now on with the bytes of a tag of this rank's group.
 
     One rank needs to call it. The policy overrides the policies of regions. A policy that an operator sets overrides both.
@@ -114,12 +116,16 @@ def set_policy(tag: str, policy: PolicyChoice) -> None:
     Args:
         tag: The tag. It need not have memory yet.
         policy: Policy.KEEP or "keep", Policy.DISCARD or "discard".
+        force: The policy of "heap" may be "discard". Each pause then loses all memory that no region names.
 
     Raises:
-        InvalidArgumentError: The tag or the policy is not valid, or the policy of "nccl" is "discard".
+        InvalidArgumentError: The tag or the policy is not valid, or the policy of "nccl", or of "heap" without `force`, is
+            "discard".
         FailedPreconditionError: This process has no shim, the group is not running, or some memory with the tag is paused.
     """
-    _shim.call("amem_shim_set_policy", tag_name(tag).encode(), policy_number(policy))
+    number = policy_number(policy)
+    forced = force and number == policy_number("discard")
+    _shim.call("amem_shim_set_policy", tag_name(tag).encode(), _shim.DISCARD_FORCED if forced else number)
 
 
 def stats() -> Stats:

@@ -109,11 +109,11 @@ def allocations(group: str, tag: str | None) -> Question[list[AllocationInfo]]:
     return Question("ListAllocations", {"group": _or_all(group)}, read)
 
 
-def set_policy(group: str, tag: str, policy: PolicyChoice | None, save: FormChoice | None) -> Question[None]:
+def set_policy(group: str, tag: str, policy: PolicyChoice | None, save: FormChoice | None, force: bool) -> Question[None]:
     if policy is None and save is None:
         raise InvalidArgumentError("set policy, save or both")
     fields = {"group": group_address(group), "tag": tag_name(tag), "policy": 0 if policy is None else policy_number(policy),
-              "form": 0 if save is None else form_number(save)}
+              "form": 0 if save is None else form_number(save), "force": bool(force)}
     return Question("SetPolicy", fields, lambda answer: None)
 
 
@@ -157,10 +157,10 @@ def set_turn(group: str, stage: str | None, weight: int | None, priority: int | 
 
 
 def pause(group: Groups, tags: Tags, timeout: float | None, except_tags: Tags, discard: Tags, guests: Guests | None,
-          deep: bool) -> Command:
+          deep: bool, force: bool) -> Command:
     names = group_list(group)
     fields = {**groups_field(names), **selection(tags, except_tags), "discard": optional_tags(discard), "guests": guest_policy(guests),
-              "deep": bool(deep)}
+              "deep": bool(deep), "force": bool(force)}
     return _command("Pause", names, 1, timeout, fields)
 
 
@@ -169,10 +169,11 @@ def resume(group: Groups, tags: Tags, timeout: float | None, except_tags: Tags) 
     return _command("Resume", names, 1, timeout, {**groups_field(names), **selection(tags, except_tags)})
 
 
-def swap(out: Groups, into: Groups, timeout: float | None, discard: Tags, guests: Guests | None, deep: bool) -> Command:
+def swap(out: Groups, into: Groups, timeout: float | None, discard: Tags, guests: Guests | None, deep: bool,
+         force: bool) -> Command:
     going, coming = group_list(out), group_list(into)
     fields = {**groups_field(going, "out", "out_groups"), **groups_field(coming, "in", "in_groups"), "discard": optional_tags(discard),
-              "guests": guest_policy(guests), "deep": bool(deep)}
+              "guests": guest_policy(guests), "deep": bool(deep), "force": bool(force)}
     return _command("Swap", group_list(going, coming), 2, timeout, fields)
 
 

@@ -32,6 +32,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "amem_shim_resume": _OPERATION,
     "amem_shim_request_2": (ctypes.c_int, *_NAMES * 3, ctypes.c_int, ctypes.c_uint32, *_TEXT),
     "amem_shim_request_3": (ctypes.c_int, *_NAMES * 3, ctypes.c_int, ctypes.c_int, ctypes.c_uint32, *_TEXT),
+    "amem_shim_request_4": (ctypes.c_int, *_NAMES * 3, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_uint32, *_TEXT),
     "amem_shim_set_group": (ctypes.c_char_p, *_TEXT),
     "amem_shim_region_begin": (ctypes.c_char_p, ctypes.c_int, *_TEXT),
     "amem_shim_region_end": _TEXT,
@@ -41,6 +42,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "amem_shim_shut_ms": (),
     "amem_shim_stats": _TEXT,
 }
+DISCARD_FORCED = 3  # a policy of amem_shim_set_policy: discard, also for "heap"
 _RESULTS: dict[str, Any] = {"amem_shim_shut_ms": ctypes.c_uint64}
 
 
@@ -85,7 +87,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def operate(name: str, tags: list[str], except_tags: list[str], discard: list[str], guests: int, timeout_ms: int,
-            deep: bool = False) -> None:
+            deep: bool = False, force: bool = False) -> None:
     """Calls amem_shim_pause or amem_shim_resume, which every shim has, or a newer function if they are not enough."""
     names = [(ctypes.c_char_p * len(each))(*(tag.encode() for tag in each)) for each in (tags, except_tags, discard)]
     if not except_tags and not discard and guests == 0 and not deep:
@@ -93,7 +95,9 @@ def operate(name: str, tags: list[str], except_tags: list[str], discard: list[st
         return
     counted = [argument for each in names for argument in (each, len(each))]
     operation = {"amem_shim_pause": 1, "amem_shim_resume": 2}[name]
-    if deep:
+    if force:
+        call("amem_shim_request_4", operation, *counted, guests, int(deep), 1, timeout_ms)
+    elif deep:
         call("amem_shim_request_3", operation, *counted, guests, 1, timeout_ms)
     else:
         call("amem_shim_request_2", operation, *counted, guests, timeout_ms)

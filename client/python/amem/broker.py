@@ -182,7 +182,7 @@ class Broker:
         return self._ask(_requests.allocations(group, tag))
 
     def set_policy(self, group: str, tag: str, policy: PolicyChoice | None = None, *,
-                   save: FormChoice | None = None) -> None:
+                   save: FormChoice | None = None, force: bool = False) -> None:
         """Sets what a pause does from now on with the bytes of a tag. It overrides the policies of regions.
 
         Args:
@@ -191,15 +191,16 @@ class Broker:
             policy: Policy.KEEP or "keep", Policy.DISCARD or "discard". None does not change it.
             save: How a pause copies bytes that it keeps: "auto", "dense" or "sparse", or a member of Form. None does not
                 change it.
+            force: The policy of "heap" may be "discard". Each pause then loses all memory that no region names.
 
         Raises:
-            InvalidArgumentError: The policy or the form is not valid, both are None, or the policy of "nccl" is "discard".
-                A pause always keeps the bytes of "nccl".
+            InvalidArgumentError: The policy or the form is not valid, both are None, or the policy of "nccl", or of "heap"
+                without `force`, is "discard". A pause always keeps the bytes of "nccl".
             NotFoundError: The group does not exist.
             FailedPreconditionError: The group is not running, or some memory with the tag is paused.
             ResourceExhaustedError: The group already has the largest number of tags with a policy.
         """
-        self._ask(_requests.set_policy(group, tag, policy, save))
+        self._ask(_requests.set_policy(group, tag, policy, save, force))
 
     def turns(self, stage: str = "") -> list[StageInfo]:
         """Asks for the stages of the node and for the groups that take turns there (docs/turns.md).
@@ -271,14 +272,15 @@ class Broker:
     @overload
     def pause(self, group: str, tags: Tags = None, timeout: float | None = None,
               on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> Progress: ...
+              discard: Tags = None, guests: Guests | None = None, deep: bool = False, force: bool = False) -> Progress: ...
     @overload
     def pause(self, group: Several, tags: Tags = None, timeout: float | None = None,
               on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> list[Progress]: ...
+              discard: Tags = None, guests: Guests | None = None, deep: bool = False, force: bool = False) -> list[Progress]: ...
     def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None,
               on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> Progress | list[Progress]:
+              discard: Tags = None, guests: Guests | None = None, deep: bool = False,
+              force: bool = False) -> Progress | list[Progress]:
         """Pauses a group from outside: its ranks need not call anything. Blocks until the group is paused.
 
         Several groups pause as one operation, all or none. If one group fails before the first of them has freed memory, all
@@ -292,25 +294,27 @@ class Broker:
             on_progress: A function that this thread calls for each step. If it raises, the call stops waiting and raises the same.
             except_tags: Instead of `tags`: all memory except memory with these tags.
             discard: Tags whose bytes this pause drops, whatever their policy. A resume provides zeros for them. The last
-                Progress has their number. Not "nccl": a pause always keeps its bytes.
+                Progress has their number. Not "nccl": a pause always keeps its bytes. "heap" only with `force`.
             guests: What the pause does with memory that ranks of other groups still have open after the broker has waited for
                 them. "pin": the memory stays on its device, and the last Progress names these ranks. "refuse": the call raises
                 FailedPreconditionError, which names these ranks, and the group runs on. None: the broker's setting.
             deep: The driver then checkpoints the processes, so that nothing of them stays on the GPUs. A resume restores them
                 first. Also for a group that is paused already. Only where the broker allows it (`deep.enabled`), and not with tags.
+            force: `discard` may have "heap": all memory that no region names, such as weights and optimizer state.
 
         Returns:
             The last Progress, which says where the time went. For several groups: a list, in the order of the groups.
 
         Raises:
             NotFoundError: The group does not exist, or it has no memory with a tag.
+            InvalidArgumentError: An argument is not valid, or "heap" would be lost without `force`.
             FailedPreconditionError: The group is not running.
             DeadlineExceededError: A phase took too long. The text names the ranks. The group is as after AbortedError.
             ResourceExhaustedError: The pool is too small. The group runs on.
             AbortedError: A rank died or failed. The group runs on. If the pause had already freed memory, the group is paused
                 and its bytes are safe.
         """
-        command = _requests.pause(group, tags, timeout, except_tags, discard, guests, deep)
+        command = _requests.pause(group, tags, timeout, except_tags, discard, guests, deep, force)
         last = self._operate(command).result(on_progress)
         return last[0] if isinstance(group, str) else command.ordered(last)
 
@@ -352,7 +356,7 @@ class Broker:
 
     def swap(self, out: Groups, into: Groups, timeout: float | None = None,
              on_progress: OnProgress | None = None, *, discard: Tags = None,
-             guests: Guests | None = None, deep: bool = False) -> tuple[Progress, ...]:
+             guests: Guests | None = None, deep: bool = False, force: bool = False) -> tuple[Progress, ...]:
         """Pauses `out` and resumes `into`, at the same time as far as memory allows. Blocks until both are done.
 
         If the pause fails, `into` stays paused. If the resume fails, all groups are paused and their bytes are safe.
@@ -365,6 +369,7 @@ class Broker:
             discard: Tags of `out`, as for pause().
             guests: Of `out`, as for pause().
             deep: The groups of `out` become deep after they have left, as for pause(). `into` does not wait for that.
+            force: As for pause().
 
         Returns:
             The last Progress of each group, in the order in which the call names them.
@@ -372,11 +377,11 @@ class Broker:
         Raises:
             Error: The errors of pause() and resume().
         """
-        command = _requests.swap(out, into, timeout, discard, guests, deep)
+        command = _requests.swap(out, into, timeout, discard, guests, deep, force)
         return tuple(command.ordered(self._operate(command).result(on_progress)))
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None, guests: Guests | None = None, deep: bool = False) -> Operation:
+                discard: Tags = None, guests: Guests | None = None, deep: bool = False, force: bool = False) -> Operation:
         """Starts pause() and does not wait.
 
         Args:
@@ -388,11 +393,12 @@ class Broker:
             guests: What the pause does with memory that other groups have open.
             deep: The driver then checkpoints the processes, so that nothing of them stays on the GPUs. A resume restores them
                 first. Also for a group that is paused already. Only where the broker allows it (`deep.enabled`), and not with tags.
+            force: As for pause().
 
         Returns:
             An iterator over its progress. It raises the errors of pause().
         """
-        return self._operate(_requests.pause(group, tags, timeout, except_tags, discard, guests, deep))
+        return self._operate(_requests.pause(group, tags, timeout, except_tags, discard, guests, deep, force))
 
     def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
                  except_tags: Tags = None) -> Operation:
@@ -410,7 +416,7 @@ class Broker:
         return self._operate(_requests.resume(group, tags, timeout, except_tags))
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
-                 guests: Guests | None = None, deep: bool = False) -> Operation:
+                 guests: Guests | None = None, deep: bool = False, force: bool = False) -> Operation:
         """Starts swap() and does not wait.
 
         Args:
@@ -420,11 +426,12 @@ class Broker:
             discard: Tags of `out` whose bytes this pause drops.
             guests: What the pause does with memory of `out` that other groups have open.
             deep: The groups of `out` become deep after they have left, as for pause(). `into` does not wait for that.
+            force: As for pause().
 
         Returns:
             An iterator over its progress. It raises the errors of swap().
         """
-        return self._operate(_requests.swap(out, into, timeout, discard, guests, deep))
+        return self._operate(_requests.swap(out, into, timeout, discard, guests, deep, force))
 
     def watch(self, group: str = "") -> Watch:
         """Watches for events. The watch begins when this call returns.

@@ -100,7 +100,8 @@ class Cluster:
 
     # ---- operations ----
     def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None,
-              *, except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
+              *, except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None,
+              force: bool = False) -> list[Progress]:
         """Pauses one or more groups on all nodes.
 
         Args:
@@ -111,6 +112,7 @@ class Cluster:
             except_tags: The pause takes all memory except memory with these tags.
             discard: Tags whose bytes this pause drops.
             guests: What the pause does with memory that other groups have open.
+            force: `discard` may have "heap".
 
         Returns:
             The last Progress of each group of each node.
@@ -119,7 +121,8 @@ class Cluster:
             PermissionDeniedError: The caller is not an operator. Only operators may name other nodes.
             Error: The errors of Broker.pause(), with the node's name.
         """
-        return self.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests).result(on_progress)
+        operation = self.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests, force=force)
+        return operation.result(on_progress)
 
     def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None,
                *, except_tags: Tags = None) -> list[Progress]:
@@ -142,7 +145,7 @@ class Cluster:
         return self.resuming(group, tags, timeout, except_tags=except_tags).result(on_progress)
 
     def swap(self, out: Groups, into: Groups, timeout: float | None = None, on_progress: OnProgress | None = None, *,
-             discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
+             discard: Tags = None, guests: Guests | None = None, force: bool = False) -> list[Progress]:
         """Pauses `out` and resumes `into` on all nodes.
 
         Args:
@@ -152,6 +155,7 @@ class Cluster:
             on_progress: A function that this thread calls for each step. Progress.node is the node of the step.
             discard: Tags of `out` whose bytes this pause drops.
             guests: What the pause does with memory of `out` that other groups have open.
+            force: `discard` may have "heap".
 
         Returns:
             The last Progress of each group of each node.
@@ -160,10 +164,10 @@ class Cluster:
             PermissionDeniedError: The caller is not an operator. Only operators may name other nodes.
             Error: The errors of Broker.swap(), with the node's name.
         """
-        return self.swapping(out, into, timeout, discard=discard, guests=guests).result(on_progress)
+        return self.swapping(out, into, timeout, discard=discard, guests=guests, force=force).result(on_progress)
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None, guests: Guests | None = None) -> Operation:
+                discard: Tags = None, guests: Guests | None = None, force: bool = False) -> Operation:
         """Starts pause() and does not wait.
 
         Args:
@@ -173,11 +177,12 @@ class Cluster:
             except_tags: The pause takes all memory except memory with these tags.
             discard: Tags whose bytes this pause drops.
             guests: What the pause does with memory that other groups have open.
+            force: `discard` may have "heap".
 
         Returns:
             An iterator over its progress. Progress.node is the node of each step.
         """
-        return self._leader.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests)
+        return self._leader.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests, force=force)
 
     def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
                  except_tags: Tags = None) -> Operation:
@@ -195,7 +200,7 @@ class Cluster:
         return self._leader.resuming(group, tags, timeout, except_tags=except_tags)
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
-                 guests: Guests | None = None) -> Operation:
+                 guests: Guests | None = None, force: bool = False) -> Operation:
         """Starts swap() and does not wait.
 
         Args:
@@ -204,11 +209,12 @@ class Cluster:
             timeout: Timeout in seconds for the pause, and for the resume.
             discard: Tags of `out` whose bytes this pause drops.
             guests: What the pause does with memory of `out` that other groups have open.
+            force: `discard` may have "heap".
 
         Returns:
             An iterator over its progress. Progress.node is the node of each step.
         """
-        return self._leader.swapping(out, into, timeout, discard=discard, guests=guests)
+        return self._leader.swapping(out, into, timeout, discard=discard, guests=guests, force=force)
 
     def _of_each(self, ask: Callable[[Broker], Answer]) -> dict[str, NodeAnswer[Answer]]:
         def of(node: str) -> NodeAnswer[Answer]:

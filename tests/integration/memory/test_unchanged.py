@@ -200,7 +200,7 @@ def test_what_is_dropped_is_not_retained(node):
     memory = Memory(node, 4 * MIB)
     [block] = memory.blocks
     cycle(node)
-    node.ctl("pause", "train", "--discard", "heap")
+    node.ctl("pause", "train", "--discard", "heap", "--force")
     assert retained(node) == 0
     node.ctl("resume", "train")
     memory.puppet.ask(f"zero {block}")

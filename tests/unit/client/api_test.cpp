@@ -100,9 +100,13 @@ TEST_F(ClientApi, PolicyIsPassedOn) {
   EXPECT_EQ(broker.asked_policy.group(), "train");
   EXPECT_EQ(broker.asked_policy.tag(), "nccl");
   EXPECT_EQ(broker.asked_policy.policy(), v1::POLICY_DISCARD);
+  EXPECT_FALSE(broker.asked_policy.force());
+  ASSERT_EQ(amem_set_policy(client, "train", "heap", AMEM_POLICY_DISCARD_FORCED, &error), AMEM_OK);
+  EXPECT_EQ(broker.asked_policy.policy(), v1::POLICY_DISCARD);
+  EXPECT_TRUE(broker.asked_policy.force());
   EXPECT_EQ(amem_set_policy(client, "train", "", AMEM_POLICY_KEEP, &error),
             AMEM_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(amem_set_policy(client, "train", "nccl", static_cast<amem_policy>(3), &error),
+  EXPECT_EQ(amem_set_policy(client, "train", "nccl", static_cast<amem_policy>(4), &error),
             AMEM_ERROR_INVALID_ARGUMENT);
   ASSERT_EQ(amem_set_save_form(client, "train", "w", AMEM_SAVE_FORM_SPARSE, &error), AMEM_OK);
   EXPECT_EQ(broker.asked_policy.tag(), "w");
@@ -196,6 +200,12 @@ TEST_F(ClientApi, WhatIsExceptedAndDiscardedIsPassedOn) {
   cpp.pause("train", Selection{.tags = {}, .except_tags = {"a"}, .discard = {"b", "c"}});
   EXPECT_THAT(broker.asked_except, ElementsAre("a"));
   EXPECT_THAT(broker.asked_discard, ElementsAre("b", "c"));
+  EXPECT_FALSE(broker.asked_force);
+  Selection forced;
+  forced.discard = {"heap"};
+  forced.force = true;
+  cpp.pause("train", forced);
+  EXPECT_TRUE(broker.asked_force);
   cpp.resume("train", Selection{.tags = {}, .except_tags = {"kv_cache"}, .discard = {}});
   EXPECT_THAT(broker.asked_except, ElementsAre("kv_cache"));
   Selection pinning;
@@ -251,16 +261,19 @@ TEST_F(ClientApi, SetsOfGroups) {
   selection.discard_count = 1;
   selection.guests = AMEM_GUESTS_REFUSE;
   selection.deep = 1;
+  selection.force = 1;
   const auto swap = [&](const amem_selection* what) {
     return amem_client_swap_selected(client, groups, 2, others, 2, what, 0, nullptr, nullptr,
                                      &error);
   };
   EXPECT_EQ(swap(&selection), AMEM_OK);
   EXPECT_TRUE(broker.asked_deep);
+  EXPECT_TRUE(broker.asked_force);
   EXPECT_EQ(broker.asked_guests, v1::GUEST_POLICY_REFUSE);
   EXPECT_THAT(broker.asked_discard, ElementsAre("kv"));
   EXPECT_EQ(swap(nullptr), AMEM_OK);
   EXPECT_FALSE(broker.asked_deep);
+  EXPECT_FALSE(broker.asked_force);
   EXPECT_THAT(broker.asked_discard, IsEmpty());
   selection.tags = tags;
   selection.tag_count = 1;

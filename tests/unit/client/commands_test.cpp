@@ -258,6 +258,9 @@ TEST_F(Commands, ChosenTags) {
   EXPECT_THAT(broker.asked_tags, testing::ElementsAre());
   EXPECT_THAT(broker.asked_except, testing::ElementsAre("weights"));
   EXPECT_THAT(broker.asked_discard, testing::ElementsAre("kv_cache"));
+  EXPECT_FALSE(broker.asked_force);
+  EXPECT_EQ(run({"pause", "train", "--discard", "heap", "--force"}), kExitOk);
+  EXPECT_TRUE(broker.asked_force);
   EXPECT_EQ(broker.asked_guests, v1::GUEST_POLICY_UNSPECIFIED);
   EXPECT_EQ(run({"pause", "train", "--guests", "refuse"}), kExitOk);
   EXPECT_EQ(broker.asked_guests, v1::GUEST_POLICY_REFUSE);
@@ -431,7 +434,9 @@ TEST_F(Commands, PolicyAndVersion) {
   EXPECT_EQ(run({"policy", "train", "nccl", "keep", "--json"}), kExitOk);
   EXPECT_EQ(out.str(),
             "{\"group\":\"train\",\"tag\":\"nccl\",\"policy\":\"POLICY_KEEP\","
-            "\"form\":\"FORM_UNSPECIFIED\"}\n");
+            "\"form\":\"FORM_UNSPECIFIED\",\"force\":false}\n");
+  EXPECT_EQ(run({"policy", "train", "heap", "discard", "--force"}), kExitOk);
+  EXPECT_TRUE(broker.asked_policy.force());
   EXPECT_EQ(run({"policy", "train", "kv_cache", "keep", "--save", "dense"}), kExitOk);
   EXPECT_EQ(out.str(), "train: kv_cache is keep, saved dense from now on\n");
   EXPECT_EQ(broker.asked_policy.form(), v1::FORM_DENSE);

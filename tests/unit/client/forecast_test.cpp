@@ -144,6 +144,12 @@ TEST_F(ForecastTest, WhatThePauseWouldEndWith) {
   options.tags = {};
   options.discard = {"nccl"};
   EXPECT_EQ(refused().code(), Code::kInvalidArgument);
+  tag("heap", kGiga);
+  options.discard = {"heap"};
+  EXPECT_EQ(refused().code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused().text(), HasSubstr("would lose the bytes of tag heap"));
+  options.force = true;
+  EXPECT_EQ(forecast().groups.at(0).dropped_bytes, kGiga);
   options.discard = {};
   group().set_state(v1::GROUP_STATE_PAUSED);
   EXPECT_EQ(refused().code(), Code::kFailedPrecondition);

@@ -21,6 +21,7 @@ struct FakeShim {
   std::vector<std::string> discard;
   int guests = 0;
   int deep = 0;
+  int force = 0;
   std::string group;
   std::vector<std::string> regions;  // open ones
   int unbrokered = 0;                // times begun and not ended
@@ -58,6 +59,10 @@ int amem_shim_request_2(int op, const char* const* tags, size_t count, const cha
 int amem_shim_request_3(int op, const char* const* tags, size_t count, const char* const* except,
                         size_t except_count, const char* const* discard, size_t discard_count,
                         int guests, int deep, uint32_t timeout_ms, char* error, size_t size);
+int amem_shim_request_4(int op, const char* const* tags, size_t count, const char* const* except,
+                        size_t except_count, const char* const* discard, size_t discard_count,
+                        int guests, int deep, int force, uint32_t timeout_ms, char* error,
+                        size_t size);
 int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size);
 int amem_shim_set_group(const char* group, char* error, size_t size);
 int amem_shim_group(char* name, size_t size);
@@ -96,6 +101,14 @@ int amem_shim_request_3(int op, const char* const* tags, size_t count, const cha
   shim.deep = deep;
   return amem_shim_request_2(op, tags, count, except, except_count, discard, discard_count, guests,
                              timeout_ms, error, size);
+}
+int amem_shim_request_4(int op, const char* const* tags, size_t count, const char* const* except,
+                        size_t except_count, const char* const* discard, size_t discard_count,
+                        int guests, int deep, int force, uint32_t timeout_ms, char* error,
+                        size_t size) {
+  shim.force = force;
+  return amem_shim_request_3(op, tags, count, except, except_count, discard, discard_count, guests,
+                             deep, timeout_ms, error, size);
 }
 int amem_shim_set_policy(const char* tag, int policy, char* error, size_t size) {
   shim.tags = {tag};
@@ -182,6 +195,10 @@ TEST_F(Rank, PoliciesArePassedOn) {
   amem::set_policy("kv_cache", AMEM_POLICY_DISCARD);
   EXPECT_EQ(shim.tags, Tags{"kv_cache"});
   EXPECT_EQ(shim.policy, 2);
+  amem::set_policy("heap", AMEM_POLICY_DISCARD_FORCED);
+  EXPECT_EQ(shim.policy, 3);
+  EXPECT_EQ(amem_set_tag_policy("heap", static_cast<amem_policy>(4), nullptr),
+            AMEM_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(amem_set_tag_policy("kv_cache", AMEM_POLICY_UNSPECIFIED, nullptr),
             AMEM_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(amem_set_tag_policy(nullptr, AMEM_POLICY_KEEP, nullptr), AMEM_ERROR_INVALID_ARGUMENT);
@@ -195,6 +212,14 @@ TEST_F(Rank, WhatIsExceptedAndDiscardedIsPassedOn) {
   EXPECT_EQ(shim.except, Tags{"weights"});
   EXPECT_EQ(shim.discard, (Tags{"a", "b"}));
   EXPECT_EQ(shim.guests, 0);
+  EXPECT_EQ(shim.force, 0);
+  amem::Selection forced;
+  forced.discard = {"heap"};
+  forced.force = true;
+  amem::pause(forced);
+  EXPECT_EQ(shim.discard, Tags{"heap"});
+  EXPECT_EQ(shim.force, 1);
+  EXPECT_EQ(shim.deep, 0);
   amem::Selection refusing;
   refusing.guests = AMEM_GUESTS_REFUSE;
   amem::pause(refusing);

@@ -396,9 +396,12 @@ void CallShim(const std::string& name, const std::vector<std::string>& tags) {
   char error[512] = "";
   std::vector<const char*> chosen, except, discard;
   bool deep = false;
+  bool force = false;
   for (const std::string& tag : tags) {
     if (tag == "!")
       deep = true;
+    else if (tag == "+")
+      force = true;
     else if (tag.front() == '^')
       except.push_back(tag.c_str() + 1);
     else if (tag.front() == '-')
@@ -412,13 +415,22 @@ void CallShim(const std::string& name, const std::vector<std::string>& tags) {
             name.c_str());
     return CheckShim(call(chosen.data(), chosen.size(), 0, error, sizeof error), name, error);
   }
+  const int op = name == "amem_shim_pause" ? 1 : 2;
+  if (force) {
+    const auto call = Preloaded<int (*)(int, const char* const*, std::size_t, const char* const*,
+                                        std::size_t, const char* const*, std::size_t, int, int, int,
+                                        std::uint32_t, char*, std::size_t)>("amem_shim_request_4");
+    return CheckShim(
+        call(op, chosen.data(), chosen.size(), except.data(), except.size(), discard.data(),
+             discard.size(), 0, deep ? 1 : 0, 1, 0, error, sizeof error),
+        name, error);
+  }
   const auto call = Preloaded<int (*)(int, const char* const*, std::size_t, const char* const*,
                                       std::size_t, const char* const*, std::size_t, int, int,
                                       std::uint32_t, char*, std::size_t)>("amem_shim_request_3");
-  CheckShim(
-      call(name == "amem_shim_pause" ? 1 : 2, chosen.data(), chosen.size(), except.data(),
-           except.size(), discard.data(), discard.size(), 0, deep ? 1 : 0, 0, error, sizeof error),
-      name, error);
+  CheckShim(call(op, chosen.data(), chosen.size(), except.data(), except.size(), discard.data(),
+                 discard.size(), 0, deep ? 1 : 0, 0, error, sizeof error),
+            name, error);
 }
 
 void RegisterWindow(int device, bool looked_up) {

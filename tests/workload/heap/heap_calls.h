@@ -58,7 +58,7 @@ void SetPolicy(const std::string& tag, int policy);
 void CallSaver(const std::string& name, const std::string& tag);
 void SetMemoryMargin(std::uint64_t bytes);
 /// amem_shim_pause or amem_shim_resume. No tags: everything. "^tag" is excepted, "-tag" discarded;
-/// "!" is no tag: a deep pause.
+/// "!" is no tag: a deep pause; nor is "+": `discard` by force.
 void CallShim(const std::string& name, const std::vector<std::string>& tags);
 /// NCCL's ncclCommWindowRegister, as a program that is linked to NCCL calls it, or as one that
 /// looks it up in the library.

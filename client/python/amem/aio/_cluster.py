@@ -88,7 +88,8 @@ class Cluster:
 
     # ---- operations ----
     async def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
-                    except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
+                    except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None,
+                    force: bool = False) -> list[Progress]:
         """Pauses one or more groups on all nodes.
 
         Args:
@@ -99,6 +100,7 @@ class Cluster:
             except_tags: The pause takes all memory except memory with these tags.
             discard: Tags whose bytes this pause drops.
             guests: What the pause does with memory that other groups have open.
+            force: `discard` may have "heap".
 
         Returns:
             The last Progress of each group of each node.
@@ -107,7 +109,7 @@ class Cluster:
             PermissionDeniedError: The caller is not an operator. Only operators may name other nodes.
             Error: The errors of Broker.pause(), with the node's name.
         """
-        operation = self.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests)
+        operation = self.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests, force=force)
         return await operation.result(on_progress)
 
     async def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
@@ -131,7 +133,7 @@ class Cluster:
         return await self.resuming(group, tags, timeout, except_tags=except_tags).result(on_progress)
 
     async def swap(self, out: Groups, into: Groups, timeout: float | None = None, on_progress: OnProgress | None = None, *,
-                   discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
+                   discard: Tags = None, guests: Guests | None = None, force: bool = False) -> list[Progress]:
         """Pauses `out` and resumes `into` on all nodes.
 
         Args:
@@ -141,6 +143,7 @@ class Cluster:
             on_progress: A plain function that the event loop calls for each step. Progress.node is the node of the step.
             discard: Tags of `out` whose bytes this pause drops.
             guests: What the pause does with memory of `out` that other groups have open.
+            force: `discard` may have "heap".
 
         Returns:
             The last Progress of each group of each node.
@@ -149,10 +152,10 @@ class Cluster:
             PermissionDeniedError: The caller is not an operator. Only operators may name other nodes.
             Error: The errors of Broker.swap(), with the node's name.
         """
-        return await self.swapping(out, into, timeout, discard=discard, guests=guests).result(on_progress)
+        return await self.swapping(out, into, timeout, discard=discard, guests=guests, force=force).result(on_progress)
 
     def pausing(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-                discard: Tags = None, guests: Guests | None = None) -> Operation:
+                discard: Tags = None, guests: Guests | None = None, force: bool = False) -> Operation:
         """Prepares pause(). The first step of the iteration starts it.
 
         Args:
@@ -162,11 +165,12 @@ class Cluster:
             except_tags: The pause takes all memory except memory with these tags.
             discard: Tags whose bytes this pause drops.
             guests: What the pause does with memory that other groups have open.
+            force: `discard` may have "heap".
 
         Returns:
             An asynchronous iterator over its progress. Progress.node is the node of each step.
         """
-        return self._leader.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests)
+        return self._leader.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests, force=force)
 
     def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Operation:
         """Prepares resume(). The first step of the iteration starts it.
@@ -183,7 +187,7 @@ class Cluster:
         return self._leader.resuming(group, tags, timeout, except_tags=except_tags)
 
     def swapping(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
-                 guests: Guests | None = None) -> Operation:
+                 guests: Guests | None = None, force: bool = False) -> Operation:
         """Prepares swap(). The first step of the iteration starts it.
 
         Args:
@@ -192,11 +196,12 @@ class Cluster:
             timeout: Timeout in seconds for the pause, and for the resume.
             discard: Tags of `out` whose bytes this pause drops.
             guests: What the pause does with memory of `out` that other groups have open.
+            force: `discard` may have "heap".
 
         Returns:
             An asynchronous iterator over its progress. Progress.node is the node of each step.
         """
-        return self._leader.swapping(out, into, timeout, discard=discard, guests=guests)
+        return self._leader.swapping(out, into, timeout, discard=discard, guests=guests, force=force)
 
     async def _of_each(self, ask: Callable[[Broker], Awaitable[Answer]]) -> dict[str, NodeAnswer[Answer]]:
         self._leader.check_open()

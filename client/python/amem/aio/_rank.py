@@ -8,7 +8,7 @@ from amem._background import pause_async, resume_async
 
 
 async def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None, discard: Tags = None,
-                guests: Guests | None = None, deep: bool = False) -> None:
+                guests: Guests | None = None, deep: bool = False, force: bool = False) -> None:
     """Pauses this rank's group as amem.pause does, while the event loop runs on.
 
     The daemon thread of amem.pause_async() runs the call. It runs one call after the other. If the event loop launches GPU
@@ -22,11 +22,13 @@ async def pause(tags: Tags = None, timeout: float | None = None, *, except_tags:
         discard: Tags whose bytes this pause drops.
         guests: What the pause does with memory that other groups have open.
         deep: Nothing of the processes stays on the GPUs.
+        force: `discard` may have "heap".
 
     Raises:
         Error: The errors of amem.pause().
     """
-    await asyncio.wrap_future(pause_async(tags, timeout, except_tags=except_tags, discard=discard, guests=guests, deep=deep))
+    await asyncio.wrap_future(pause_async(tags, timeout, except_tags=except_tags, discard=discard, guests=guests, deep=deep,
+                                          force=force))
 
 
 async def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> None:

@@ -218,7 +218,7 @@ class Cluster:
         return tuple(place.started.address for place in self._places if place.started is not None)
 
     def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: Guests | None = None) -> list[Progress]:
+              discard: Tags = None, guests: Guests | None = None, force: bool = False) -> list[Progress]:
         """Pauses one or more groups on all nodes. An error names Ray's node.
 
         Args:
@@ -228,6 +228,7 @@ class Cluster:
             except_tags: The pause takes all memory except memory with these tags.
             discard: Tags whose bytes this pause drops.
             guests: What the pause does with memory that other groups have open.
+            force: `discard` may have "heap".
 
         Returns:
             The last Progress of each group of each node. Progress.node is Ray's node id.
@@ -239,7 +240,7 @@ class Cluster:
             Error: The errors of amem.Cluster.pause().
         """
         return self._operate("pause", 1, (group, tags, timeout), timeout, except_tags=except_tags, discard=discard,
-                             guests=guests)
+                             guests=guests, force=force)
 
     def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
                except_tags: Tags = None) -> list[Progress]:
@@ -260,7 +261,7 @@ class Cluster:
         return self._operate("resume", 1, (group, tags, timeout), timeout, except_tags=except_tags)
 
     def swap(self, out: Groups, into: Groups, timeout: float | None = None, *, discard: Tags = None,
-             guests: Guests | None = None) -> list[Progress]:
+             guests: Guests | None = None, force: bool = False) -> list[Progress]:
         """Pauses `out` and resumes `into` on all nodes.
 
         Args:
@@ -269,6 +270,7 @@ class Cluster:
             timeout: Timeout in seconds for the pause, and for the resume.
             discard: Tags of `out` whose bytes this pause drops.
             guests: What the pause does with memory of `out` that other groups have open.
+            force: `discard` may have "heap".
 
         Returns:
             The last Progress of each group of each node. Progress.node is Ray's node id.
@@ -276,7 +278,7 @@ class Cluster:
         Raises:
             Error: The errors of pause() and resume().
         """
-        return self._operate("swap", 2, (out, into, timeout), timeout, discard=discard, guests=guests)
+        return self._operate("swap", 2, (out, into, timeout), timeout, discard=discard, guests=guests, force=force)
 
     def status(self, timeout: float = _ASK_S) -> dict[str, NodeAnswer[NodeStatus]]:
         """Asks each node's amemd for its state.

@@ -214,6 +214,16 @@ TEST_F(BrokerTest, PoliciesAreChecked) {
   EXPECT_EQ(nccl.code(), Code::kInvalidArgument);
   EXPECT_NE(nccl.text().find("nobody has proven"), std::string::npos);
   EXPECT_TRUE(set_policy("nccl", v1::POLICY_KEEP).ok());
+  a.create(gpu(0), 4 * kMiB, "heap");
+  const Status heap = set_policy("heap", v1::POLICY_DISCARD);
+  EXPECT_EQ(heap.code(), Code::kInvalidArgument);
+  EXPECT_NE(heap.text().find("would lose 4 MiB"), std::string::npos) << heap.text();
+  EXPECT_EQ(status().groups(0).policies_size(), 1) << "nccl's";
+  EXPECT_TRUE(set_policy("heap", v1::POLICY_KEEP).ok());
+  EXPECT_TRUE(on_loop([&] {
+                return broker->set_policy(Caller{}, "train", "heap", v1::POLICY_DISCARD,
+                                          v1::FORM_UNSPECIFIED, true);
+              }).ok());
   EXPECT_EQ(set_policy("x", v1::POLICY_UNSPECIFIED).code(), Code::kInvalidArgument);
   EXPECT_EQ(set_policy("", v1::POLICY_KEEP).code(), Code::kInvalidArgument);
   EXPECT_EQ(set_policy("x", v1::POLICY_KEEP, "nobody").code(), Code::kNotFound);

@@ -22,7 +22,15 @@ TEST(ControlTasks, TagsAndAllButTags) {
   some.add_tags("kv");
   some.add_tags("kv");
   some.add_discard("heap");
-  EXPECT_EQ(task_of(some).value(), Task(Operation::kPause, {{"kv"}, false}, {"heap"}));
+  Task expected(Operation::kPause, {{"kv"}, false}, {"heap"});
+  EXPECT_EQ(task_of(some).value(), expected);
+  some.set_force(true);
+  expected.force = true;
+  EXPECT_EQ(task_of(some).value(), expected);
+  v1::SwapRequest swap;
+  swap.add_discard("heap");
+  swap.set_force(true);
+  EXPECT_TRUE(transaction_of(swap).value().task.force);
   v1::ResumeRequest others;
   others.add_except_tags("kv");
   EXPECT_EQ(task_of(others).value(), Task(Operation::kResume, {{"kv"}, true}));

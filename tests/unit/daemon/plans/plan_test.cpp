@@ -51,6 +51,26 @@ TEST_F(PlanTest, ARefusalSaysWhichTagsTheGroupHas) {
             "the group has no memory of tag 'weights'; it has memory of tag kv_cache");
 }
 
+TEST_F(PlanTest, TheHeapIsDroppedOnlyByForce) {
+  make({1}, 3 << 20, "heap");
+  make({1}, 1 << 20, "weights");
+  for (Allocation* a : table.of_group(kOwnGroup)) a->paused = false;
+  Task task(Operation::kPause, {}, {"heap", "weights"});
+  const Status refused = check_tags(table, kOwnGroup, task);
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_EQ(refused.text(),
+            "to discard tag 'heap' would lose 3 MiB: all memory that no region names, such as "
+            "weights and optimizer state. A resume provides zeros for it. If the job can lose all "
+            "of it, force it: --force in amemctl, force in programs");
+  task.force = true;
+  EXPECT_TRUE(check_tags(table, kOwnGroup, task).ok());
+  EXPECT_TRUE(check_tags(table, kOwnGroup, Task(Operation::kPause, {}, {"weights"})).ok())
+      << "the program has named it";
+  make({1}, 1 << 20, "nccl");
+  task.discard = {"nccl"};
+  EXPECT_EQ(check_tags(table, kOwnGroup, task).code(), Code::kInvalidArgument) << "never";
+}
+
 TEST_F(PlanTest, WhatIsPinnedDiscardedOrPausedIsNotSaved) {
   const auto here = [&](const std::string& tag = "nccl") -> Allocation& {
     Allocation& a = make({1}, 100, tag);
