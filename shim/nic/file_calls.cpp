@@ -1,5 +1,6 @@
 #include "shim/nic/file_calls.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <deque>
@@ -60,6 +61,18 @@ ssize_t transfer(const char* name, const void* base, std::size_t size, off_t off
   return -1;
 }
 
+/// The call gives the transfer to a stream, for which a pause waits as for all of its work. The
+/// library looks at size and offset when the stream comes to it, and until then they may grow: what
+/// they are now is what programs usually mean, and the memory at the base is surely touched.
+template <class Call>
+FileError give(const char* name, const void* base, const std::size_t* size, const off_t* offset,
+               const Call& real) {
+  const off_t before = offset != nullptr ? std::max<off_t>(*offset, 0) : 0;
+  const std::size_t reach = static_cast<std::size_t>(before) + (size != nullptr ? *size : 0);
+  const Transferring transferring(name, address_of(base, 0), std::max<std::size_t>(reach, 1));
+  return transferring.error() == 0 ? real() : error_of(transferring.error());
+}
+
 }  // namespace
 
 FileError answer_cuFileBufRegister(FileError (*real)(const void*, std::size_t, int),
@@ -97,6 +110,20 @@ ssize_t answer_cuFileWrite(ssize_t (*real)(void*, const void*, std::size_t, off_
                            off_t offset) {
   return transfer("cuFileWrite", base, size, offset,
                   [&] { return real(file, base, size, file_offset, offset); });
+}
+
+FileError answer_cuFileReadAsync(FileAsync real, void* file, void* base, std::size_t* size,
+                                 off_t* file_offset, off_t* offset, ssize_t* done,
+                                 CUstream stream) {
+  return give("cuFileReadAsync", base, size, offset,
+              [&] { return real(file, base, size, file_offset, offset, done, stream); });
+}
+
+FileError answer_cuFileWriteAsync(FileAsync real, void* file, void* base, std::size_t* size,
+                                  off_t* file_offset, off_t* offset, ssize_t* done,
+                                  CUstream stream) {
+  return give("cuFileWriteAsync", base, size, offset,
+              [&] { return real(file, base, size, file_offset, offset, done, stream); });
 }
 
 // A batch goes on after the call. Which of its transfers have ended only the program learns, so all

@@ -5,6 +5,7 @@
 // Of the library's types only what is read is known here.
 #pragma once
 
+#include <cuda.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -40,6 +41,12 @@ ssize_t answer_cuFileRead(ssize_t (*real)(void*, void*, std::size_t, off_t, off_
 ssize_t answer_cuFileWrite(ssize_t (*real)(void*, const void*, std::size_t, off_t, off_t),
                            void* file, const void* base, std::size_t size, off_t file_offset,
                            off_t offset);
+using FileAsync = FileError (*)(void*, void*, std::size_t*, off_t*, off_t*, ssize_t*, CUstream);
+FileError answer_cuFileReadAsync(FileAsync real, void* file, void* base, std::size_t* size,
+                                 off_t* file_offset, off_t* offset, ssize_t* done, CUstream stream);
+FileError answer_cuFileWriteAsync(FileAsync real, void* file, void* base, std::size_t* size,
+                                  off_t* file_offset, off_t* offset, ssize_t* done,
+                                  CUstream stream);
 FileError answer_cuFileBatchIOSubmit(FileError (*real)(void*, unsigned, FileTransfer*, unsigned),
                                      void* batch, unsigned count, FileTransfer* transfers,
                                      unsigned flags);

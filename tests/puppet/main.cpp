@@ -122,6 +122,10 @@ void DoNic(Puppet& puppet, const Words& words, Answer* answer) {
     nic.CloseFiles();
   } else if (what == "read") {
     nic.ReadFile(Number(words, 2), Number(words, 3), Word(words, 4));
+  } else if (what == "begin-read") {
+    nic.BeginRead(Number(words, 2), Number(words, 3), Word(words, 4));
+  } else if (what == "end-read") {
+    nic.EndRead();
   } else if (what == "write") {
     nic.WriteFile(Number(words, 2), Number(words, 3), Word(words, 4));
   } else if (what == "submit") {

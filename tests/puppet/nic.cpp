@@ -202,6 +202,29 @@ void Nic::ReadFile(std::uint64_t address, std::size_t bytes, const std::string& 
   CheckErrno(got == static_cast<ssize_t>(bytes), "cuFileRead", error);
 }
 
+void Nic::BeginRead(std::uint64_t address, std::size_t bytes, const std::string& path) {
+  read_ = Transfer();
+  read_.file = ::open(path.c_str(), O_RDONLY);
+  if (read_.file < 0) throw Failure(path + ": " + std::strerror(errno));
+  read_.bytes = bytes;
+  read_.offset = static_cast<off_t>(bytes / 2);
+  Check(cuStreamCreate(&read_.stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  using ReadAsync = FileError (*)(void*, void*, std::size_t*, off_t*, off_t*, ssize_t*, CUstream);
+  CheckFile(Find<ReadAsync>(kFile, "cuFileReadAsync")(
+                reinterpret_cast<void*>(static_cast<std::intptr_t>(read_.file)),
+                reinterpret_cast<void*>(address - bytes / 2), &read_.bytes, &read_.file_offset,
+                &read_.offset, &read_.done, read_.stream),
+            "cuFileReadAsync");
+}
+
+void Nic::EndRead() {
+  Check(cuStreamSynchronize(read_.stream), "cuStreamSynchronize");
+  Check(cuStreamDestroy(read_.stream), "cuStreamDestroy");
+  ::close(read_.file);
+  if (read_.done != static_cast<ssize_t>(read_.bytes))
+    throw Failure("cuFileReadAsync has read " + std::to_string(read_.done) + " bytes");
+}
+
 void Nic::WriteFile(std::uint64_t address, std::size_t bytes, const std::string& path) {
   using Write = ssize_t (*)(void*, const void*, std::size_t, off_t, off_t);
   const auto write = Find<Write>(kFile, "cuFileWrite");

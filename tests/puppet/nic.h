@@ -36,6 +36,9 @@ class Nic {
   void CloseFiles();
   /// Reads so much of a file, which may be a FIFO.
   void ReadFile(std::uint64_t address, std::size_t bytes, const std::string& path);
+  /// The same as work of a stream; its end, which waits for that.
+  void BeginRead(std::uint64_t address, std::size_t bytes, const std::string& path);
+  void EndRead();
   void WriteFile(std::uint64_t address, std::size_t bytes, const std::string& path);
   /// Begins to read so much in a batch; what arrives later, as Blocks::Fill would write it; its
   /// end.
@@ -55,6 +58,15 @@ class Nic {
   const CUdevice device_;
   void* gdr_ = nullptr;
   void* batch_ = nullptr;
+  struct Transfer {
+    int file = -1;
+    std::size_t bytes = 0;
+    off_t file_offset = 0;
+    off_t offset = 0;
+    ssize_t done = 0;
+    CUstream stream = nullptr;
+  };
+  Transfer read_;
   std::map<std::uint64_t, Region> regions_;
   std::uint64_t next_ = 1;
 };

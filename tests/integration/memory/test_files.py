@@ -7,7 +7,7 @@ from sim_node import MIB, eventually
 from test_nic import SIZE, block, pinned, rank, register, stays
 
 EXPORTED = ["cuFileBufRegister", "cuFileBufDeregister", "cuFileDriverClose", "cuFileDriverClose_v2", "cuFileRead", "cuFileWrite",
-            "cuFileBatchIOSubmit", "cuFileBatchIODestroy"]
+            "cuFileReadAsync", "cuFileWriteAsync", "cuFileBatchIOSubmit", "cuFileBatchIODestroy"]
 
 
 def opened(node, **more):
@@ -53,11 +53,11 @@ def saved(puppet, seed, tmp_path):
     return (tmp_path / "saved").read_bytes()
 
 
-def half_read(puppet, address, tmp_path):
+def half_read(puppet, address, tmp_path, how="read"):
     """A read of 1 MiB of which nothing has come yet: the writing end of its file."""
     fifo = tmp_path / "file"
     os.mkfifo(fifo)
-    puppet.send(f"nic read {address} {MIB} {fifo}")
+    puppet.send(f"nic {how} {address} {MIB} {fifo}")
     return open(fifo, "wb")
 
 
@@ -73,6 +73,36 @@ def test_a_pause_waits_for_a_read(node, tmp_path):
     puppet.answer()
     node.ctl("pause", "train")
     node.ctl("resume", "train")
+    puppet.ask(f"verify {mine} 5")
+
+
+def test_a_pause_waits_for_a_streams_read(node, tmp_path):
+    puppet = opened(node)
+    five = saved(puppet, 5, tmp_path)
+    mine, address = block(puppet, 1, "plain", MIB)
+    with half_read(puppet, address, tmp_path, "begin-read") as file:
+        puppet.answer()
+        refused = node.ctl.try_("pause", "train", "--timeout", "2s")
+        assert refused.code != 0 and "has work running on" in refused.err
+        file.write(five)
+    node.ctl("pause", "train")
+    node.ctl("resume", "train")
+    puppet.ask("nic end-read")
+    puppet.ask(f"verify {mine} 5")
+
+
+def test_a_streams_read_waits_for_the_resume(node, tmp_path):
+    """Before it is the stream's: nothing would hold the stream up while the group is paused."""
+    puppet = opened(node)
+    five = saved(puppet, 5, tmp_path)
+    mine, address = block(puppet, 1, "plain", MIB)
+    node.ctl("pause", "train")
+    with half_read(puppet, address, tmp_path, "begin-read") as file:
+        puppet.stands()
+        node.ctl("resume", "train")
+        file.write(five)
+    puppet.answer()
+    puppet.ask("nic end-read")
     puppet.ask(f"verify {mine} 5")
 
 
@@ -117,6 +147,27 @@ def test_a_read_waits_for_its_tag(node, tmp_path):
         file.write(five)
     puppet.answer()
     puppet.ask(f"verify {mine} 5")
+
+
+def test_a_streams_read_waits_for_its_tag(node, tmp_path):
+    puppet, five, mine, address = paused(node, tmp_path)
+    with half_read(puppet, address, tmp_path, "begin-read") as file:
+        puppet.stands()
+        assert "paused with its tag 'heap'" in puppet.wait_for("cuFileReadAsync: 0x")
+        node.ctl("resume", "train", "--tag", "heap")
+        file.write(five)
+    puppet.answer()
+    puppet.ask("nic end-read")
+    puppet.ask(f"verify {mine} 5")
+
+
+def test_a_streams_read_that_may_not_wait(node, tmp_path):
+    puppet = opened(node, env={"AMEM_GATE": "error"})
+    _, address = block(puppet, 1, "plain", MIB)
+    node.ctl("pause", "train")
+    with half_read(puppet, address, tmp_path, "begin-read"):
+        assert "cuFileReadAsync: 5036" in puppet.failure()
+    node.ctl("resume", "train")
 
 
 def test_a_write_waits_for_its_tag(node, tmp_path):

@@ -117,6 +117,29 @@ RDMA_PUBLIC ssize_t cuFileWrite(void* file, const void* base, std::size_t size, 
   return ::write(static_cast<int>(reinterpret_cast<std::intptr_t>(file)), At(base, offset), size);
 }
 
+/// The stream does it, with what size and offset are then.
+RDMA_PUBLIC Error cuFileReadAsync(void* file, void* base, std::size_t* size, off_t* file_offset,
+                                  off_t* offset, ssize_t* done, CUstream stream) {
+  struct Read {
+    void* file;
+    void* base;
+    std::size_t* size;
+    off_t *file_offset, *offset;
+    ssize_t* done;
+  };
+  const CUhostFn host_function = [](void* data) {
+    const std::unique_ptr<Read> read(static_cast<Read*>(data));
+    *read->done =
+        cuFileRead(read->file, read->base, *read->size, *read->file_offset, *read->offset);
+  };
+  using Launch = CUresult (*)(CUstream, CUhostFn, void*);
+  const auto launch =
+      reinterpret_cast<Launch>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchHostFunc"));
+  const CUresult result =
+      launch(stream, host_function, new Read{file, base, size, file_offset, offset, done});
+  return {result == CUDA_SUCCESS ? 0 : 5011, result};
+}
+
 RDMA_PUBLIC Error cuFileBatchIOSetUp(void** batch, unsigned) {
   *batch = new Batch;
   return {};
