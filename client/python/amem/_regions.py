@@ -23,7 +23,7 @@ _WORTH_EMPTYING = 1 / 32  # of the device's free memory; see _make_space()
 _MOST_KEPT = 1 / 32  # of the device's memory; see _give_up()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Kept:
     """A torch.cuda.MemPool that regions use again: what was freed in one is there for the next."""
     pool: Any
