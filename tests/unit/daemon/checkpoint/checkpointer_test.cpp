@@ -144,6 +144,12 @@ TEST_F(CheckpointerTest, ARefusalHasTheDriversName) {
 TEST_F(CheckpointerTest, ARefusalSaysWhatToDo) {
   CheckpointAnswer answer{.action = CheckpointAction::kLock, .name = "CUDA_ERROR_OPERATING_SYSTEM"};
   EXPECT_NE(advice_on(answer).find("SYS_PTRACE and DAC_OVERRIDE"), std::string_view::npos);
+  EXPECT_EQ(advice_on(answer).find("CUDA_VISIBLE_DEVICES"), std::string_view::npos);
+  answer.action = CheckpointAction::kRestore;
+  for (const char* const what :
+       {"does not see", "CUDA_VISIBLE_DEVICES", "pool.place = \"memfd\"", "SYS_PTRACE"})
+    EXPECT_NE(advice_on(answer).find(what), std::string_view::npos) << what;
+  answer.action = CheckpointAction::kLock;
   answer.name = "CUDA_ERROR_NOT_SUPPORTED";
   EXPECT_NE(advice_on(answer).find("profiler"), std::string_view::npos);
   answer.action = CheckpointAction::kRestore;
