@@ -32,12 +32,13 @@ struct PastOperation {
     int number = -1;  // the launcher's
     pid_t pid = 0;
   };
-  std::uint64_t transaction = 0;  // that it was part of; 0: ranks asked for it
-  bool swap = false;              // the transaction was one
-  bool by_broker = false;         // nobody asked for it: deep.after
-  std::string stage;              // that has switched its groups; empty: none
-  std::string why;                // it has, for people; of several owners only for operators
-  bool of_several = false;        // the transaction was on groups of several owners
+  std::uint64_t transaction = 0;     // that it was part of; 0: ranks asked for it
+  bool swap = false;                 // the transaction was one
+  bool by_broker = false;            // nobody asked for it: deep.after
+  std::string stage;                 // that has switched its groups; empty: none
+  std::string why;                   // it has, for people; of several owners only for operators
+  bool of_several = false;           // the transaction was on groups of several owners
+  std::vector<std::string> remarks;  // for people
   Owner owner;
   std::string group;
   std::chrono::system_clock::time_point began;

@@ -111,6 +111,7 @@ void report_past(const PastOperation& past, bool spans, v1::PastOperation& messa
   };
   report_phase_times(outcome.times, number, *message.mutable_times());
   report_saves(outcome.saves, *message.mutable_saves());
+  for (const std::string& remark : past.remarks) message.add_remarks(remark);
   if (!spans) return;
   for (const PhaseSpan& phase : outcome.spans) {
     v1::PhaseSpan& span = *message.add_spans();

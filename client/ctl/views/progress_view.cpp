@@ -150,6 +150,8 @@ std::string result_line(const v1::Progress& progress, const std::string& verb, c
   if (unchanged > 0)
     line += "  unchanged, and so not copied: " + format_bytes(unchanged) + " of " +
             format_bytes(kept) + '\n';
+  for (const std::string& remark : progress.remarks())
+    line += "  note: " + printable(remark) + '\n';
   if (progress.swap_us() > 0) line += "swapped in " + format_micros(progress.swap_us()) + '\n';
   return line;
 }

@@ -479,6 +479,7 @@ class Progress:
         node: of an operation over several nodes: the node of this message; else empty
         saves: with done, of a pause: of each tag whose bytes it kept, by name
         node_number: with node: its place in the request's `nodes`, from 0
+        remarks: with done: what people should know of the operation, a sentence each
     """
 
     group: str
@@ -502,6 +503,7 @@ class Progress:
     node: str
     saves: tuple[TagSave, ...]
     node_number: int
+    remarks: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -600,6 +602,7 @@ class PastOperation:
         stage: the stage that switched its groups; empty: none did
         why: why it did; empty if other owners' groups were part of it, except for operators
         partial: of a pause of tags by a stage: the group does not run on
+        remarks: as in Progress
     """
 
     transaction: int
@@ -620,6 +623,7 @@ class PastOperation:
     stage: str
     why: str
     partial: bool
+    remarks: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
