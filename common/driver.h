@@ -82,6 +82,8 @@
 #define AMEM_OPTIONAL_DRIVER_CALLS(X)     \
   X(cuDeviceCanAccessPeer, 4000)          \
   X(cuMemAlloc, 3020)                     \
+  X(cuMemGetInfo, 3020)                   \
+  X(cuEventElapsedTime, 2000)             \
   X(cuMulticastBindMem, 12010)            \
   X(cuMulticastUnbind, 12010)             \
   X(cuGraphNodeGetParams, 13020)          \

@@ -63,7 +63,8 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       checkpoint_limit_(config.deadlines.checkpoint * 9 / 10),
       no_processes_(loop),
       deep_proof_(loop, processes != nullptr ? *processes : no_processes_,
-                  proof_targets != nullptr ? *proof_targets : no_proof_targets_, checkpoint_limit_,
+                  proof_targets != nullptr ? *proof_targets : no_proof_targets_,
+                  std::min<Duration>(kProofLimit, checkpoint_limit_),
                   [this](const auto&... asked) { make_proof_pool(asked...); }),
       restore_space_(workers_),
       means_{node_,
@@ -174,11 +175,12 @@ void Broker::shut() {
   sessions_.shut();
 }
 
-void Broker::make_proof_pool(const DeviceUuid& device, Duration limit,
+void Broker::make_proof_pool(const VisibleDevices& visible, Duration limit,
                              const std::function<void(Result<ProofPool>)>& done) {
   const std::optional<Place> place = place_named(node_.pools.place());
-  if (place == Place::kMemfd) return done(ProofPool{place, 0, nullptr});
+  if (place == Place::kMemfd) return done(ProofPool{place, kProofPool, nullptr});
   if (place != Place::kHostNuma) return done(ProofPool{});
+  const DeviceUuid& device = visible.front();
   const std::uint64_t bytes = std::max(kProofPool, devices_.find(device)->granularity);
   const int numa_node = std::max(devices_.numa_node(device), 0);
   workers_.ask(

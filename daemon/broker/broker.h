@@ -127,7 +127,7 @@ class Broker {
   Operations::Observer watched(const Operations::Observer& observer, const Operations::Groups& in);
   void refused(const Caller& caller, const std::string& what, const Status& status);
   /// As of DeepProof::MakePool.
-  void make_proof_pool(const DeviceUuid& device, Duration limit,
+  void make_proof_pool(const VisibleDevices& visible, Duration limit,
                        const std::function<void(Result<ProofPool>)>& done);
   void pool_segment_ready(PoolSegment segment);
   void pool_finished(const std::string& error);

@@ -76,6 +76,15 @@ inline std::optional<CheckpointAnswer> answer_of(const std::string& line) {
   return answer;
 }
 
+/// Lines of `amem-checkpoint target`; behind all but kRight comes a text.
+namespace target_says {
+inline constexpr std::string_view kRight = "right";
+inline constexpr std::string_view kStep = "step ";       // what it does now
+inline constexpr std::string_view kFile = "file ";       // of the driver or NCCL, that it uses
+inline constexpr std::string_view kNccl = "nccl ";       // the version that it uses
+inline constexpr std::string_view kNoNccl = "no nccl ";  // why it uses none
+}  // namespace target_says
+
 /// Of `amem-checkpoint target`, without a newline.
 inline std::string failure_line_of(const Status& status) {
   return "failed " + std::to_string(static_cast<unsigned>(status.code())) + " " + status.text();

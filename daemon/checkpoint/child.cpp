@@ -31,12 +31,20 @@ void close_all_but_standard_streams(posix_spawn_file_actions_t& actions) {
 #endif
 }
 
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
 }  // namespace
 
-Result<pid_t> start_program(std::vector<std::string> words, int input, int output) {
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
+Result<pid_t> start_program(std::vector<std::string> words, int input, int output,
+                            std::optional<std::vector<std::string>> environment) {
+  std::vector<char*> argv = pointers_to(words);
+  std::vector<char*> envp;
+  if (environment) envp = pointers_to(*environment);
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   ::posix_spawn_file_actions_init(&actions);
@@ -60,7 +68,8 @@ Result<pid_t> start_program(std::vector<std::string> words, int input, int outpu
   ::posix_spawnattr_setflags(
       &attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   pid_t child = 0;
-  const int error = ::posix_spawn(&child, argv[0], &actions, &attributes, argv.data(), environ);
+  const int error = ::posix_spawn(&child, argv[0], &actions, &attributes, argv.data(),
+                                  environment ? envp.data() : environ);
   ::posix_spawn_file_actions_destroy(&actions);
   ::posix_spawnattr_destroy(&attributes);
   if (error != 0) return errno_status(Code::kNotFound, std::string("start ") + argv[0], error);

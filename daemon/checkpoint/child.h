@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,9 @@ inline constexpr int kReadsAtOnce = 16;
 inline constexpr Duration kLastEnd = std::chrono::milliseconds(500);
 
 /// In a process group of its own. `input`: -1: /dev/null; `output`: standard output and error.
-Result<pid_t> start_program(std::vector<std::string> words, int input, int output);
+/// `environment`: "NAME=VALUE" each; nothing: this process's.
+Result<pid_t> start_program(std::vector<std::string> words, int input, int output,
+                            std::optional<std::vector<std::string>> environment = {});
 /// For a child that has hardly begun, so it ends at once.
 void end_now(pid_t child);
 /// Whether it has ended; it is no zombie then. `exit`: as waitpid() has it.

@@ -1,18 +1,22 @@
-// DeepProof: whether deep pauses work on the devices of this node, found out with a throwaway
-// process on each before the first is used.
+// DeepProof: whether deep pauses work on this node, found out with a throwaway process before the
+// first is used: one for each set of devices that a rank's process sees, as the driver treats
+// processes differently by that.
 //
-// Two cycles: the driver checkpoints and restores the process, which must have everything as
-// before. What has been proven stays so, and so does what the driver has refused: it does not
-// change under a running amemd. Where the node was only busy, the next who asks tries again.
+// Two cycles, as far as there is time: the driver checkpoints and restores the process, which must
+// have everything as before. What has been proven stays so, and so does what the driver has
+// refused, until amemd ends or somebody exchanges the driver or the node's NCCL. Where the node was
+// only busy, the next who asks tries again. A proof is no guarantee: the process is not a rank's.
 //
 // For the loop's thread.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "common/protocol.h"
@@ -24,14 +28,19 @@
 
 namespace amem {
 
+/// For all that is done to prove one set.
+inline constexpr Duration kProofLimit = std::chrono::seconds(15);
+
 class DeepProof {
  public:
+  using Sets = std::set<VisibleDevices>;
   using Done = std::function<void(const Status&)>;
-  /// Memory of the kind that this node's pool has; answers once, now or later.
-  using MakePool = std::function<void(const DeviceUuid& device, Duration limit,
+  /// Memory of the kind that this node's pool has, for a process that sees these devices; answers
+  /// once, now or later.
+  using MakePool = std::function<void(const VisibleDevices& devices, Duration limit,
                                       std::function<void(Result<ProofPool>)> done)>;
 
-  /// All of it outlives this object. `limit`: for all that is done on one device.
+  /// All of it outlives this object. `limit`: for all that is done to prove one set.
   DeepProof(EventLoop& loop, ProcessCalls& calls, ProofTargets& targets, Duration limit,
             MakePool make_pool);
   ~DeepProof();
@@ -39,31 +48,41 @@ class DeepProof {
   DeepProof& operator=(const DeepProof&) = delete;
 
   /// Nothing: prove() finds out. Not OK: as of prove(), and for good.
-  std::optional<Status> verdict(const std::set<DeviceUuid>& devices) const;
-  /// All devices side by side, each once, however many ask meanwhile. `done` is called once, later.
+  std::optional<Status> verdict(const Sets& sets) const;
+  /// All sets side by side, each once, however many ask meanwhile. `done` is called once, later.
   /// Not OK, for people: kFailedPrecondition: deep pauses do not work here; else they could not be
   /// proven now.
-  void prove(const std::set<DeviceUuid>& devices, Done done);
+  void prove(const Sets& sets, Done done);
+  /// Of what has been proven, for people: "with NCCL 2.27.3", "without NCCL, because ...".
+  std::string terms(const Sets& sets) const;
   /// Kills what runs. Nobody is told anything more.
   void shut();
 
  private:
   class Run;
+  struct Verdict {
+    Status status;
+    ProofBasis basis;
+    std::vector<std::string> marks;  // of the basis's files, as they were
+  };
   struct Waiter {
-    std::set<DeviceUuid> missing;
+    Sets missing;
     Status status;
     Done done;
   };
 
-  void ended(const DeviceUuid& device, const Status& status, Duration took);
+  /// Null: there is none, or it was of other files.
+  const Verdict* find(const VisibleDevices& devices) const;
+  void ended(const VisibleDevices& devices, const Status& status, const ProofBasis& basis,
+             const std::string& took);
 
   EventLoop& loop_;
   ProcessCalls& calls_;
   ProofTargets& targets_;
   const Duration limit_;
   const MakePool make_pool_;
-  std::map<DeviceUuid, Status> verdicts_;
-  std::map<DeviceUuid, std::shared_ptr<Run>> runs_;
+  std::map<VisibleDevices, Verdict> verdicts_;
+  std::map<VisibleDevices, std::shared_ptr<Run>> runs_;
   std::vector<Waiter> waiters_;
 };
 

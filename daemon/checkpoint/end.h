@@ -1,10 +1,18 @@
 // How amem-checkpoint ends: without exit handlers, because the driver's may take long, or hang.
+//
+// Any thread of it: the first one that ends it has the last word.
 #pragma once
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <string>
+#include <string_view>
+
+#include "common/driver.h"
+#include "common/status.h"
+#include "daemon/checkpoint/answer.h"
 
 namespace amem {
 
@@ -13,6 +21,29 @@ namespace amem {
   std::fprintf(stream, "%s\n", text.c_str());
   std::fflush(stream);
   ::_exit(status);
+}
+
+// ---- of `amem-checkpoint target`
+
+inline void say(std::string_view word, const std::string& text = {}) {
+  std::printf("%s%s\n", std::string(word).c_str(), text.c_str());
+  std::fflush(stdout);
+}
+
+[[noreturn]] inline void fail(const Status& status) {
+  end(status.code() == Code::kUnavailable ? 3 : 1, stdout, failure_line_of(status));
+}
+inline void did(const Driver& driver, CUresult result, const std::string& what) {
+  if (result == CUDA_SUCCESS) return;
+  const Status status = driver.error(result, what);
+  const bool full = status.code() == Code::kResourceExhausted;
+  fail({full ? status.code() : Code::kFailedPrecondition, status.text()});
+}
+inline void did_host(bool done, const std::string& what) {
+  if (!done) fail(errno_status(Code::kResourceExhausted, what, errno));
+}
+[[noreturn]] inline void wrong(const std::string& what) {
+  fail({Code::kDataLoss, what + " has other bytes than before"});
 }
 
 }  // namespace amem

@@ -1,12 +1,15 @@
 #include "daemon/checkpoint/proof_programs.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <string_view>
 #include <utility>
@@ -21,6 +24,39 @@ namespace amem {
 namespace {
 
 constexpr std::string_view kCheck = "check\n";
+
+/// amem takes away what a rank shares before its checkpoint. Nobody does that here, so NCCL must
+/// not share memory in the ways that a process with a checkpoint must not. It opens no port, and of
+/// the files with its settings it reads only the node's (/etc/nccl.conf).
+constexpr std::array kNcclSettings = {"NCCL_CUMEM_ENABLE=0", "NCCL_CUMEM_HOST_ENABLE=0",
+                                      "NCCL_NVLS_ENABLE=0", "NCCL_RAS_ENABLE=0",
+                                      "NCCL_CONF_FILE=/dev/null"};
+
+/// The simulated driver and sanitizers read these; they name no library.
+bool may_have(std::string_view variable) {
+  const std::string_view name = variable.substr(0, variable.find('='));
+  return name.starts_with("AMEM_SIM_") || name.ends_with("SAN_OPTIONS");
+}
+
+/// Of a process that sees these devices.
+std::vector<std::string> environment_for(const std::string& devices) {
+  std::vector<std::string> environment(kNcclSettings.begin(), kNcclSettings.end());
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    if (may_have(*variable)) environment.emplace_back(*variable);
+  environment.push_back("CUDA_VISIBLE_DEVICES=" + devices);
+  return environment;
+}
+
+/// Empty: this process has loaded none.
+std::string loaded_driver() {
+  void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return {};
+  link_map* map = nullptr;
+  const bool found = ::dlinfo(library, RTLD_DI_LINKMAP, &map) == 0;
+  const std::string path = found ? map->l_name : "";
+  ::dlclose(library);
+  return path;
+}
 
 /// The process stays a zombie, and its pid is nobody else's.
 Status end_of(int process) {
@@ -47,6 +83,7 @@ class ProofPrograms::Target final : public ProofTarget {
   pid_t pid() const override { return programs_.processes_.at(id_).child; }
   void check(Done done) override { programs_.check(id_, std::move(done)); }
   Status end() const override { return programs_.processes_.at(id_).end; }
+  const ProofBasis& basis() const override { return programs_.processes_.at(id_).basis; }
 
  private:
   ProofPrograms& programs_;
@@ -69,16 +106,22 @@ ProofPrograms::~ProofPrograms() {
   }
 }
 
-Result<std::unique_ptr<ProofTarget>> ProofPrograms::start(const DeviceUuid& device,
+Result<std::unique_ptr<ProofTarget>> ProofPrograms::start(const VisibleDevices& devices,
                                                           ProofPool pool) {
-  std::vector<std::string> words = {program_, "target", to_string(device), "--with-parent"};
+  std::string visible;
+  for (const DeviceUuid& device : devices)
+    visible += (visible.empty() ? "" : ",") + to_string(device);
+  std::vector<std::string> words = {program_, "target", visible, "--with-parent"};
+  if (const std::string driver = loaded_driver(); !driver.empty())
+    words.insert(words.end(), {"--driver", driver});
   if (pool.place)
     words.insert(words.end(), {"--pool", std::string(to_string(*pool.place)), "--bytes",
                                std::to_string(pool.bytes)});
   const std::uint64_t id = next_++;
   Process& process = processes_[id];
   process.pool = std::move(pool);
-  if (const Status status = open(process, std::move(words)); !status.ok()) {
+  if (const Status status = open(process, std::move(words), environment_for(visible));
+      !status.ok()) {
     processes_.erase(id);
     return status;
   }
@@ -96,7 +139,8 @@ Result<std::unique_ptr<ProofTarget>> ProofPrograms::start(const DeviceUuid& devi
   return status;
 }
 
-Status ProofPrograms::open(Process& process, std::vector<std::string> words) {
+Status ProofPrograms::open(Process& process, std::vector<std::string> words,
+                           std::vector<std::string> environment) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     return errno_status(Code::kNotFound, "socketpair", errno);
@@ -104,7 +148,8 @@ Status ProofPrograms::open(Process& process, std::vector<std::string> words) {
   const Fd its(ends[1]);
   if (::fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0)
     return errno_status(Code::kNotFound, "fcntl", errno);
-  const Result<pid_t> child = start_program(std::move(words), its.get(), its.get());
+  const Result<pid_t> child =
+      start_program(std::move(words), its.get(), its.get(), std::move(environment));
   if (!child.ok()) return child.status();
   process.child = child.value();
   process.process.reset(static_cast<int>(::syscall(SYS_pidfd_open, process.child, 0)));
@@ -142,17 +187,34 @@ void ProofPrograms::heard(std::uint64_t id) {
     for (std::size_t end = 0; (end = process.said.find('\n')) != std::string::npos;) {
       const std::string line = process.said.substr(0, end);
       process.said.erase(0, end + 1);
-      if (line == "right")
-        answer = Status();
-      else if (auto failure = failure_of(line))
-        answer = std::move(failure);
-      else if (line != "ready")
-        process.last = on_one_line(line);
+      if (auto said = take(process, line)) answer = std::move(said);
     }
     if (process.said.size() > kMostOutput) process.said.clear();
     // It may be released by that.
     if (const auto done = answer ? std::exchange(process.done, nullptr) : nullptr) done(*answer);
   }
+}
+
+/// An answer, if it is one.
+std::optional<Status> ProofPrograms::take(Process& process, const std::string& line) {
+  if (line == target_says::kRight) return Status();
+  if (auto failure = failure_of(line)) return failure;
+  const auto text = [&line](std::string_view word) -> std::optional<std::string> {
+    if (!line.starts_with(word)) return std::nullopt;
+    return on_one_line(line.substr(word.size()));
+  };
+  ProofBasis& basis = process.basis;
+  if (auto step = text(target_says::kStep))
+    basis.step = std::move(*step);
+  else if (auto file = text(target_says::kFile))
+    basis.files.push_back(std::move(*file));
+  else if (auto version = text(target_says::kNccl))
+    basis.nccl = std::move(*version);
+  else if (auto why = text(target_says::kNoNccl))
+    basis.no_nccl = std::move(*why);
+  else
+    process.last = on_one_line(line);
+  return std::nullopt;
 }
 
 void ProofPrograms::ended(std::uint64_t id) {

@@ -1,5 +1,9 @@
 // ProofPrograms: processes of `amem-checkpoint target`, which DeepProof has checkpointed.
 //
+// They have amemd's rights, and load the node's NCCL. So they get nothing of amemd's environment
+// that names a library, whoever has set it: a person's shell, a job, a container. The driver is the
+// file that amemd has loaded itself.
+//
 // For the loop's thread. Nothing blocks, but the destructor for a moment.
 #pragma once
 
@@ -9,7 +13,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "common/fd.h"
 #include "common/status.h"
@@ -26,7 +32,8 @@ class ProofPrograms final : public ProofTargets {
   ProofPrograms(const ProofPrograms&) = delete;
   ProofPrograms& operator=(const ProofPrograms&) = delete;
 
-  Result<std::unique_ptr<ProofTarget>> start(const DeviceUuid& device, ProofPool pool) override;
+  Result<std::unique_ptr<ProofTarget>> start(const VisibleDevices& devices,
+                                             ProofPool pool) override;
   /// Processes that have not ended, also those that have been killed.
   std::size_t running() const { return processes_.size(); }
 
@@ -43,13 +50,16 @@ class ProofPrograms final : public ProofTargets {
     ProofTarget::Done done;  // empty: nothing is asked
     std::string said;        // since its last whole line
     std::string last;        // its last line that is no answer
+    ProofBasis basis;
     Status end;
     bool released = false;
   };
 
-  Status open(Process& process, std::vector<std::string> words);
+  Status open(Process& process, std::vector<std::string> words,
+              std::vector<std::string> environment);
   void check(std::uint64_t id, ProofTarget::Done done);
   void heard(std::uint64_t id);
+  static std::optional<Status> take(Process& process, const std::string& line);
   void ended(std::uint64_t id);
   void release(std::uint64_t id);
   static void stop_hearing(EventLoop& loop, Process& process);

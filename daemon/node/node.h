@@ -144,6 +144,7 @@ struct GroupEntry {
   // memory meanwhile, once a rank has ended, and once some have been restored. None: not deep, or
   // not known.
   std::map<DeviceUuid, std::uint64_t> restore_needs;
+  bool was_deep = false;  // since this broker began
   // Calls of the driver for its processes. They may go on when their operation has ended.
   std::weak_ptr<const void> process_calls;
   // What the operation under way waits for before it goes on, for people; empty: for nothing but

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/version.h"
 #include "daemon/base/units.h"
 #include "daemon/plans/plan.h"
 
@@ -124,17 +125,31 @@ BytesByDevice GroupOperation::needs_of(const std::vector<GroupId>& groups,
   return bytes;
 }
 
-std::set<DeviceUuid> devices_of(const Means& means, const GroupEntry& group) {
-  std::set<DeviceUuid> devices;
-  for (const Allocation* a : std::as_const(means.node.allocations).of_group(group.id))
-    devices.insert(a->device);
-  for (const RankId id : group.machine.members().ids())
-    if (const Rank* const rank = means.node.find_rank(id))
-      for (const Unbrokered& each : rank->unbrokered)
-        if (means.devices.find(each.device) != nullptr) devices.insert(each.device);
-  if (devices.empty())
-    for (const Device& device : means.devices.all()) devices.insert(device.uuid);
-  return devices;
+Result<DeepProof::Sets> visible_to(const Means& means, const GroupEntry& group) {
+  DeepProof::Sets sets;
+  for (const RankId id : group.machine.members().ids()) {
+    const Rank* const rank = means.node.find_rank(id);
+    const std::string who =
+        "group '" + group.machine.name() + "': " + group.machine.members().label(id);
+    const auto refuse = [&who](const std::string& why) {
+      return Status(Code::kFailedPrecondition, who + why);
+    };
+    if (rank == nullptr || (rank->devices.empty() && rank->session == 0))
+      return refuse(
+          " has not reconnected since amemd began, so amemd does not know which GPUs it sees. Wait "
+          "for it, or pause without --deep");
+    if (rank->devices.empty())
+      return refuse(" does not say which GPUs it sees, because its shim (" + rank->shim_version +
+                    ") is older than amemd (" + kVersion +
+                    "). Restart the job with the shim of amemd's version, or pause without --deep");
+    for (const DeviceUuid& device : rank->devices)
+      if (means.devices.find(device) == nullptr)
+        return refuse(" sees device " + to_string(device) +
+                      ", which amemd does not see, so amemd cannot prove that a deep pause of it "
+                      "works. Start amemd with all GPUs, or pause without --deep");
+    sets.insert(rank->devices);
+  }
+  return sets;
 }
 
 bool GroupOperation::calls_go_on(const std::function<void()>& again) const {

@@ -42,8 +42,9 @@ struct Means {
   Duration checkpoint_limit;  // for all processes of a group; shorter than the phase
 };
 
-/// Devices on which ranks of the group have memory; all of the node, if that is not known.
-std::set<DeviceUuid> devices_of(const Means& means, const GroupEntry& group);
+/// What the ranks of the group see, each its own. kFailedPrecondition: a rank does not say, or sees
+/// a device that amemd does not: no deep pause of it is proven.
+Result<DeepProof::Sets> visible_to(const Means& means, const GroupEntry& group);
 
 /// The way back to an operation from a later turn of the loop: runs `what`, and lets the group go
 /// on. Does nothing when the operation is over. May be copied, and outlives the operation.

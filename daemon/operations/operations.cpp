@@ -61,17 +61,21 @@ Status Operations::check(const Groups& groups, const Task& of_all, const Parts& 
     Status status = check_tags(node_.allocations, id, task);
     if (!status.ok() && groups.size() > 1)
       return {status.code(), "group '" + name + "': " + status.text()};
-    if (status.ok()) status = node_.groups.at(id).machine.can_start(task);
+    const GroupEntry& group = node_.groups.at(id);
+    if (status.ok()) status = group.machine.can_start(task);
+    if (status.ok() && task.deep)
+      if (const auto visible = amem::visible_to(means_, group); !visible.ok())
+        status = visible.status();
     if (!status.ok()) return status;
   }
   return {};
 }
 
-std::set<DeviceUuid> Operations::devices_of(const Groups& groups) const {
-  std::set<DeviceUuid> devices;
+DeepProof::Sets Operations::visible_to(const Groups& groups) const {
+  DeepProof::Sets all;
   for (const NamedGroup& group : groups)
-    devices.merge(amem::devices_of(means_, node_.groups.at(group.id)));
-  return devices;
+    all.merge(amem::visible_to(means_, node_.groups.at(group.id)).value());
+  return all;
 }
 
 std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration timeout,
@@ -81,12 +85,12 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
   Status status = check(groups, task, parts);
   if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
   if (task.deep && status.ok()) {
-    const std::set<DeviceUuid> devices = devices_of(groups);
-    const std::optional<Status> proven = means_.deep_proof.verdict(devices);
+    const DeepProof::Sets visible = visible_to(groups);
+    const std::optional<Status> proven = means_.deep_proof.verdict(visible);
     if (!proven && closed_.ok() && refusal_.ok()) {
       await_proof_.insert(observer);
       means_.deep_proof.prove(
-          devices, [this, task, groups, timeout, observer, who, abroad](const Status& now) {
+          visible, [this, task, groups, timeout, observer, who, abroad](const Status& now) {
             const auto waits = await_proof_.find(observer);
             if (waits == await_proof_.end()) return;  // it has been told that amemd ends
             await_proof_.erase(waits);
@@ -161,7 +165,7 @@ void Operations::deepen(GroupId id) {
   if (const Status status = check({{id, name}}, task); !status.ok())
     return spdlog::warn("group '{}': deep.after: {}", name, status.text());
   // Refused for good: a first try has said so.
-  const auto proven = means_.deep_proof.verdict(devices_of({{id, name}}));
+  const auto proven = means_.deep_proof.verdict(visible_to({{id, name}}));
   if (proven && !proven->ok()) return;
   spdlog::info("group '{}' has been paused for deep.after: amemd makes it deep", name);
   const auto request = std::make_shared<Request>(Transaction({name}, {}, task, duplex_, false),
@@ -511,7 +515,9 @@ void Operations::run(GroupEntry& group, const action::Finished& finished) {
   if (ended.empty()) return;
   const Running& running = ended.mapped();
   const RequestPtr request = running.request;
-  remember(group, finished.outcome, request.get());
+  const auto* const pause = std::get_if<PauseOperation>(&running.operation);
+  remember(group, finished.outcome, request.get(),
+           pause != nullptr ? pause->remarks() : std::vector<std::string>());
   if (request == nullptr) return;
   const Outcome& outcome = finished.outcome;
   if (request->observer != nullptr && outcome.status.ok()) tell_done(group, outcome, running);
@@ -525,8 +531,10 @@ void Operations::run(GroupEntry& group, const action::Finished& finished) {
   carry_out(request, request->transaction.ended(running.member, outcome.status));
 }
 
-void Operations::remember(const GroupEntry& group, const Outcome& outcome, const Request* request) {
+void Operations::remember(const GroupEntry& group, const Outcome& outcome, const Request* request,
+                          std::vector<std::string> remarks) {
   PastOperation past;
+  past.remarks = std::move(remarks);
   past.transaction = request != nullptr ? request->number : 0;
   past.swap = request != nullptr && request->transaction.swaps();
   past.by_broker = request != nullptr && request->by_broker;
@@ -573,8 +581,10 @@ void Operations::tell_done(const GroupEntry& group, const Outcome& outcome,
     last.set_unknown_calls(stays.unknown_calls);
     last.set_dropped_bytes(dropped(node_, group, outcome.task.selection));
     report_saves(outcome.saves, *last.mutable_saves());
-    if (const auto* pause = std::get_if<PauseOperation>(&running.operation))
+    if (const auto* pause = std::get_if<PauseOperation>(&running.operation)) {
       for (const GuestUse& use : pause->guests()) report_guest(node_, use, *last.add_guests());
+      for (const std::string& remark : pause->remarks()) last.add_remarks(remark);
+    }
   } else if (running.request->transaction.swaps() &&
              running.request->transaction.last(running.member)) {
     last.set_swap_us(to_us(Clock::now() - running.request->began));

@@ -168,8 +168,8 @@ class Operations {
     std::variant<std::monostate, PauseOperation, ResumeOperation> operation;  // from Begun on
   };
 
-  /// Where processes of these groups may have contexts.
-  std::set<DeviceUuid> devices_of(const Groups& groups) const;
+  /// What the ranks of these groups see. REQUIRES: check() of a deep pause has passed.
+  DeepProof::Sets visible_to(const Groups& groups) const;
   /// What the operation under way waits for, if that is new.
   void tell_wait(const GroupEntry& group);
   /// Whether all of these can begin: each is named once, and in the right state.
@@ -202,7 +202,8 @@ class Operations {
   /// To the operation that has just begun.
   Back back_to(GroupId group);
   void finish(const Request& request);
-  void remember(const GroupEntry& group, const Outcome& outcome, const Request* request);
+  void remember(const GroupEntry& group, const Outcome& outcome, const Request* request,
+                std::vector<std::string> remarks);
   /// REQUIRES: it has a request.
   static v1::Progress progress_of(const Running& running);
   void tell_done(const GroupEntry& group, const Outcome& outcome, const Running& running);

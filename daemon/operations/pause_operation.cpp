@@ -285,17 +285,19 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
   if (!checkpoint_began_) checkpoint_began_ = Clock::now();
   // An operator's pause has been proven before it began; a swap's, one from inside, and one that
   // amemd begins or continues have not.
-  const std::set<DeviceUuid> used = devices_of(means_, group_);
-  const std::optional<Status> proven = means_.deep_proof.verdict(used);
+  const Result<DeepProof::Sets> visible = visible_to(means_, group_);
+  const std::optional<Status> proven =
+      visible.ok() ? means_.deep_proof.verdict(visible.value()) : visible.status();
   const auto refused = [this](const Status& why) {
     group_.machine.tell(event::Checkpointed{why, false}, Clock::now());
   };
   if (!proven)
-    return means_.deep_proof.prove(used,
+    return means_.deep_proof.prove(visible.value(),
                                    [this, checkpoint, refused, back = back_](const Status& now) {
                                      back([&] { now.ok() ? run(checkpoint) : refused(now); });
                                    });
   if (!proven->ok()) return refused(*proven);
+  remark_on_proof(visible.value());
   // The next amemd must know that processes may be locked.
   if (const Status written = means_.node.records.write(group_); !written.ok())
     return group_.machine.tell(event::Checkpointed{written, false}, Clock::now());
@@ -316,6 +318,17 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
   means_.workers.look(devices, [this, begin, back = back_](const Workers::Uses& uses) {
     back([&] { begin(unbrokered(uses)); });
   });
+}
+
+void PauseOperation::remark_on_proof(const DeepProof::Sets& visible) {
+  if (group_.was_deep) return;
+  remarks_ = {
+      "this is the group's first deep pause. The driver has checkpointed and restored a process of "
+      "amemd before, " +
+      means_.deep_proof.terms(visible) +
+      ". That is no guarantee: it may still lose a process in the lock, the checkpoint or the "
+      "restore"};
+  spdlog::info("group '{}': {}", group_.machine.name(), remarks_.front());
 }
 
 BytesByDevice PauseOperation::unbrokered(const Workers::Uses& uses) const {
@@ -345,6 +358,7 @@ void PauseOperation::checkpointed(const Status& status, bool deep, const BytesBy
     const std::uint64_t in_reach = most - std::min(most, Headroom::reserve(use.total));
     group_.restore_needs[device] = std::max(freed, std::min(freed + freed / 10, in_reach));
   }
+  group_.was_deep |= deep;
   group_.machine.tell(event::Checkpointed{status, deep}, Clock::now());
 }
 

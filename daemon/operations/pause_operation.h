@@ -65,6 +65,8 @@ class PauseOperation final : public GroupOperation {
   bool takes(const Allocation& a) const { return settled_ && what_.takes(a.tag); }
   /// Those for whom memory stays on its device.
   const std::vector<GuestUse>& guests() const { return guests_; }
+  /// What people should know of it, a sentence each.
+  const std::vector<std::string>& remarks() const { return remarks_; }
 
  private:
   /// Who has open what would leave.
@@ -82,6 +84,8 @@ class PauseOperation final : public GroupOperation {
   BytesByDevice unbrokered(const Workers::Uses& uses) const;
   /// What ranks of all groups have of this device.
   std::uint64_t brokered(const DeviceUuid& device) const;
+  /// Of its first deep pause: what its proof is worth.
+  void remark_on_proof(const DeepProof::Sets& visible);
   /// With what was in use of the devices before, beside the memory of ranks, and afterwards.
   void checkpointed(const Status& status, bool deep, const BytesByDevice& before,
                     const Workers::Uses& after);
@@ -115,6 +119,7 @@ class PauseOperation final : public GroupOperation {
   bool settled_ = false;
   RowReservation space_;  // for the rows of the release
   std::vector<GuestUse> guests_;
+  std::vector<std::string> remarks_;
 };
 
 }  // namespace amem

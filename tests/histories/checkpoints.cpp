@@ -53,14 +53,16 @@ class Checkpoints::Throwaway final : public ProofTarget {
     });
   }
   Status end() const override { return {}; }
+  const ProofBasis& basis() const override { return basis_; }
 
  private:
   Checkpoints& driver_;
   const pid_t pid_;
+  const ProofBasis basis_;
   const std::shared_ptr<bool> lives_ = std::make_shared<bool>(true);
 };
 
-Result<std::unique_ptr<ProofTarget>> Checkpoints::start(const DeviceUuid&, ProofPool) {
+Result<std::unique_ptr<ProofTarget>> Checkpoints::start(const VisibleDevices&, ProofPool) {
   pid_t pid = kFirstThrowaway;
   while (pid < kLastThrowaway && states_.contains(pid)) ++pid;
   states_[pid] = kRunning;

@@ -62,7 +62,8 @@ class Checkpoints final : public ProcessCalls, public ProofTargets {
   // ---- for the broker ----
   void call(pid_t pid, CheckpointAction action, Time deadline, Done done) override;
   /// Throwaway processes, of which nothing goes wrong.
-  Result<std::unique_ptr<ProofTarget>> start(const DeviceUuid& device, ProofPool pool) override;
+  Result<std::unique_ptr<ProofTarget>> start(const VisibleDevices& devices,
+                                             ProofPool pool) override;
 
  private:
   struct Call {

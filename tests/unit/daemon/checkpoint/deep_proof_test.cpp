@@ -1,10 +1,13 @@
-// Deep pauses are proven once on each device, with a process that is thrown away.
+// Deep pauses are proven once for each set of devices that a process sees, with a process that is
+// thrown away.
 #include "daemon/checkpoint/deep_proof.h"
 
 #include <gmock/gmock.h>
 
 #include <chrono>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,7 +21,9 @@ namespace amem {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 using enum ProcessState;
 
 /// Processes, and a driver for them, a call at a time.
@@ -35,17 +40,22 @@ class FakeNode final : public ProcessCalls, public ProofTargets {
     words += std::string(" ") + word_of(action);
     CheckpointResult result{{}, {}, 0, kStates.at(action)};
     if (const auto other = results.find(action); other != results.end()) result = other->second;
-    loop_.post([result, done = std::move(done)] { done(result); });
+    loop_.at(Clock::now() + call_takes, [result, done = std::move(done)] { done(result); });
   }
-  Result<std::unique_ptr<ProofTarget>> start(const DeviceUuid&, ProofPool pool) override {
+  Result<std::unique_ptr<ProofTarget>> start(const VisibleDevices& devices,
+                                             ProofPool pool) override {
     if (!start_error.ok()) return start_error;
     ++started;
+    seen.push_back(devices);
     pools.push_back(pool);
     return std::unique_ptr<ProofTarget>(std::make_unique<Target>(*this));
   }
 
   std::map<CheckpointAction, CheckpointResult> results;
   std::vector<ProofPool> pools;
+  std::vector<VisibleDevices> seen;
+  ProofBasis basis;
+  Duration call_takes{};
   Status start_error;
   std::deque<Status> checks;  // what the next ones find; then: all is right
   Status end;
@@ -73,6 +83,7 @@ class FakeNode final : public ProcessCalls, public ProofTargets {
       node_.loop_.post([found, done = std::move(done)] { done(found); });
     }
     Status end() const override { return node_.end; }
+    const ProofBasis& basis() const override { return node_.basis; }
 
    private:
     FakeNode& node_;
@@ -88,7 +99,10 @@ class DeepProofTest : public ::testing::Test {
     second.bytes[0] = 2;
     EXPECT_TRUE(loop.open().ok());
     proof.emplace(loop, node, node, std::chrono::milliseconds(300),
-                  [this](const DeviceUuid&, Duration, const auto& done) { done(pool); });
+                  [this](const VisibleDevices& devices, Duration, const auto& done) {
+                    pools_for.push_back(devices);
+                    done(pool);
+                  });
   }
 
   /// What a test does one after the other, on the loop; the last of it stops the loop.
@@ -102,12 +116,13 @@ class DeepProofTest : public ::testing::Test {
     proof.reset();
     EXPECT_EQ(node.living, 0);
   }
-  Status result_of(const std::set<DeviceUuid>& devices) {
+  Status result_of(const DeepProof::Sets& sets) {
     Status result;
     run([&] {
-      proof->prove(devices, [&](const Status& status) {
+      proof->prove(sets, [&](const Status& status) {
         result = status;
-        known = proof->verdict(devices);
+        known = proof->verdict(sets);
+        terms = proof->terms(sets);
         loop.stop();
       });
     });
@@ -117,10 +132,10 @@ class DeepProofTest : public ::testing::Test {
   std::pair<Status, Status> results_of_two(const std::function<void()>& between) {
     std::pair<Status, Status> results;
     run([&] {
-      proof->prove({first}, [&](const Status& status) {
+      proof->prove({{first}}, [&](const Status& status) {
         results.first = status;
         between();
-        proof->prove({first}, [&](const Status& again) {
+        proof->prove({{first}}, [&](const Status& again) {
           results.second = again;
           loop.stop();
         });
@@ -135,12 +150,14 @@ class DeepProofTest : public ::testing::Test {
   FakeNode node{loop};
   Result<ProofPool> pool = ProofPool{Place::kMemfd, 0, nullptr};
   std::optional<DeepProof> proof;
-  std::optional<Status> known;  // after the answer
+  std::optional<Status> known;            // after the answer
+  std::string terms;                      // likewise
+  std::vector<VisibleDevices> pools_for;  // that pools were made for
 };
 
 TEST_F(DeepProofTest, TwoCyclesProveIt) {
-  EXPECT_FALSE(proof->verdict({first}));
-  EXPECT_TRUE(result_of({first}).ok());
+  EXPECT_FALSE(proof->verdict({{first}}));
+  EXPECT_TRUE(result_of({{first}}).ok());
   EXPECT_EQ(node.words,
             " check lock checkpoint restore unlock check lock checkpoint restore unlock check");
   ASSERT_EQ(node.pools.size(), 1U);
@@ -149,16 +166,25 @@ TEST_F(DeepProofTest, TwoCyclesProveIt) {
   EXPECT_TRUE(known->ok());
 }
 
-TEST_F(DeepProofTest, EachDeviceIsProvenOnceForAllWhoAsk) {
+TEST_F(DeepProofTest, TheProcessSeesWhatARankSees) {
+  // Also in this order: the first one is another.
+  EXPECT_TRUE(result_of({{first, second}, {second, first}}).ok());
+  EXPECT_THAT(node.seen,
+              UnorderedElementsAre(ElementsAre(first, second), ElementsAre(second, first)));
+  EXPECT_EQ(pools_for, node.seen);
+}
+
+TEST_F(DeepProofTest, EachSetIsProvenOnceForAllWhoAsk) {
   int answers = 0;
   run([&] {
-    for (const auto& devices : {std::set{first}, std::set{first, second}, std::set{second}})
-      proof->prove(devices, [&](const Status& status) {
+    for (const auto& sets : {DeepProof::Sets{{first}}, DeepProof::Sets{{first}, {second, first}},
+                             DeepProof::Sets{{second, first}}})
+      proof->prove(sets, [&](const Status& status) {
         EXPECT_TRUE(status.ok()) << status.text();
         if (++answers < 3) return;
         EXPECT_EQ(node.living, 0);
         // And later.
-        proof->prove({first, second}, [&](const Status&) { loop.stop(); });
+        proof->prove({{first}, {second, first}}, [&](const Status&) { loop.stop(); });
       });
   });
   EXPECT_EQ(node.started, 2);
@@ -177,18 +203,18 @@ TEST_F(DeepProofTest, ARefusalOfTheDriverStays) {
 
 TEST_F(DeepProofTest, ADriverThatLacksTheCallsIsRefused) {
   node.results[CheckpointAction::kLock] = {{Code::kUnavailable, "it lacks the calls"}};
-  EXPECT_EQ(result_of({first}).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(result_of({{first}}).code(), Code::kFailedPrecondition);
   EXPECT_TRUE(known);
 }
 
 TEST_F(DeepProofTest, SuccessThatChangesNothingIsRefused) {
   node.results[CheckpointAction::kCheckpoint] = {{}, {}, 0, kLocked};
-  EXPECT_THAT(result_of({first}).text(), HasSubstr("but the process is locked"));
+  EXPECT_THAT(result_of({{first}}).text(), HasSubstr("but the process is locked"));
 }
 
 TEST_F(DeepProofTest, OtherBytesAreRefused) {
   node.checks = {{}, {Code::kDataLoss, "memory has other bytes"}};
-  EXPECT_THAT(result_of({first}).text(), HasSubstr("memory has other bytes"));
+  EXPECT_THAT(result_of({{first}}).text(), HasSubstr("memory has other bytes"));
   EXPECT_EQ(known->code(), Code::kFailedPrecondition);
 }
 
@@ -204,19 +230,60 @@ TEST_F(DeepProofTest, ABusyNodeIsAskedAgain) {
 
 TEST_F(DeepProofTest, AProcessThatDoesNotAnswerIsKilledAtTheDeadline) {
   node.answers = false;
+  node.basis.step = "an all-reduce of NCCL";
   const auto [status, again] = results_of_two([&] {
     EXPECT_EQ(node.living, 0);
     node.answers = true;
   });
   EXPECT_EQ(status.code(), Code::kDeadlineExceeded);
+  EXPECT_THAT(status.text(), HasSubstr("within 300 ms: an all-reduce of NCCL"));
   EXPECT_TRUE(again.ok()) << again.text();
+}
+
+TEST_F(DeepProofTest, WithoutTimeForASecondCycleOneProvesIt) {
+  node.call_takes = std::chrono::milliseconds(45);
+  const Status status = result_of({{first}});
+  EXPECT_TRUE(status.ok()) << status.text();
+  EXPECT_EQ(node.words, " check lock checkpoint restore unlock check");
+}
+
+TEST_F(DeepProofTest, ItIsSaidWithWhichNcclItWasProven) {
+  node.basis.nccl = "2.27.3";
+  EXPECT_TRUE(result_of({{first}}).ok());
+  EXPECT_EQ(terms, "with NCCL 2.27.3");
+}
+
+TEST_F(DeepProofTest, ItIsSaidWhyItWasProvenWithoutNccl) {
+  node.basis.no_nccl = "there is none";
+  EXPECT_TRUE(result_of({{first}}).ok());
+  EXPECT_EQ(terms, "without NCCL, because there is none");
+}
+
+TEST_F(DeepProofTest, AnotherLibraryIsProvenAnew) {
+  const std::string file = ::testing::TempDir() + "amem-proof-library";
+  const auto install = [&] {
+    std::ofstream(file + ".new") << "library";
+    std::filesystem::rename(file + ".new", file);
+  };
+  install();
+  node.basis.files = {file};
+  node.checks = {{Code::kFailedPrecondition, "ncclAllReduce"}};
+  const auto [status, again] = results_of_two([&] {
+    EXPECT_TRUE(proof->verdict({{first}}));
+    install();
+    EXPECT_FALSE(proof->verdict({{first}}));
+  });
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+  EXPECT_TRUE(again.ok()) << again.text();
+  EXPECT_EQ(node.started, 2);
+  std::filesystem::remove(file);
 }
 
 TEST_F(DeepProofTest, AProcessThatSomebodyKillsSaysNothingOfTheDriver) {
   node.results[CheckpointAction::kCheckpoint] = {
       {Code::kFailedPrecondition, "no such process"}, "CUDA_ERROR_INVALID_VALUE", 0, kUnknown};
   node.end = {Code::kCancelled, "it was killed"};
-  EXPECT_EQ(result_of({first}).code(), Code::kAborted);
+  EXPECT_EQ(result_of({{first}}).code(), Code::kAborted);
   EXPECT_FALSE(known);
 }
 
@@ -232,12 +299,12 @@ TEST_F(DeepProofTest, WhatCannotBeStartedIsAskedAgain) {
 
 TEST_F(DeepProofTest, OneDeviceThatFailsIsTheAnswerForAll) {
   node.checks = {{Code::kFailedPrecondition, "cuInit"}};
-  EXPECT_THAT(result_of({first, second}).text(), HasSubstr(to_string(first)));
+  EXPECT_THAT(result_of({{first}, {second}}).text(), HasSubstr(to_string(first)));
 }
 
 TEST_F(DeepProofTest, NobodyIsToldAfterItsEnd) {
   run([&] {
-    proof->prove({first}, [](const Status&) { ADD_FAILURE(); });
+    proof->prove({{first}}, [](const Status&) { ADD_FAILURE(); });
     loop.post([&] {
       EXPECT_EQ(node.living, 1);
       proof.reset();

@@ -1,6 +1,7 @@
 // Scripts that stand for amem-checkpoint target, and at the end the program itself.
 #include "daemon/checkpoint/proof_programs.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -10,10 +11,12 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace amem {
 namespace {
@@ -35,7 +38,7 @@ class ProofProgramsTest : public ::testing::Test {
   }
   void start(const std::string& program, ProofPool pool = {}) {
     programs.emplace(loop, program);
-    Result<std::unique_ptr<ProofTarget>> started = programs->start(DeviceUuid{}, std::move(pool));
+    Result<std::unique_ptr<ProofTarget>> started = programs->start({DeviceUuid{}}, std::move(pool));
     ASSERT_TRUE(started.ok()) << started.status().text();
     target = std::move(started).value();
   }
@@ -107,12 +110,51 @@ TEST_F(ProofProgramsTest, AReleasedProcessIsKilledAndReaped) {
   EXPECT_EQ(::kill(pid, 0), -1);
 }
 
+TEST_F(ProofProgramsTest, WhatItSaysOfItselfIsKept) {
+  use("echo step loading; echo file /lib/a; echo file /lib/b; echo nccl 2.27.3; echo ready; "
+      "read line; echo step using; echo right; exec sleep 1000");
+  EXPECT_TRUE(result_of().ok());
+  const ProofBasis& basis = target->basis();
+  EXPECT_EQ(basis.step, "using");
+  EXPECT_EQ(basis.files, (std::vector<std::string>{"/lib/a", "/lib/b"}));
+  EXPECT_EQ(basis.nccl, "2.27.3");
+  EXPECT_EQ(basis.no_nccl, "");
+}
+
+/// What names a library, or makes one be loaded, does not reach a process with amemd's rights.
+TEST_F(ProofProgramsTest, TheEnvironmentIsTheProofsOwn) {
+  const std::map<std::string, std::string> of_a_job = {{"LD_LIBRARY_PATH", "/home/job/lib"},
+                                                       {"LD_AUDIT", "/home/job/audit.so"},
+                                                       {"NCCL_NET_PLUGIN", "/home/job/net.so"},
+                                                       {"NCCL_CONF_FILE", "/home/job/nccl.conf"},
+                                                       {"CUDA_INJECTION64_PATH", "/home/job/i"},
+                                                       {"CUDA_VISIBLE_DEVICES", "5"},
+                                                       {"HOME", "/home/job"}};
+  for (const auto& [name, value] : of_a_job) ::setenv(name.c_str(), value.c_str(), 1);
+  ::setenv("AMEM_SIM_MEMORY", "1GiB", 1);
+  use("echo failed 15 $(tr '\\0' ' ' < /proc/self/environ)");
+  const std::string text = ' ' + result_of().text();
+  for (const auto& [name, value] : of_a_job) {
+    ::unsetenv(name.c_str());
+    EXPECT_EQ(text.find(' ' + name + '=' + value + ' '), std::string::npos) << text;
+  }
+  ::unsetenv("AMEM_SIM_MEMORY");
+  for (const char* const its :
+       {" AMEM_SIM_MEMORY=1GiB ", " CUDA_VISIBLE_DEVICES=GPU-00000000-0000-0000-0000-000000000000",
+        " NCCL_CONF_FILE=/dev/null "})
+    EXPECT_NE(text.find(its), std::string::npos) << text;
+}
+
 TEST_F(ProofProgramsTest, TheProgramItself) {
+  // It takes the driver that this process has.
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW);
+  ASSERT_NE(driver, nullptr) << ::dlerror();
   ::setenv("AMEM_SIM_DIR", (dir + "/sim").c_str(), 1);
   start(AMEM_CHECKPOINT, {Place::kMemfd, 0, nullptr});
   const Status status = result_of();
   EXPECT_EQ(status.code(), Code::kNotFound);
-  EXPECT_EQ(status.text().find("there is no device GPU-00000000"), 0U) << status.text();
+  EXPECT_EQ(status.text(),
+            "it was to see device GPU-00000000-0000-0000-0000-000000000000, but sees none");
   ::unsetenv("AMEM_SIM_DIR");
 }
 
