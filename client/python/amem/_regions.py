@@ -158,8 +158,8 @@ def _make_space(torch: Any) -> None:
     - PyTorch calls its observers of missing memory without the lock, but raises the error whatever they do.
     - A failed call cannot simply be made again: it may have changed memory before it failed.
     For the other direction (_give_up()) MemPool(use_on_oom=True) would do, but ordinary memory would get the region's tag
-    and policy. Here no pool is in use by this thread yet, and the thread is in Python, so it holds no lock of PyTorch's. empty_cache()
-    takes the allocator's lock itself and releases the interpreter's meanwhile.
+    and policy. Here no pool is in use by this thread yet, and the thread is in Python, so it holds no lock of PyTorch's.
+    empty_cache() takes the allocator's lock itself and releases the interpreter's meanwhile.
 
     Nobody knows how much the stretch will allocate. Emptying costs a wait for the device, and new segments afterwards. So
     the cache is emptied only where it has more than 1/32 of what the device has free: less would rarely help. Free memory
@@ -327,8 +327,8 @@ def unbrokered() -> Iterator[None]:
     This memory stays on the GPU through a pause, and the pause reports its size. Use it for memory that must stay, and for
     memory that a NIC or another group uses. Any thread may free it at any time. You may use unbrokered() within a region,
     which continues afterwards. A second unbrokered() within the first changes nothing, and a region within it raises an
-    error. NCCL's memory is still brokered. With torch, the memory comes from its own pool, as in a region, and freed memory
-    stays in the pool for the next unbrokered(). Without a shim, it does nothing.
+    error. NCCL's memory is still brokered. With torch, the memory comes from its own pool, and freed memory goes where that
+    of a region goes. Without a shim, it does nothing.
 
     Returns:
         A context manager, which belongs to the thread that enters it.

@@ -333,7 +333,7 @@ class TorchMemorySaver:
 
         Args:
             dispose_mem_pool_after_use: torch allocates from a new pool. At the end, the pool's free memory returns to the driver.
-                False: torch allocates from a pool that stays for the next use.
+                False: torch allocates from a pool that stays for the next use if it is small, as amem.unbrokered().
 
         Returns:
             A context manager, which belongs to the thread that enters it.

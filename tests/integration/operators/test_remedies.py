@@ -105,6 +105,10 @@ def test_a_pool_that_is_too_small(small, follow):
     assert all(matches) and len(matches) == len(REMEDIES), f"each of {said} is followed here"
     [match] = [each for each in matches if follow in REMEDIES[each.re.pattern]]
     follow(job, other, match)
+    if other.alive():
+        if job.node.ctl.state("rollout") == "paused":
+            job.node.ctl("resume", "rollout")
+        other.verify()
 
 
 def test_what_no_region_marks_is_never_to_be_discarded(bare_node):
@@ -288,7 +292,7 @@ def test_a_restore_without_space(bare_node):
     """What became free in the checkpoint and a tenth more would be more than the device has."""
     bare_node.settings["AMEM_SIM_CHECKPOINT"] = "hang"
     bare_node.settings["AMEM_SIM_MEMORY"] = str(200 * MIB)
-    bare_node.start_broker("--deep-enabled", "true", "--deadlines-checkpoint", "6s")
+    bare_node.start_broker("--deep-enabled", "true", "--deadlines-checkpoint", "12s")
     memory = Memory(bare_node, 4 * MIB, name="rank", device=0, env={"AMEM_SIM_CONTEXT_BYTES": "184MiB"})
     bare_node.ctl("pause", "train", "--deep")
     other = Program(bare_node, "rollout")

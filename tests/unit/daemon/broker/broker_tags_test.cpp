@@ -411,20 +411,22 @@ TEST_F(BrokerTagsTest, RanksDropTheHeapOnlyByForce) {
   join(b);
   const std::uint64_t heap = a.create(gpu(0), 4 * kMiB, "heap");
   a.write(heap, 0x33);
+  std::uint64_t seq = 2'000'000;
   const auto asks = [&](FakeRank& rank, bool force) {
     Message message = amem_v1_SessionMessage_init_zero;
-    message.seq = 2'000'000;
+    message.seq = ++seq;
     message.which_body = amem_v1_SessionMessage_group_request_tag;
-    message.body.group_request.op = kPause;
+    message.body.group_request.op = amem_v1_GroupOp_GROUP_OP_PAUSE;
     message.body.group_request.discard_count = 1;
     set_text(message.body.group_request.discard[0], "heap");
     message.body.group_request.force = force;
     rank.send(message);
     return message.seq;
   };
-  const Message refused = a.await_reply(asks(a, false));
+  const Packet refused = a.await_reply(asks(a, false));
   EXPECT_EQ(FakeRank::code(refused), Code::kInvalidArgument);
-  EXPECT_NE(std::string(refused.body.reply.text).find("would lose 4 MiB"), std::string::npos);
+  EXPECT_NE(std::string(refused.message.body.reply.text).find("would lose 4 MiB"),
+            std::string::npos);
   EXPECT_EQ(group().state(), v1::GROUP_STATE_RUNNING);
   const std::uint64_t first = asks(a, true);
   const std::uint64_t second = asks(b, true);
