@@ -197,8 +197,6 @@ TEST_F(Rank, PoliciesArePassedOn) {
   EXPECT_EQ(shim.policy, 2);
   amem::set_policy("heap", AMEM_POLICY_DISCARD_FORCED);
   EXPECT_EQ(shim.policy, 3);
-  EXPECT_EQ(amem_set_tag_policy("heap", static_cast<amem_policy>(4), nullptr),
-            AMEM_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(amem_set_tag_policy("kv_cache", AMEM_POLICY_UNSPECIFIED, nullptr),
             AMEM_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(amem_set_tag_policy(nullptr, AMEM_POLICY_KEEP, nullptr), AMEM_ERROR_INVALID_ARGUMENT);
