@@ -1,9 +1,10 @@
-// Functions of the C library that are newer than the oldest one that the shim runs with
-// (README.md). libstdc++, libgcc and the shim call them by these names. They are hidden: the
-// process's other libraries keep the C library's.
+// Functions of the C library that are newer than the oldest one that the shim runs with, or that
+// musl lacks (README.md). libstdc++, libgcc and the shim call them by these names. They are hidden:
+// the process's other libraries keep the C library's.
 //
 // Some make the system call that the C library makes. The others ask the process's C library first,
 // which does better where it has them.
+#undef _FORTIFY_SOURCE  // this file's own calls are plain
 #include <errno.h>
 #include <link.h>
 #include <pthread.h>
@@ -12,8 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cstdarg>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 
 #include "shim/process/symbols.h"
 
@@ -66,6 +70,23 @@ AMEM_C23(long, strtol)
 AMEM_C23(long long, strtoll)
 AMEM_C23(unsigned long, strtoul)
 AMEM_C23(unsigned long long, strtoull)
+
+// With _FORTIFY_SOURCE the headers call these, of which musl has none.
+AMEM_NEWER(int, __vsnprintf_chk,
+           (char* text, std::size_t size, int /*flag*/, std::size_t room, const char* format,
+            std::va_list arguments)) {
+  if (size > room) std::abort();
+  return std::vsnprintf(text, size, format, arguments);
+}
+
+AMEM_NEWER(int, __snprintf_chk,
+           (char* text, std::size_t size, int flag, std::size_t room, const char* format, ...)) {
+  std::va_list arguments;
+  va_start(arguments, format);
+  const int length = newer___vsnprintf_chk(text, size, flag, room, format, arguments);
+  va_end(arguments);
+  return length;
+}
 
 /// glibc has it in a static library, which refers to __register_atfork. musl has no such name.
 extern "C" int __register_atfork(void (*)(), void (*)(), void (*)(), void*) __attribute__((weak));

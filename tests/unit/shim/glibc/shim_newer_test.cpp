@@ -28,6 +28,9 @@ int find_in_newer(const void* address, FoundObject* found) __asm__("_dl_find_obj
 int wait_in_newer(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
                   const timespec* end) __asm__("pthread_cond_clockwait");
 
+int print_in_newer(char* text, std::size_t size, int flag, std::size_t room, const char* format,
+                   ...) __asm__("__snprintf_chk");
+
 namespace {
 
 using namespace std::chrono_literals;
@@ -129,6 +132,13 @@ TEST(ShimNewer, FilesAndRandomBytes) {
   std::array<unsigned char, 257> many{};
   EXPECT_EQ(::getentropy(many.data(), many.size()), -1);
   EXPECT_EQ(errno, EIO);
+}
+
+TEST(ShimNewer, PrintsWithinTheRoom) {
+  std::array<char, 8> text{};
+  EXPECT_EQ(print_in_newer(text.data(), text.size(), 1, text.size(), "%d %s", 12, "of many"), 10);
+  EXPECT_STREQ(text.data(), "12 of m");
+  EXPECT_DEATH(print_in_newer(text.data(), text.size() + 1, 1, text.size(), "%d", 1), "");
 }
 
 int forked_in_child = 0;
