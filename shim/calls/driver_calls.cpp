@@ -151,9 +151,15 @@ template <CallRow row, class... Args>
 struct Watched<row, CUresult (*)(Args...)> {
   static CUresult call(Args... args) {
     constexpr bool kOfEvent = std::string_view(kSymbols[row]).starts_with("cuEvent");
-    if (DeepCalls::on()) [[unlikely]]
+    for (;;) {
+      {
+        const Gate::Watch watch(*the_gate);
+        if (!DeepCalls::away()) [[likely]]
+          return explained(kSymbols[row], real<row>()(args...));
+      }
       if (const auto r = DeepCalls::get().ended(kOfEvent); r.has_value()) return *r;
-    return explained(kSymbols[row], real<row>()(args...));
+      if (const CUresult r = DeepCalls::get().await_end(); r != CUDA_SUCCESS) return r;
+    }
   }
 };
 

@@ -47,11 +47,15 @@ CUresult DeepCalls::enter() noexcept {
     if (stage_.load(std::memory_order_seq_cst) == Stage::kOff) [[likely]]
       return CUDA_SUCCESS;
     leave();
-    const NoCancel no_cancel;
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return ending_ || !on(); });
-    if (on()) return CUDA_ERROR_DEINITIALIZED;
+    if (const CUresult result = await_end(); result != CUDA_SUCCESS) return result;
   }
+}
+
+CUresult DeepCalls::await_end() noexcept {
+  const NoCancel no_cancel;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return ending_ || !on(); });
+  return on() ? CUDA_ERROR_DEINITIALIZED : CUDA_SUCCESS;
 }
 
 void DeepCalls::leave() noexcept {

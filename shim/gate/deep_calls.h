@@ -7,7 +7,8 @@
 //
 // - Calls that only free or destroy are noted. end() makes them, in their order, before the gate
 //   opens. A noted call takes 48 bytes.
-// - Calls that ask whether work has ended need no driver: it has.
+// - Calls that ask whether work has ended need no driver: it has. They must not reach it: the
+//   driver's lock does not hold them, and its checkpoint then ends the process (driver 580).
 //
 // Before goes_away() both go to the driver as ever: what they wait for may need their answer.
 //
@@ -45,13 +46,17 @@ class DeepCalls {
   static DeepCalls& get();
   /// Some calls wait, are noted or are answered here.
   static bool on() noexcept { return stage() != Stage::kOff; }
+  /// The driver may put the process away, or has.
+  static bool away() noexcept { return stage() == Stage::kAway; }
 
   /// True: the call is made later, and the program is told that it has succeeded. False: it is to
   /// be made now.
   bool note(const Call& call) noexcept;
-  /// Whether the work that a call asks about has ended. Nothing: the driver is to be asked.
-  /// `event`: it asks about an event.
+  /// Whether the work that a call asks about has ended. Nothing: only the driver knows, once it is
+  /// back. `event`: it asks about an event.
   std::optional<CUresult> ended(bool event) noexcept;
+  /// Waits for end(). CUDA_ERROR_DEINITIALIZED: the process is ending.
+  CUresult await_end() noexcept;
   /// Other processes may record events of this one, or this one has theirs: nothing is known of
   /// events any more.
   static void shares_events() noexcept { shares_events_.store(true, std::memory_order_relaxed); }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <new>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "shim/base/log.h"
@@ -19,6 +20,7 @@ namespace {
 
 /// How long an interpreter may be ending before a waiting caller sees it.
 constexpr std::chrono::milliseconds kInterpreterCheck{100};
+constexpr std::chrono::microseconds kWatchAgain{200};
 constexpr std::chrono::seconds kDrainBegins{1};
 /// A question takes microseconds. This is for a driver that blocks.
 constexpr std::chrono::seconds kQuestionEnds{10};
@@ -63,6 +65,7 @@ Gate::ThreadState* Gate::register_thread() noexcept {
     }
   }
   record->depth = 0;
+  record->watches.store(0, std::memory_order_relaxed);
   if (has_exit_key) pthread_setspecific(exit_key, record);
   return record;
 }
@@ -345,6 +348,20 @@ bool Gate::any_active() const {
   return false;
 }
 
+bool Gate::await_watches(Clock::time_point until) {
+  fence();
+  const auto watched = [] {
+    for (ThreadState* t = threads_.load(std::memory_order_acquire); t != nullptr; t = t->next)
+      if (t->watches.load(std::memory_order_acquire) > 0) return true;
+    return false;
+  };
+  while (watched()) {
+    if (Clock::now() >= until) return false;
+    std::this_thread::sleep_for(kWatchAgain);
+  }
+  return true;
+}
+
 bool Gate::take_worked() noexcept {
   bool worked = false;
   for (ThreadState* t = threads_.load(std::memory_order_acquire); t != nullptr; t = t->next) {
@@ -436,7 +453,10 @@ void Gate::reset_after_fork() noexcept {
   // Only the forking thread lives on. Its lock may be held by one that does not, so it is not
   // taken: an open gate needs none.
   for (ThreadState* t = threads_.load(std::memory_order_relaxed); t != nullptr; t = t->next)
-    if (t != state_) t->mark.store(0, std::memory_order_relaxed);
+    if (t != state_) {
+      t->mark.store(0, std::memory_order_relaxed);
+      t->watches.store(0, std::memory_order_relaxed);
+    }
   mode_.store(Mode::kOpen, std::memory_order_relaxed);
 }
 

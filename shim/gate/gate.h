@@ -135,6 +135,40 @@ class Gate {
     leave(this_thread().mark.load(std::memory_order_relaxed) & kWorked);
   }
 
+ private:
+  /// The thread writes its mark with plain stores, and take_worked() clears kWorked beside it. At
+  /// worst that brings back a mark that was just taken.
+  struct alignas(64) ThreadState {
+    std::atomic<std::uint8_t> mark{0};
+    std::uint32_t depth = 0;
+    std::atomic<std::uint32_t> watches{0};  // Watch objects that live
+    std::atomic<bool> taken{true};
+    ThreadState* next = nullptr;
+  };
+
+ public:
+  /// Says for the length of a scope that the calling thread asks the driver about work, or waits
+  /// there for some. That passes no gate, but who puts the process away must know.
+  class Watch {
+   public:
+    explicit Watch(Gate& gate) noexcept : self_(this_thread()) {
+      self_.watches.store(self_.watches.load(std::memory_order_relaxed) + 1,
+                          std::memory_order_relaxed);
+      gate.barrier();
+    }
+    ~Watch() {
+      self_.watches.store(self_.watches.load(std::memory_order_relaxed) - 1,
+                          std::memory_order_release);
+    }
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+   private:
+    ThreadState& self_;
+  };
+  /// Waits until no thread is in a Watch that has begun before this call. False: not by then.
+  bool await_watches(Clock::time_point until);
+
   /// Passes if that needs no wait, for what gives no work. True: the caller must call
   /// leave_quietly().
   bool try_enter() noexcept {
@@ -212,15 +246,6 @@ class Gate {
   /// Bits of ThreadState::mark.
   static constexpr std::uint8_t kInside = 1;
   static constexpr std::uint8_t kWorked = 2;  // since the last take_worked(), or now
-
-  /// The thread writes its mark with plain stores, and take_worked() clears kWorked beside it. At
-  /// worst that brings back a mark that was just taken.
-  struct alignas(64) ThreadState {
-    std::atomic<std::uint8_t> mark{0};
-    std::uint32_t depth = 0;
-    std::atomic<bool> taken{true};
-    ThreadState* next = nullptr;
-  };
 
   /// A caller that waits; on its stack.
   struct Waiter {

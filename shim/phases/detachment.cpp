@@ -80,9 +80,11 @@ Status Detachment::go_away(Clock::time_point until) {
   DeepCalls::get().goes_away();
   gate_.set(Gate::Mode::kAway);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
-  return gate_.await_empty(std::max(left, kAskAgain))
-             ? Status()
-             : cannot("a driver call of this process does not end");
+  if (!gate_.await_empty(std::max(left, kAskAgain)))
+    return cannot("a driver call of this process does not end");
+  if (!gate_.await_watches(std::max(until, Clock::now() + kAskAgain)))
+    return cannot("a thread of this process waits in the driver for an event of another process");
+  return {};
 }
 
 void Detachment::attach() {

@@ -13,7 +13,7 @@ SECTIONS = (  # title, classes of driver_calls.inc, what happens
     ("Made later", ("FREES", "DESTROYS"), "The call returns `CUDA_SUCCESS` at once. The shim makes it after the restore. `cuMemUnmap`, "
      "`cuIpcCloseMemHandle` and `cuMulticastUnbind` do so for brokered memory only; for other memory they wait in the driver."),
     ("Answered", ("WATCHED",), "The call returns `CUDA_SUCCESS`, because all work has ended. In a process that has shared an event with "
-     "another process (`cuIpcGetEventHandle`, `cuIpcOpenEventHandle`) the calls about events wait in the driver."),
+     "another process (`cuIpcGetEventHandle`, `cuIpcOpenEventHandle`) the calls about events wait in the shim."),
     ("Waiting at the gate or in the shim", ("GATED", "HELD"), "The call waits for the resume and does not reach the driver. After "
      "`exit()` it returns `CUDA_ERROR_DEINITIALIZED`."),
     ("Waiting at the gate or in the driver", ("ANSWERED", "COUNTED", "POOLED"), "The call waits at the gate if it is about brokered "

@@ -244,7 +244,7 @@ def test_peers_get_access_and_keep_it(node):
 @pytest.mark.parametrize("pool", ("host_numa", "memfd"))
 def test_memory_goes_with_its_context(bare_node, pool):
     node = bare_node
-    node.start_broker(env={"AMEM_SIM_FAULTS": "cuMemCreate:1:801"} if pool == "memfd" else {})
+    node.start_broker("--pool-place", pool)
     assert node.ctl.status()["pool"]["place"] == pool
     program = Program(node)
     program.ask("alloc 0 1000 3")

@@ -149,7 +149,7 @@ def find_saved_byte(node):
     for name in os.listdir(descriptors):
         path = os.path.join(descriptors, name)
         try:
-            if ":host" not in os.readlink(path):
+            if "amem-pool" not in os.readlink(path):
                 continue
         except FileNotFoundError:
             continue

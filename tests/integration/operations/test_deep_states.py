@@ -188,6 +188,34 @@ def test_a_host_function_that_waits_for_a_question(bare_node):
     runs_on(node, rank)
 
 
+# ---- calls that the driver's lock does not hold: one of them in the driver beside a checkpoint ends the process ----
+
+def asks_on(rank, *calls):
+    """Threads that make these calls without end."""
+    rank.ask("stream, first, second = made('cuStreamCreate', 1), made('cuEventCreate', 0), made('cuEventCreate', 0)")
+    assert rank.value("[cuda.cuEventRecord(first, stream), cuda.cuEventRecord(second, stream), cuda.cuStreamSynchronize(stream)]") == [0, 0, 0]
+    rank.ask("ms, results = ctypes.c_float(), set()")
+    for call in calls:
+        rank.ask(f"threading.Thread(target=lambda: [cuda.cuCtxSetCurrent(context)] + [results.add(cuda.{call}) for _ in iter(int, 1)], "
+                 "daemon=True).start()")
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_threads_that_ask_without_end(bare_node, shared):
+    """Where the process shares events, only the driver knows of events, so the questions wait."""
+    node = deep_node(bare_node)
+    rank = script(node)
+    asks_on(rank, "cuEventQuery(first)", "cuStreamQuery(stream)", "cuEventSynchronize(first)", "cuStreamSynchronize(stream)", "cuCtxSynchronize()",
+            "cuEventElapsedTime(ctypes.byref(ms), first, second)")
+    if shared:
+        rank.ask("cuda.cuIpcGetEventHandle(ctypes.create_string_buffer(64), made('cuEventCreate', 6))")
+    for _ in range(3):
+        node.ctl("pause", "train", "--deep")
+        time.sleep(0.2)
+        runs_on(node, rank)
+    assert rank.value("results") == "{0}"
+
+
 # ---- devices that a process does not see ----
 
 @pytest.mark.parametrize("visible", ["1", "1,0", "0"])
@@ -197,7 +225,7 @@ def test_the_pools_device_is_hidden(bare_node, visible):
     rank = script(node, CUDA_VISIBLE_DEVICES=visible)
     if visible == "1":
         node.ctl("pause", "train")
-        refused(node, "which it does not see", "pool.place")
+        refused(node, "pool.place")  # by the proof, of which the driver loses the process
     else:
         node.ctl("pause", "train", "--deep")
     runs_on(node, rank)

@@ -34,6 +34,7 @@ class CallScope {
   CUresult Enter(const char* exported_name, Need need);
 
   bool counts_ = false;  // at the gate
+  bool unheld_ = false;  // there as a call that a lock does not hold
   const CUresult refused_;
 };
 

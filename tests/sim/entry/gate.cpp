@@ -1,5 +1,7 @@
 #include "tests/sim/entry/gate.h"
 
+#include <signal.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -15,6 +17,7 @@ struct Gate {
   std::condition_variable changed;
   State state = State::kOpen;
   unsigned inside = 0;  // calls
+  unsigned unheld = 0;  // others
 };
 
 std::atomic<bool> g_built{false};
@@ -30,6 +33,11 @@ void Set(State state) {
   const std::lock_guard<std::mutex> lock(gate.mutex);
   gate.state = state;
   gate.changed.notify_all();
+}
+
+void EndProcess() {
+  signal(SIGSEGV, SIG_DFL);
+  raise(SIGSEGV);
 }
 
 }  // namespace
@@ -53,6 +61,30 @@ void LeaveGate() {
   Gate& gate = TheGate();
   const std::lock_guard<std::mutex> lock(gate.mutex);
   if (--gate.inside == 0) gate.changed.notify_all();
+}
+
+CUresult PassUnheld(bool* counts) {
+  *counts = false;
+  if (t_inside || !g_built.load(std::memory_order_acquire)) return CUDA_SUCCESS;
+  Gate& gate = TheGate();
+  const std::lock_guard<std::mutex> lock(gate.mutex);
+  if (gate.state == State::kBroken) return CUDA_ERROR_UNKNOWN;
+  if (gate.state == State::kShut) EndProcess();
+  ++gate.unheld;
+  *counts = true;
+  return CUDA_SUCCESS;
+}
+
+void LeaveUnheld() {
+  Gate& gate = TheGate();
+  const std::lock_guard<std::mutex> lock(gate.mutex);
+  --gate.unheld;
+}
+
+void EndBesideUnheld() {
+  Gate& gate = TheGate();
+  const std::lock_guard<std::mutex> lock(gate.mutex);
+  if (gate.unheld > 0) EndProcess();
 }
 
 bool ShutGate(unsigned milliseconds) {

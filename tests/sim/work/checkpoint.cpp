@@ -44,6 +44,7 @@ CUresult LoseProcess(CUresult result) {
 
 CUresult CheckpointProcess() {
   AwaitWork();
+  EndBesideUnheld();
   if (Node().checkpoints == Checkpoints::kLoseAtOnce) return LoseProcess(CUDA_ERROR_UNKNOWN);
   const bool shared = HoldsSharedMemory();
   while (shared && Node().checkpoints == Checkpoints::kHang) pause();

@@ -241,6 +241,7 @@ class RenewedPoolTest : public OwnersTest {
   void configure(Config& set) const override {
     OwnersTest::configure(set);
     set.deadlines.save = seconds(2);
+    set.pool_place = Place::kHostNuma;  // the rules are about the driver's calls that make it
   }
   /// `rule`: of all calls that make memory but the first, which is Bob's own.
   void leave_all_to_bob(const std::string& rule) {

@@ -19,7 +19,7 @@ TEST_F(BrokerTest, ARankIsWelcomed) {
   EXPECT_EQ(s.groups(0).name(), "train");
   EXPECT_EQ(s.groups(0).state(), v1::GROUP_STATE_RUNNING);
   EXPECT_EQ(s.groups(0).uid(), ::geteuid());
-  EXPECT_EQ(s.pool().place(), "host_numa");
+  EXPECT_EQ(s.pool().place(), "memfd");
   const auto infos = on_loop([&] { return broker->ranks(Caller{}, ""); });
   ASSERT_EQ(infos.value().size(), 1U);
   EXPECT_EQ(infos.value()[0].rank(), 3);
