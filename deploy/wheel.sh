@@ -136,7 +136,7 @@ PATH=$work/tools/bin:$PATH timeout 600 auditwheel repair --strip "${platform[@]}
 }
 mkdir -p "$target"
 for name in torch_memory_saver "$("$root/deploy/place.py" --print wheel)"; do
-  wheel=("$work/repaired/$name"-*-manylinux_*.whl)
+  wheel=("$work/repaired/$name"-*-manylinux*.whl)
   [[ -f ${wheel[0]} ]] || die "auditwheel made no manylinux wheel of $name, but $(cd "$work/repaired" && echo *)"
   mv "${wheel[0]}" "$target/"
   echo "$target/${wheel[0]##*/}"

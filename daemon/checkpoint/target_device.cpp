@@ -16,7 +16,7 @@ constexpr std::size_t kPiece = 1 << 20;
 constexpr std::size_t kPart = 64 << 10;  // of a thread
 constexpr std::size_t kParts = 4;
 constexpr unsigned char kSet = 0xa5;  // what the graph writes
-constexpr std::chrono::milliseconds kAskAgain{1};
+constexpr std::chrono::milliseconds kCallAgain{1};
 
 std::uint8_t byte_at(std::size_t i, unsigned seed) {
   return static_cast<std::uint8_t>((i * 2654435761U + seed) >> 13);
@@ -38,7 +38,7 @@ void TargetDevice::make(TargetThreads& threads) {
   make_parts();
   for (std::size_t i = 0; i < kParts; ++i)
     threads.add([this, i](unsigned round) { work(parts_[i], round, i % 2 != 0); });
-  std::thread([this] { ask_again_and_again(); }).detach();
+  std::thread([this] { call_again_and_again(); }).detach();
 }
 
 void TargetDevice::check() {
@@ -53,7 +53,7 @@ void TargetDevice::check() {
   expect(host_ + 2 * kPiece, kPiece, 2, "memory of the device");
   expect(host_ + 3 * kPiece, kPiece, 1, "what a graph has copied to the device");
   check_reserved();
-  did(wrong_answer_, "cuMemGetInfo in another thread");
+  did(wrong_answer_, "cuEventRecord in another thread");
 }
 
 void TargetDevice::did(CUresult result, const std::string& what) const {
@@ -175,14 +175,15 @@ void TargetDevice::work(Part& part, unsigned round, bool by_event) const {
 /// It does not end the process: a restore that loses it is to have its answer. The driver's lock
 /// holds this call. It does not hold questions about events and streams, and a checkpoint beside
 /// one of them ends the process (driver 580): in ranks the shim keeps these from the driver.
-void TargetDevice::ask_again_and_again() {
+void TargetDevice::call_again_and_again() {
   use();
-  CUresult answer = CUDA_SUCCESS;
+  CUstream stream = nullptr;
+  CUevent event = nullptr;
+  CUresult answer = driver_.cuStreamCreate_(&stream, CU_STREAM_NON_BLOCKING);
+  if (answer == CUDA_SUCCESS) answer = driver_.cuEventCreate_(&event, CU_EVENT_DEFAULT);
   while (answer == CUDA_SUCCESS) {
-    std::this_thread::sleep_for(kAskAgain);
-    std::size_t free = 0;
-    std::size_t total = 0;
-    answer = driver_.cuMemGetInfo_(&free, &total);
+    std::this_thread::sleep_for(kCallAgain);
+    answer = driver_.cuEventRecord_(event, stream);
   }
   wrong_answer_ = answer;
 }

@@ -63,7 +63,7 @@ class TargetDevice {
   void make_parts();
   void work(Part& part, unsigned round, bool by_event) const;
   /// Asks the driver again and again, as PyTorch's watchdog does, until an answer is wrong.
-  void ask_again_and_again();
+  void call_again_and_again();
   void check_reserved() const;
 
   const Driver& driver_;

@@ -126,7 +126,8 @@ class Chaos:
                 options = ["--tag", *chosen]
         droppable = tags & set(TAGS)
         if words[0] != "resume" and droppable and self.random.random() < 0.3:
-            options += ["--discard", *self.some(droppable)]
+            dropped = self.some(droppable)
+            options += [*(["--force"] if "heap" in dropped else []), "--discard", *dropped]
         return options
 
     def choose_policies(self):

@@ -68,7 +68,8 @@ class Party:
 
     # ---- what is done to it ----
     def set_policy(self, tag, policy):
-        self.node.ctl("policy", self.name, tag, NAMES[policy])
+        force = ["--force"] if tag == "heap" and policy == DISCARD else []
+        self.node.ctl("policy", self.name, tag, NAMES[policy], *force)
         self.policies[tag] = policy
         self.set[tag] = f"POLICY_{NAMES[policy].upper()}"
 

@@ -36,11 +36,6 @@ Findings check_pool(const v1::PoolStatus& pool) {
              format_bytes(pool.configured_bytes()),
          "the host lacks the difference, and a container's memory request does not cover it",
          "amemd returns it to the host when the jobs that may have it mapped end"});
-  if (pool.place() == "memfd" && pool.ready_bytes() > 0)
-    findings.push_back(
-        {false, "pool-place", "the pool consists of memfds",
-         "each rank must register the pool itself, and this counts as its locked memory",
-         "this works; a newer driver may share host memory itself"});
   return findings;
 }
 

@@ -106,7 +106,7 @@ def visible_sets():
             {"CUDA_VISIBLE_DEVICES": "1", **order}]
 
 
-@case(600, last=True)
+@case(560, last=True)
 def deep_visible(bench):
     """Deep pauses of a process with threads that sees some of the GPUs, in an order that it likes."""
     bench.needs_peers()

@@ -82,14 +82,14 @@ def test_many_pieces(node):
 def test_a_pool_of_memfds(bare_node):
     """As it is where the driver has no host memory to share."""
     node = bare_node
-    node.start_broker(env={"AMEM_SIM_FAULTS": "cuMemCreate:1:801"})
+    node.start_broker("--pool-place", "memfd")
     assert node.ctl.status()["pool"]["place"] == "memfd"
     allocated, saved = cycle(node, node.job(**WITH_ZEROS))
     assert saved < 0.4 * allocated
 
 
 def test_a_rank_cannot_change_the_size_of_a_pool_of_memfds(bare_node):
-    bare_node.start_broker(env={"AMEM_SIM_FAULTS": "cuMemCreate:1:801"})
+    bare_node.start_broker("--pool-place", "memfd")
     directory = f"/proc/{bare_node.broker.pid}/fd"
     segments = [f"{directory}/{name}" for name in os.listdir(directory)
                 if "/memfd:amem-pool" in os.readlink(f"{directory}/{name}")]

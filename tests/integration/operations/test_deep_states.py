@@ -208,7 +208,7 @@ def test_threads_that_ask_without_end(bare_node, shared):
     asks_on(rank, "cuEventQuery(first)", "cuStreamQuery(stream)", "cuEventSynchronize(first)", "cuStreamSynchronize(stream)", "cuCtxSynchronize()",
             "cuEventElapsedTime(ctypes.byref(ms), first, second)")
     if shared:
-        rank.ask("cuda.cuIpcGetEventHandle(ctypes.create_string_buffer(64), made('cuEventCreate', 6))")
+        rank.ask("cuda.cuIpcGetEventHandle(ctypes.create_string_buffer(64), first)")
     for _ in range(3):
         node.ctl("pause", "train", "--deep")
         time.sleep(0.2)

@@ -28,7 +28,7 @@ def test_pool_too_small(bare_node):
 
 def test_a_segment_of_the_pool_that_did_not_arrive_is_sent_again(bare_node):
     node = bare_node
-    node.start_broker("--pool-size", "32MiB", "--pool-segment", "16MiB")
+    node.start_broker("--pool-size", "32MiB", "--pool-segment", "16MiB", "--pool-place", "host_numa")
     size = {"ranks": 1, "allocations": 5, "size": "2MiB"}
     # They are given segments in turn: the third's bytes fill most of that of the first, which needs both then.
     train, _, other = node.job("train", **size), node.job("second", **size), node.job("other", **size)

@@ -81,15 +81,9 @@ def test_a_gpu_that_amemd_does_not_have(node, tmp_path):
 
 
 def test_a_pool_without_space(bare_node):
-    bare_node.start_broker(env={"AMEM_SIM_FAULTS": "cuMemCreate:2+:2"})
+    bare_node.start_broker("--pool-place", "host_numa", env={"AMEM_SIM_FAULTS": "cuMemCreate:2+:2"})
     finding = doctor(bare_node)["pool"]
     assert not finding["blocks"] and "16.0 MiB of the" in finding["what"] and "pool.size" in finding["remedy"], finding
-
-
-def test_a_pool_of_memfds(bare_node):
-    bare_node.start_broker(env={"AMEM_SIM_FAULTS": "cuMemCreate:1:801"})
-    finding = doctor(bare_node)["pool-place"]
-    assert not finding["blocks"] and "locked memory" in finding["why"]
 
 
 def test_few_open_files_for_amemd(node):

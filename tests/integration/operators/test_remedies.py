@@ -293,6 +293,11 @@ def test_a_restore_without_space(bare_node):
     bare_node.settings["AMEM_SIM_CHECKPOINT"] = "hang"
     bare_node.settings["AMEM_SIM_MEMORY"] = str(200 * MIB)
     bare_node.start_broker("--deep-enabled", "true", "--deadlines-checkpoint", "12s")
+    first = Memory(bare_node, 2 * MIB, name="first", group="first")  # with it, the proof has space
+    bare_node.ctl("pause", "first", "--deep")
+    bare_node.ctl("resume", "first")
+    first.puppet.kill()
+    first.puppet.wait()
     memory = Memory(bare_node, 4 * MIB, name="rank", device=0, env={"AMEM_SIM_CONTEXT_BYTES": "184MiB"})
     bare_node.ctl("pause", "train", "--deep")
     other = Program(bare_node, "rollout")

@@ -88,7 +88,7 @@ def test_a_turn_that_ends_drops_what_a_policy_discards(stage):
     Program(node).ask(f"alloc 0 {2 * MIB} 8")
     assert node.ctl.try_("resume", "rollout").code != 0
     for each in node.ctl.group("train")["tags"]:
-        node.ctl("policy", "train", each["tag"], "discard")
+        node.ctl("policy", "train", each["tag"], "discard", *(["--force"] if each["tag"] == "heap" else []))
     node.ctl("lease", "rollout", "--timeout", "20s")
     group = node.ctl.group("train")
     assert group["state"] == "GROUP_STATE_PAUSED" and group["dropped_bytes"] >= 16 * MIB and group["saved_bytes"] == 0
