@@ -39,10 +39,14 @@ Status Detachment::obstacle() {
                 " pieces of other processes' memory open past amem, and the driver cannot restore "
                 "such a process. If they are NCCL's buffers in host memory, start the job with "
                 "NCCL_CUMEM_HOST_ENABLE=0; if they are tensors, use scope heap"};
-  if (const auto unseen = devices_.unseen(); unseen)
+  if (const auto unseen = devices_.unseen(); unseen) {
+    const bool named = unseen->uuid != DeviceUuid{};
     return {Code::kFailedPrecondition,
-            "this process has mapped memory of " + to_string(unseen->uuid) +
-                ", which it does not see, so the driver could not restore it. " + unseen->remedy};
+            "this process has mapped memory of " +
+                (named ? to_string(unseen->uuid) + ", which it does not see"
+                       : std::string("a GPU that this older amemd does not name")) +
+                ", so the driver could not restore it. " + unseen->remedy};
+  }
   return pool_.can_detach();
 }
 
