@@ -1,4 +1,5 @@
 """What a process does, and what others ask of it, while its group is becoming deep, is deep, or could not become so."""
+import signal
 import time
 
 import pytest
@@ -272,3 +273,19 @@ def test_memory_of_a_peer_whose_device_is_hidden(bare_node):
     node.ctl("resume", "train")
     for rank in ranks:
         rank.verify()
+
+
+def test_ranks_that_see_different_devices(bare_node):
+    """One of them forks while the group is deep, and one is interrupted. Both have threads that ask the driver without end."""
+    node = deep_node(bare_node)
+    ranks = [script(node, name, CUDA_VISIBLE_DEVICES=seen) for name, seen in (("one", "1"), ("both", "1,0"))]
+    for rank in ranks:
+        asks_on(rank, "cuEventQuery(first)", "cuStreamSynchronize(stream)", "cuEventElapsedTime(ctypes.byref(ms), first, second)")
+    node.ctl("pause", "train", "--deep")
+    ranks[0].ask("import os; child = os.fork() or os._exit(cuda.cuEventQuery(first))")
+    assert ranks[0].value("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == 3, "CUDA_ERROR_NOT_INITIALIZED, as without amem"
+    ranks[1].signal(signal.SIGINT)
+    ranks[1].wait(10)
+    eventually(lambda: node.ctl.group("train")["rank_count"] == 1, what="amemd sees its end")
+    runs_on(node, ranks[0])
+    assert ranks[0].value("results") == "{0}"
