@@ -28,7 +28,7 @@ Status PoolView::add(const amem_v1_PoolSegment& message, Fd fd) {
   if (const auto known = segments_.find(message.index); known != segments_.end()) {
     const std::uint64_t size = known->second.view->size();
     if (size == message.size)
-      return known->second.detached ? attach(known->second, message, fd) : Status();
+      return known->second.view->detached() ? attach(known->second, message, fd) : Status();
     return {Code::kInternal, "the broker says that pool segment " + std::to_string(message.index) +
                                  " has " + std::to_string(message.size) + " bytes, but it had " +
                                  std::to_string(size) +
@@ -109,7 +109,7 @@ Status PoolView::grant(Segment& segment, int device) {
 
 Result<CUdeviceptr> PoolView::stage(Segment& segment, std::uint64_t offset, std::uint64_t bytes,
                                     int device, SegmentView::Use use) {
-  if (segment.detached) return is_detached();
+  if (segment.view->detached()) return is_detached();
   if (Status s = grant(segment, device); !s.ok()) return s;
   return segment.view->stage(offset, bytes, use);
 }
@@ -148,7 +148,6 @@ Status PoolView::attach(Segment& segment, const amem_v1_PoolSegment& message, co
     return {Code::kResourceExhausted,
             what + " came without its descriptor" + kNoSpaceForDescriptors};
   if (Status s = map_view(*segment.view, message, fd, what); !s.ok()) return s;
-  segment.detached = false;
   for (const int device : prepared_)
     if (Status s = grant(segment, device); !s.ok()) return s;
   return {};
@@ -167,9 +166,8 @@ Status PoolView::can_detach() const {
 
 Status PoolView::detach() {
   for (auto& [index, segment] : segments_) {
-    if (segment.detached || !segment.view->must_detach()) continue;
+    if (segment.view->detached() || !segment.view->must_detach()) continue;
     if (Status s = segment.view->detach(); !s.ok()) return s;
-    segment.detached = true;
     segment.reachable_from.clear();
   }
   return {};
@@ -200,7 +198,7 @@ void PoolView::views_end() {
 Status PoolView::let_cpu_read(CUdeviceptr address) {
   const Result<Segment*> found = segment_at(address);
   if (!found.ok()) return found.status();
-  if (found.value()->detached) return is_detached();
+  if (found.value()->view->detached()) return is_detached();
   if (const CUresult r = found.value()->view->let_cpu_read(); r != CUDA_SUCCESS)
     return driver_.error(r, "reading saved bytes: access of this process to the host pool");
   return {};

@@ -58,7 +58,6 @@ class PoolView {
   struct Segment {
     std::unique_ptr<SegmentView> view;
     std::vector<int> reachable_from;  // device ordinals that have been granted access
-    bool detached = false;
     bool lent = false;
   };
 

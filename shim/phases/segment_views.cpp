@@ -74,7 +74,6 @@ class HostNumaView final : public SegmentView {
 
   CUmemLocation location_{CU_MEM_LOCATION_TYPE_HOST, {0}};
   bool readable_ = false;
-  bool detached_ = false;
 };
 
 template <class View>

@@ -52,6 +52,8 @@ class SegmentView {
   /// All copies to and from what was staged have ended.
   virtual void settle() {}
 
+  /// Between detach() and the next map().
+  bool detached() const { return detached_; }
   CUdeviceptr address() const { return address_; }
   std::uint64_t size() const { return size_; }
 
@@ -59,6 +61,7 @@ class SegmentView {
   const Driver& driver_;
   const std::uint64_t size_;
   CUdeviceptr address_ = 0;
+  bool detached_ = false;
 };
 
 /// A segment in a memfd, which this process maps and registers with the driver.
