@@ -71,7 +71,7 @@ AMEM_C23(long long, strtoll)
 AMEM_C23(unsigned long, strtoul)
 AMEM_C23(unsigned long long, strtoull)
 
-// With _FORTIFY_SOURCE the headers call these, of which musl has none.
+// With _FORTIFY_SOURCE the headers call these. musl does not have them.
 AMEM_NEWER(int, __vsnprintf_chk,
            (char* text, std::size_t size, int /*flag*/, std::size_t room, const char* format,
             std::va_list arguments)) {

@@ -211,7 +211,7 @@ class Session {
   };
   std::mutex reading_;         // held to receive; taken before mutex_
   std::deque<Incoming> left_;  // for the service thread, read by others; guarded by reading_
-  Incoming found_;             // by look_for_answer(), which has no space for it; likewise
+  Incoming found_;  // what look_for_answer() has received; not on its stack; guarded by reading_
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable answered_;

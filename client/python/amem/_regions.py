@@ -142,7 +142,7 @@ def _give_up(torch: Any, device: int) -> None:
             for kept, key in idle:
                 spare -= kept.size
                 if spare < 0:
-                    torch._C._cuda_releasePool(device, kept.pool.id)  # the pool's own use; those of regions have ended
+                    torch._C._cuda_releasePool(device, kept.pool.id)  # the last use: all regions have ended
                     _given_up.add(tuple(kept.pool.id))
                     _idle[key].remove(kept)
 
