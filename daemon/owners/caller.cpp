@@ -1,6 +1,5 @@
 #include "daemon/owners/caller.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,21 +7,13 @@
 namespace amem {
 namespace {
 
-bool in_own_pid_namespace(pid_t pid) {
-  struct stat own {};
-  struct stat its {};
-  const std::string path = "/proc/" + std::to_string(pid) + "/ns/pid";
-  return ::stat("/proc/self/ns/pid", &own) == 0 && ::stat(path.c_str(), &its) == 0 &&
-         own.st_ino == its.st_ino && own.st_dev == its.st_dev;
-}
-
 /// A uid of this peer is one of the node's.
 bool at_home(const PeerCredentials& peer, Isolation by) {
   switch (by) {
     case Isolation::kUserNamespace:
       return peer.account->owner().compartment.empty();
     case Isolation::kCgroup:
-      return in_own_pid_namespace(peer.pid) && peer.lives();
+      return shares_namespaces(peer.pid) && peer.lives();
     case Isolation::kUid:
       break;
   }

@@ -9,20 +9,15 @@
 
 #include "common/fd.h"
 #include "common/status.h"
+#include "daemon/base/peer.h"
 #include "daemon/owners/account.h"
 #include "daemon/owners/owner.h"
 
 namespace amem {
 
-struct PeerCredentials {
-  pid_t pid = 0;
-  uid_t uid = 0;
+struct PeerCredentials : Peer {
   std::vector<gid_t> groups;  // the first is the process's own
-  SharedFd process;  // pidfd: readable once the process has ended; null where the kernel has none
   std::shared_ptr<Account> account;
-
-  /// The process has not ended. Where the kernel cannot tell, it counts as ended.
-  bool lives() const;
 };
 
 /// Whether it is one process at both ends, which lives or has lived. Processes of pid namespaces
@@ -36,12 +31,6 @@ struct Numbered {
   bool ended = false;  // there is none
 };
 Numbered process_with(pid_t pid);
-
-/// In which processes have the numbers that amemd sees. 0: it is not known.
-std::uint64_t pid_namespace();
-
-/// Whether this kernel can tell when a process has ended (pidfd, Linux 5.3).
-bool kernel_tells_ends();
 
 /// Of a connected AF_UNIX socket. kUnavailable: it has gone already. kPermissionDenied: whose it is
 /// cannot be told (owner_of).
