@@ -4,6 +4,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -145,11 +146,19 @@ class Node:
     def launcher(self, group: str, build: Build | None = None) -> list[str]:
         return [(build or self.build).program("amemctl"), "--runtime-dir", self.runtime_dir, "run", "--group", group, "--"]
 
+    @property
+    def holder_socket(self) -> str:
+        return os.path.join(self.runtime_dir + "-holder", "holder.sock")
+
+    def holders(self) -> list[int]:
+        """The process ids of the holders that were started here."""
+        return [pid for pid, words in processes()
+                if words[0].endswith(b"amem-holder") and any(self.runtime_dir.encode() in word for word in words)]
+
     def holder_pid(self) -> int:
         """The process id of the broker's holder."""
-        for pid, words in processes():
-            if words[0].endswith(b"amem-holder") and any(self.runtime_dir.encode() in word for word in words):
-                return pid
+        for pid in self.holders():
+            return pid
         raise Died("there is no holder")
 
     def job(self, name: str = "train", ranks: int = 2, **options: Any) -> Job:
@@ -176,6 +185,12 @@ class Node:
         return os.path.normpath(path)
 
     def close(self) -> None:
+        for child in reversed(self.children):
+            if child.alive():
+                child.signal(signal.SIGKILL)
+        # One that has this process's pidfd, as that of a rank, would not end before it, and would keep the logs open.
+        for pid in self.holders():
+            os.kill(pid, signal.SIGKILL)
         for child in reversed(self.children):
             child.close()
         shutil.rmtree(self.dir, ignore_errors=True)
