@@ -14,7 +14,10 @@ constexpr HolderKey kRecordKey = holder_key(HolderKind::kRecord, 0);
 
 HolderLaunch launch_of(const Config& config) {
   HolderLaunch launch;
-  launch.path = config.runtime_dir + "/" + std::string(kHolderSocket);
+  launch.path = config.holder_socket.empty() ? default_holder_socket(config.runtime_dir)
+                                             : config.holder_socket;
+  if (std::string former = former_holder_socket(config.runtime_dir); former != launch.path)
+    launch.former = std::move(former);
   launch.log_file = config.log_file;
   launch.log_level = config.log_level;
   launch.log_format = config.log_format;
@@ -55,12 +58,17 @@ Status HolderSupervisor::attach() {
   if (use_ == HolderUse::kOff) return {};
   Result<std::shared_ptr<HolderClient>> found = find(launch_);
   if (!found.ok()) {
-    if (use_ != HolderUse::kAuto) return found.status();
+    // A holder that refuses amemd may have paused memory, which an amemd without it would lose.
+    const Code code = found.status().code();
+    if (use_ != HolderUse::kAuto || (code != Code::kNotFound && code != Code::kDeadlineExceeded &&
+                                     code != Code::kResourceExhausted))
+      return found.status();
     spdlog::warn("{}. amemd serves without a holder: if amemd ends, paused memory is lost",
                  found.status().text());
     return {};
   }
   const std::shared_ptr<HolderClient> holder = std::move(found).value();
+  took(*holder);
   Result<std::map<HolderKey, Fd>> all = holder->list();
   if (!all.ok()) return all.status();
   stock_ = std::move(all).value();
@@ -100,6 +108,15 @@ void HolderSupervisor::look() {
   search();
 }
 
+/// The former place counts only while the holder is there: jobs can see its folder.
+void HolderSupervisor::took(const HolderClient& holder) {
+  if (holder.path() != launch_.former) return launch_.former.clear();
+  spdlog::warn(
+      "the holder listens at {}, which containers of jobs may see. While amemd runs, start it "
+      "again, so that it listens at {} (docs/operating.md, Upgrades)",
+      holder.path(), launch_.path);
+}
+
 void HolderSupervisor::search() {
   timer_.reset();
   if (record_->holder() == nullptr) return;  // amemd ends
@@ -119,6 +136,7 @@ void HolderSupervisor::found(const Result<std::shared_ptr<HolderClient>>& holder
     timer_ = loop_.at(Clock::now() + kAgain, [this] { search(); });
     return;
   }
+  took(*holder.value());
   holder.value()->put(kRecordKey, record_->log()->memory().get());
   record_->replace(holder.value());
   everything_();

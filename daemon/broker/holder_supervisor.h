@@ -42,6 +42,7 @@ class HolderSupervisor {
  private:
   Result<std::shared_ptr<HolderClient>> find(const HolderLaunch& launch,
                                              const std::stop_token& stop = {}) const;
+  void took(const HolderClient& holder);
   void look();
   void search();
   void found(const Result<std::shared_ptr<HolderClient>>& holder);
@@ -49,7 +50,7 @@ class HolderSupervisor {
   EventLoop& loop_;
   const HolderUse use_;
   const Workers::Runs runs_;
-  const HolderLaunch launch_;
+  HolderLaunch launch_;
   std::unique_ptr<Record> record_;
   Stock stock_;
   std::function<void()> everything_;

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "common/descriptors.h"
+#include "daemon/base/peer.h"
 #include "daemon/base/units.h"
 #include "daemon/base/unix_listener.h"
 
@@ -26,10 +27,9 @@ int ms_until(Time until) {
 
 /// Only a process of this user may have the descriptors of its memory.
 Status check_server(int socket, const std::string& path) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
-    return errno_status(Code::kUnavailable, "SO_PEERCRED of " + path, errno);
+  const Result<Peer> found = peer_at(socket);
+  if (!found.ok()) return {found.status().code(), path + ": " + found.status().text()};
+  const Peer& peer = found.value();
   if (peer.uid == ::geteuid()) return {};
   return {Code::kPermissionDenied, "uid " + std::to_string(peer.uid) + " serves " + path +
                                        ", but amemd is uid " + std::to_string(::geteuid()) +
@@ -53,6 +53,11 @@ Status refusal(const HolderHeader& header, const std::string& path) {
               "the holder at " + path + " speaks version " + number + " and this amemd version " +
                   std::to_string(kHolderVersion) +
                   ", so amemd cannot take over what it keeps. End the jobs, then the amem-holder"};
+    case HolderRefusal::kContainer:
+      return {Code::kPermissionDenied,
+              "the holder at " + path +
+                  " refuses amemd because amemd is in another PID or user namespace than the "
+                  "holder. Start both in one PID namespace (hostPID, --pid host)"};
     case HolderRefusal::kMalformed:
       break;
   }

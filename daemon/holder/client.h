@@ -81,6 +81,8 @@ class HolderClient {
   void detach();
 
   bool lost() const { return lost_; }
+  /// Where the holder listens.
+  const std::string& path() const { return path_; }
   /// For the loop to watch.
   int fd() const { return socket_.get(); }
 

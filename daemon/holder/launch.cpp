@@ -23,6 +23,7 @@ namespace amem {
 namespace {
 
 constexpr char kProgram[] = "amem-holder";
+constexpr char kSocket[] = "holder.sock";
 constexpr Duration kLook = std::chrono::milliseconds(10);
 /// One that found the last one's lock still taken has ended; so another is started.
 constexpr Duration kStartAgain = std::chrono::seconds(2);
@@ -102,6 +103,14 @@ Status start(const HolderLaunch& launch, const std::string& program, Time until)
 
 }  // namespace
 
+std::string default_holder_socket(const std::string& runtime_dir) {
+  return runtime_dir.substr(0, runtime_dir.find_last_not_of('/') + 1) + "-holder/" + kSocket;
+}
+
+std::string former_holder_socket(const std::string& runtime_dir) {
+  return runtime_dir + "/" + kSocket;
+}
+
 Result<std::unique_ptr<HolderClient>> ensure_holder(const HolderLaunch& launch,
                                                     const std::stop_token& stop) {
   const std::string program = launch.program.empty() ? program_beside(kProgram) : launch.program;
@@ -110,6 +119,10 @@ Result<std::unique_ptr<HolderClient>> ensure_holder(const HolderLaunch& launch,
   while (true) {
     Result<std::unique_ptr<HolderClient>> holder =
         HolderClient::connect(launch.path, launch.welcome);
+    if (holder.status().code() == Code::kUnavailable && !launch.former.empty()) {
+      auto former = HolderClient::connect(launch.former, launch.welcome);
+      if (former.status().code() != Code::kUnavailable) holder = std::move(former);
+    }
     const Code code = holder.status().code();
     // One that serves another may not have seen yet that this one ended; and one that ends comes
     // again where a service manager starts it.

@@ -14,11 +14,15 @@
 
 namespace amem {
 
-/// In the runtime directory.
-inline constexpr char kHolderSocket[] = "holder.sock";
+/// Where a holder listens unless somebody says otherwise: in a folder beside the runtime directory,
+/// because jobs mount that one.
+std::string default_holder_socket(const std::string& runtime_dir);
+/// Where holders of amem 0.1.0 listen.
+std::string former_holder_socket(const std::string& runtime_dir);
 
 struct HolderLaunch {
   std::string path;       // of the holder's socket
+  std::string former;     // of a holder that is used if nobody listens there; empty: none
   std::string program;    // empty: amem-holder, in the folder of this process's own executable
   std::string log_file;   // for what it logs; empty: this process's stderr
   std::string log_level;  // empty: its default; likewise
@@ -28,8 +32,9 @@ struct HolderLaunch {
   Duration welcome = HolderClient::kWelcomeLimit;  // for each connection's hello
 };
 
-/// Connected to the holder at `path`; where nobody listens, to one that it starts there: a process
-/// in a session of its own, with none of our descriptors but those for its output. While it still
+/// Connected to the holder at `path`; where nobody listens, to the one at `former`; where there is
+/// none either, to one that it starts at `path`: a process in a session of its own, with none of
+/// our descriptors but those for its output. While it still
 /// serves an amemd that is ending, waits for that. Within `limit`, or kDeadlineExceeded. kNotFound:
 /// the program cannot be started, or nobody has; else as HolderClient::connect(). A stop is noticed
 /// within `welcome`, and ends it with kCancelled.

@@ -9,15 +9,18 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <limits>
 #include <utility>
 
 #include "common/descriptors.h"
+#include "daemon/base/peer.h"
 
 namespace amem {
 namespace {
 
 constexpr int kPacketsPerTurn = 64;
+constexpr char kLockSuffix[] = ".lock";
 constexpr Duration kHelloLimit = std::chrono::seconds(10);
 constexpr Duration kRetry = std::chrono::milliseconds(5);
 /// Answers that wait: several times a list of all that a process can hold.
@@ -35,6 +38,14 @@ void refuse(int socket, HolderRefusal why, std::uint64_t number) {
   HolderHeader refusal = header(HolderMessage::kRefused, number);
   refusal.detail = static_cast<std::uint32_t>(why);
   send_with(socket, &refusal, sizeof refusal, nullptr, 0);
+}
+
+/// Whether nothing is in the folder but what a holder at `path` puts there.
+bool has_only(const std::string& folder, const std::string& path) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error))
+    if (entry.path() != path && entry.path() != path + kLockSuffix) return false;
+  return !error;
 }
 
 std::string of_descriptors(std::size_t count) {
@@ -62,18 +73,27 @@ HolderServer::~HolderServer() {
 
 Status HolderServer::make_folder() const {
   const std::string folder = settings_.path.substr(0, settings_.path.rfind('/'));
-  const mode_t mode = ::geteuid() == 0 ? 0755 : 0700;  // as amemd makes it
   if (folder.empty() || folder == settings_.path) return {};
-  if (::mkdir(folder.c_str(), mode) == 0) {
-    ::chmod(folder.c_str(), mode);  // whatever the umask
-    return {};
-  }
-  return errno == EEXIST ? Status()
-                         : errno_status(Code::kFailedPrecondition, "create " + folder, errno);
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
+    return errno_status(Code::kFailedPrecondition, "create " + folder, errno);
+  struct stat found {};
+  if (::lstat(folder.c_str(), &found) != 0 || !S_ISDIR(found.st_mode) ||
+      (found.st_uid != ::geteuid() && found.st_uid != 0) || (found.st_mode & 0022) != 0)
+    return {Code::kFailedPrecondition,
+            folder + " is not a directory that only this user (uid " + std::to_string(::geteuid()) +
+                ") can write to. Remove it, or choose another path with --socket"};
+  if ((found.st_mode & 0077) == 0) return {};
+  // Such as one that a kubelet has made for a mount.
+  if (has_only(folder, settings_.path) && ::chmod(folder.c_str(), 0700) == 0) return {};
+  spdlog::warn(
+      "other users and their containers can see {}, where the holder's socket is. Choose a path in "
+      "a folder of its own with --socket, and do not mount that folder into jobs",
+      folder);
+  return {};
 }
 
 Status HolderServer::lock() {
-  const std::string path = settings_.path + ".lock";
+  const std::string path = settings_.path + kLockSuffix;
   lock_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock_) return errno_status(Code::kFailedPrecondition, "open " + path, errno);
   if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -116,22 +136,32 @@ void HolderServer::shut() {
 }
 
 void HolderServer::take(Fd socket) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return;
+  const Result<Peer> found = peer_at(socket.get());
+  if (!found.ok()) return;
+  const Peer& peer = found.value();
   if (peer.uid != ::geteuid()) {
     refuse(socket.get(), HolderRefusal::kOtherUser, ::geteuid());
     return refusals_.warn(
         "the holder refuses pid {}: it is uid {}, and the holder serves only uid {}", peer.pid,
         peer.uid, ::geteuid());
   }
+  // A container's root has the uid of amemd. A process that the holder does not see is one outside
+  // of the container that the holder is in.
+  if (peer.pid != 0 && !(shares_namespaces(peer.pid) && (peer.lives() || !kernel_tells_ends()))) {
+    refuse(socket.get(), HolderRefusal::kContainer, static_cast<std::uint64_t>(peer.pid));
+    return refusals_.warn(
+        "the holder refuses pid {}: it has ended, or is in another PID or user namespace, such as "
+        "a container. If it is amemd, start both in one PID namespace (hostPID, --pid host)",
+        peer.pid);
+  }
   // The first may have ended just now, and its end may be further down in its socket.
   if (client_) read(std::numeric_limits<int>::max());
-  if (client_) {
+  if (client_ && client_->greeted) {
     refuse(socket.get(), HolderRefusal::kServesOther, static_cast<std::uint64_t>(client_->pid));
     return refusals_.warn("the holder refuses pid {}: it already serves pid {}", peer.pid,
                           client_->pid);
   }
+  if (client_) leave("another one connected before its first message");
   if (is_over_) return;
   const EventLoop::WatchId watch =
       loop_.watch(socket.get(), EPOLLIN, [this](std::uint32_t events) { on_events(events); });

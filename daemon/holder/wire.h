@@ -66,6 +66,7 @@ enum class HolderRefusal : std::uint32_t {
   kServesOther = 2,   // number: the pid of the amemd that is connected
   kOtherVersion = 3,  // number: the holder's kHolderVersion
   kMalformed = 4,     // a packet broke the rules above
+  kContainer = 5,     // number: the pid of the client, which is in other namespaces than the holder
 };
 
 struct HolderHeader {

@@ -233,6 +233,12 @@ Status set_runtime_dir(Config& config, std::string_view value) {
   return {};
 }
 
+Status set_holder_socket(Config& config, std::string_view value) {
+  if (!value.empty() && value.front() != '/')
+    return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is not an absolute path"};
+  return set_text<&Config::holder_socket>(config, value);
+}
+
 std::string_view table_of(std::string_view key) {
   const std::size_t dot = key.find('.');
   return dot == std::string_view::npos ? std::string_view() : key.substr(0, dot);
@@ -353,6 +359,17 @@ void apply_table(Config& config, const toml::table& table, const std::string& pr
   }
 }
 
+std::string stages_as_toml(const Config& config) {
+  std::string text;
+  for (const StageSettings& stage : config.stages) {
+    text += "\n[stage." + in_quotes(stage.name) + "]\n";
+    for (const StageKey& each : stage_keys())
+      text += std::string(each.key) + " = " + in_quotes(each.get(stage)) + "  # " +
+              std::string(each.what) + "\n";
+  }
+  return text;
+}
+
 }  // namespace
 
 Config Config::defaults(bool system, std::string runtime_dir) {
@@ -373,8 +390,12 @@ const std::vector<Setting>& settings() {
       {"holder",
        "whether amem-holder keeps all memory while amemd restarts: auto, required, external or off",
        set_choice<&Config::holder, kHolders>, get_choice<&Config::holder, kHolders>},
+      {"holder_socket",
+       "socket of amem-holder, in a folder that no job can see; empty: "
+       "RUNTIME_DIR-holder/holder.sock",
+       set_holder_socket, get_text<&Config::holder_socket>},
       {"guests", "what a pause does with memory that other groups have open: pin or refuse",
-       set_choice<&Config::guests, kGuests>, get_choice<&Config::guests, kGuests>},
+       set_choice<&Config::guests, kGuests>, get_choice<&Config::guests, kGuests>, true},
 
       {"pool.size", "pinned host memory for saved bytes; 0: none", set_size<&Config::pool_size>,
        get_size<&Config::pool_size>},
@@ -383,7 +404,7 @@ const std::vector<Setting>& settings() {
       {"pool.chunk", "unit of the pool's space", set_size<&Config::pool_chunk>,
        get_size<&Config::pool_chunk>},
       {"pool.place", "place of saved bytes: auto, host_numa or memfd", set_place, get_place},
-      {"pool.save", "how a pause saves bytes: auto, dense or sparse", set_save, get_save},
+      {"pool.save", "how a pause saves bytes: auto, dense or sparse", set_save, get_save, true},
       {"pool.retain",
        "whether loaded bytes stay in free space, so that a pause copies only what has changed: "
        "auto, always or off",
@@ -423,9 +444,10 @@ const std::vector<Setting>& settings() {
       {"swap.wave",
        "how much of each rank leaves at a time if there is no space for both groups; 0: all at "
        "once",
-       set_size<&Config::swap_wave>, get_size<&Config::swap_wave>},
+       set_size<&Config::swap_wave>, get_size<&Config::swap_wave>, true},
 
-      {"log.level", "debug, info, warning or error", set_log_level, get_text<&Config::log_level>},
+      {"log.level", "debug, info, warning or error", set_log_level, get_text<&Config::log_level>,
+       true},
       {"log.format", "text or json (one object per line)", set_log_format,
        get_text<&Config::log_format>},
       {"log.file", "log file, reopened on SIGHUP; empty: stderr", set_text<&Config::log_file>,
@@ -440,21 +462,21 @@ const std::vector<Setting>& settings() {
        set_device_nodes, get_text<&Config::device_nodes>},
 
       {"quotas.sessions", "processes that an owner may have at the same time; none: no limit",
-       set_quota<Resource::kSessions>, get_quota<Resource::kSessions>},
+       set_quota<Resource::kSessions>, get_quota<Resource::kSessions>, true},
       {"quotas.allocations", "allocations that an owner may have",
-       set_quota<Resource::kAllocations>, get_quota<Resource::kAllocations>},
+       set_quota<Resource::kAllocations>, get_quota<Resource::kAllocations>, true},
       {"quotas.device", "GPU memory that an owner may have, a size or a share of all devices",
-       set_quota<Resource::kDeviceBytes>, get_quota<Resource::kDeviceBytes>},
+       set_quota<Resource::kDeviceBytes>, get_quota<Resource::kDeviceBytes>, true},
       {"quotas.pool", "space in the pool that an owner may have, a size or a share",
-       set_quota<Resource::kPoolBytes>, get_quota<Resource::kPoolBytes>},
+       set_quota<Resource::kPoolBytes>, get_quota<Resource::kPoolBytes>, true},
       {"quotas.descriptors", "open files that amemd may have for an owner",
-       set_quota<Resource::kDescriptors>, get_quota<Resource::kDescriptors>},
+       set_quota<Resource::kDescriptors>, get_quota<Resource::kDescriptors>, true},
       {"quotas.queue", "memory for messages that wait for an owner's processes",
-       set_quota<Resource::kQueuedBytes>, get_quota<Resource::kQueuedBytes>},
+       set_quota<Resource::kQueuedBytes>, get_quota<Resource::kQueuedBytes>, true},
       {"quotas.calls", "calls of the control API that an owner may have at the same time",
-       set_quota<Resource::kCalls>, get_quota<Resource::kCalls>},
+       set_quota<Resource::kCalls>, get_quota<Resource::kCalls>, true},
       {"quotas.policies", "tags with a policy that an owner's groups may have",
-       set_quota<Resource::kPolicies>, get_quota<Resource::kPolicies>},
+       set_quota<Resource::kPolicies>, get_quota<Resource::kPolicies>, true},
       {"quotas.log_lines", "log lines per minute that an owner's processes may cause",
        set_log_lines, get_log_lines},
 
@@ -607,6 +629,19 @@ void check(const Config& config, ConfigErrors& errors) {
   }
 }
 
+Reload reload(Config& running, const Config& next) {
+  Reload result;
+  for (const Setting& setting : settings()) {
+    const std::string value = setting.get(next);
+    if (value == setting.get(running)) continue;
+    const std::string line = std::string(setting.key) + " = " + in_quotes(value);
+    const bool takes = setting.live && setting.set(running, value).ok();
+    (takes ? result.taken : result.waiting).push_back(line);
+  }
+  if (stages_as_toml(running) != stages_as_toml(next)) result.waiting.emplace_back("[stage.…]");
+  return result;
+}
+
 std::string to_toml(const Config& config) {
   std::string text;
   std::string_view table;
@@ -621,13 +656,7 @@ std::string to_toml(const Config& config) {
     text += std::string(name) + " = " + in_quotes(setting.get(config)) + "  # " +
             std::string(setting.what) + "\n";
   }
-  for (const StageSettings& stage : config.stages) {
-    text += "\n[stage." + in_quotes(stage.name) + "]\n";
-    for (const StageKey& each : stage_keys())
-      text += std::string(each.key) + " = " + in_quotes(each.get(stage)) + "  # " +
-              std::string(each.what) + "\n";
-  }
-  return text;
+  return text + stages_as_toml(config);
 }
 
 }  // namespace amem

@@ -38,6 +38,7 @@ enum class HolderUse : std::uint8_t { kAuto, kRequired, kExternal, kOff };
 struct Config {
   std::string runtime_dir;
   HolderUse holder = HolderUse::kAuto;
+  std::string holder_socket;  // empty: in the folder runtime_dir + "-holder"
 
   std::uint64_t pool_size = 8ULL << 30;
   std::uint64_t pool_segment = 0;  // 0: segment() chooses
@@ -100,6 +101,7 @@ struct Setting {
   std::string_view what;  // one line of help
   Status (*set)(Config& config, std::string_view value);
   std::string (*get)(const Config& config);  // in a form that set() reads back
+  bool live = false;                         // amemd can take another value while it runs
 
   std::string environment() const;  // "AMEM_POOL_SIZE"
   std::string flag() const;         // "--pool-size"
@@ -120,6 +122,13 @@ void apply_flags(Config& config, const std::vector<std::pair<std::string, std::s
 
 /// Adds a line to `errors` for all values that are fine alone but not together.
 void check(const Config& config, ConfigErrors& errors);
+
+/// Gives `running` what `next` has otherwise and amemd can take while it runs.
+struct Reload {
+  std::vector<std::string> taken;    // "log.level = debug"
+  std::vector<std::string> waiting;  // likewise: what `running` does not have before amemd restarts
+};
+Reload reload(Config& running, const Config& next);
 
 /// All of it as TOML, which apply_toml reads back.
 std::string to_toml(const Config& config);

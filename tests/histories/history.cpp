@@ -64,7 +64,8 @@ History::History(std::uint64_t seed, bool trace, bool lies)
   config_.deep_pauses = true;
   if (below(4) == 0) config_.deadlines.deepen = milliseconds(20U << below(8));
   config_.holder = mortal ? HolderUse::kRequired : HolderUse::kOff;
-  if (mortal) holder_ = std::make_unique<StandInHolder>(config_.runtime_dir + "/" + kHolderSocket);
+  config_.holder_socket = config_.runtime_dir + "/holder.sock";
+  if (mortal) holder_ = std::make_unique<StandInHolder>(config_.holder_socket);
 }
 
 History::~History() = default;

@@ -95,7 +95,7 @@ class Node:
         return pathlib.Path(self.options.prefix) / "bin" / name
 
     def holder(self, cgroup):
-        return start(cgroup, [self.program("amem-holder"), "--stay", "--socket", self.folder / "run" / "holder.sock"], self.env, self.log)
+        return start(cgroup, [self.program("amem-holder"), "--stay", "--socket", self.folder / "run-holder" / "holder.sock"], self.env, self.log)
 
     def amemd(self, cgroup):
         """Until its pool is whole."""

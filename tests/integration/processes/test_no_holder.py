@@ -28,7 +28,7 @@ def percentile(node):
 
 def holder(node, name="holder"):
     """One that amemd does not start."""
-    child = node.adopt(Child(name, [node.build.program("amem-holder"), "--stay", "--socket", os.path.join(node.runtime_dir, "holder.sock")],
+    child = node.adopt(Child(name, [node.build.program("amem-holder"), "--stay", "--socket", node.holder_socket],
                              node.env(), node.log_file(name)))
     child.wait_for("serves")
     return child
@@ -36,7 +36,7 @@ def holder(node, name="holder"):
 
 def silent(node):
     """A socket in the holder's place that accepts, and never says a word."""
-    path = os.path.join(node.runtime_dir, "holder.sock")
+    path = node.holder_socket
     if os.path.exists(path):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -61,7 +61,7 @@ def test_status_is_prompt_while_there_is_no_holder(bare_node, instead):
     assert refused.code == FAILED and "An upgrade requires a holder that has everything" in refused.error
     if listener is not None:
         listener.close()
-        os.unlink(os.path.join(node.runtime_dir, "holder.sock"))
+        os.unlink(node.holder_socket)
     holder(node, "another")
     broker.wait_for("another holder has everything")
     node.ctl("upgrade")

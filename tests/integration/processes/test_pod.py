@@ -12,7 +12,7 @@ from sim_node.turns import states
 @pytest.fixture
 def holder(bare_node):
     """The container of the holder, which makes the folder of the sockets."""
-    path = os.path.join(bare_node.runtime_dir, "holder.sock")
+    path = bare_node.holder_socket
     child = bare_node.adopt(Child("holder", [bare_node.build.program("amem-holder"), "--stay", "--socket", path], bare_node.env(),
                                   bare_node.log_file("holder")))
     child.wait_for("serves")
@@ -85,7 +85,7 @@ def test_a_smaller_pool_shrinks_when_nobody_has_its_segments(bare_node, holder):
 def test_without_a_holder_it_says_so_and_ends(bare_node):
     broker = bare_node.adopt(Broker(bare_node, ("--holder", "external")))
     assert broker.wait(patience(40)) != 0
-    assert f"no amem-holder serves {bare_node.runtime_dir}/holder.sock" in broker.output()
+    assert f"no amem-holder serves {bare_node.holder_socket}" in broker.output()
     assert 'holder = "external"' in broker.output()
     with pytest.raises(Died, match="there is no holder"):
         bare_node.holder_pid()
@@ -93,12 +93,36 @@ def test_without_a_holder_it_says_so_and_ends(bare_node):
 
 def test_it_comes_when_the_holder_has_come(bare_node):
     broker = bare_node.adopt(Broker(bare_node, ("--holder", "external")))
-    path = os.path.join(bare_node.runtime_dir, "holder.sock")
+    path = bare_node.holder_socket
     eventually(lambda: os.path.isdir(bare_node.runtime_dir), what="amemd has begun")
     bare_node.adopt(Child("holder", [bare_node.build.program("amem-holder"), "--stay", "--socket", path], bare_node.env(),
                           bare_node.log_file("holder")))
     broker.ready()
     assert health(bare_node).code == 0
+
+
+def test_a_holder_of_0_1_0_in_the_runtime_directory_is_used_until_another_comes(bare_node):
+    """amemd is upgraded first, then the holder."""
+    node = bare_node
+    command = [node.build.program("amem-holder"), "--stay", "--socket"]
+    former = node.adopt(Child("former", [*command, os.path.join(node.runtime_dir, "holder.sock")], node.env(), node.log_file("former")))
+    former.wait_for("serves")
+    for name in ("first", "second"):
+        broker = start(node, name)
+        broker.wait_for(f"start it again, so that it listens at {node.holder_socket}")
+        if name == "first":
+            job = node.job()
+            node.ctl("pause", "train")
+            broker.kill()
+    former.signal(signal.SIGTERM)
+    broker.wait_for("has ended. Paused memory is lost if amemd ends")
+    another = node.adopt(Child("another", [*command, node.holder_socket], node.env(), node.log_file("another")))
+    broker.wait_for("another holder has everything")
+    broker.kill()
+    start(node, "third")
+    assert node.holder_pid() == another.pid
+    node.ctl("resume", "train")
+    job.check()
 
 
 def test_a_broker_that_hangs_is_not_healthy(bare_node, holder):

@@ -502,6 +502,26 @@ TEST_F(UnusableTest, ATornRecordIsRefusedAndTakenUpOnceItIsWhole) {
   expect_whole();
 }
 
+/// An amemd that served without it would tell the ranks that it keeps that they are lost.
+TEST_F(UnusableTest, AHolderThatRefusesAmemdIsNotDoneWithout) {
+  config.holder = HolderUse::kAuto;
+  config.holder_socket = node->dir() + "/other.sock";
+  const Fd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const sockaddr_un address = unix_address(config.holder_socket).value();
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(listener.get(), 1), 0);
+  std::thread refuses([&] {
+    const Fd socket(::accept(listener.get(), nullptr, nullptr));
+    const HolderHeader no{HolderMessage::kRefused, 0,
+                          static_cast<std::uint32_t>(HolderRefusal::kContainer), 1};
+    EXPECT_EQ(::send(socket.get(), &no, sizeof no, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof no));
+  });
+  const Status status = attach();
+  refuses.join();
+  EXPECT_EQ(status.code(), Code::kPermissionDenied);
+  EXPECT_THAT(status.text(), HasSubstr("hostPID"));
+}
+
 TEST_F(UnusableTest, DescriptorsWithoutARecordAreLeftAlone) {
   std::unique_ptr<HolderClient> all = leave();
   Result<std::map<HolderKey, Fd>> there = all->list();

@@ -235,6 +235,27 @@ TEST_F(HolderLaunchTest, SomebodyElsesIsWaitedForAndNeverStarted) {
   EXPECT_TRUE(holder.ok()) << holder.status().text();
 }
 
+TEST_F(HolderLaunchTest, OneInTheFormerPlaceIsUsedUntilThereIsAnother) {
+  serve();
+  HolderLaunch with = launch();
+  with.former = path;
+  with.path = dir + "/own/holder.sock";
+  {
+    const Result<std::unique_ptr<HolderClient>> holder = ensure_holder(with);
+    ASSERT_TRUE(holder.ok()) << holder.status().text();
+    EXPECT_EQ(holder.value()->path(), with.former);
+    // Another amemd waits for that one, and starts none beside it.
+    HolderLaunch other = with;
+    other.limit = milliseconds(100);
+    EXPECT_EQ(ensure_holder(other).status().code(), Code::kFailedPrecondition);
+    EXPECT_FALSE(fs::exists(dir + "/log")) << "one was started";
+  }
+  end();
+  const Result<std::unique_ptr<HolderClient>> holder = ensure_holder(with);
+  ASSERT_TRUE(holder.ok()) << holder.status().text();
+  EXPECT_EQ(holder.value()->path(), with.path);
+}
+
 TEST_F(HolderLaunchTest, OneThatStillServesAnEndingAmemdIsWaitedFor) {
   auto first = ensure();
   ASSERT_NE(first, nullptr);

@@ -1,6 +1,10 @@
+#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+
+#include <cstring>
+#include <fstream>
 
 #include "daemon/holder/server.h"
 #include "tests/unit/fixtures/holder_fixture.h"
@@ -8,6 +12,7 @@
 namespace amem {
 namespace {
 
+namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Texts = std::map<HolderKey, std::string>;
@@ -36,6 +41,9 @@ class Sleeper {
 
 class HolderServerTest : public HolderFixture {
  protected:
+  static int mode_of(const std::string& folder) {
+    return static_cast<int>(fs::status(folder).permissions());
+  }
   /// One that has put a file and a process, and has gone.
   void put_and_go(const Sleeper& sleeper) {
     const auto holder = connect();
@@ -225,8 +233,7 @@ TEST_F(HolderServerTest, OneThatStaysClosesWhatIsWorthNothingAndServesOn) {
 TEST_F(HolderServerTest, MakesItsFolderAndNoMore) {
   path = dir + "/run/holder.sock";
   serve();
-  EXPECT_EQ(std::filesystem::status(dir + "/run").permissions(),
-            static_cast<std::filesystem::perms>(::geteuid() == 0 ? 0755 : 0700));
+  EXPECT_EQ(mode_of(dir + "/run"), 0700);
   EXPECT_NE(connect(), nullptr);
   HolderSettings deep;
   deep.path = dir + "/no/such/holder.sock";
@@ -234,6 +241,48 @@ TEST_F(HolderServerTest, MakesItsFolderAndNoMore) {
   const Status status = other.start();
   EXPECT_EQ(status.code(), Code::kFailedPrecondition) << status.text();
   EXPECT_NE(status.text().find(dir + "/no/such"), std::string::npos) << status.text();
+}
+
+TEST_F(HolderServerTest, AFolderThatOthersSeeIsClosedToThemIfItIsTheHoldersOwn) {
+  const std::string folder = dir + "/run";
+  path = folder + "/holder.sock";
+  fs::create_directory(folder);
+  ASSERT_EQ(::chmod(folder.c_str(), 0755), 0);  // as a kubelet makes it
+  std::ofstream(path + ".lock") << 1;           // of the one before
+  serve();
+  EXPECT_EQ(mode_of(folder), 0700);
+  EXPECT_NE(connect(), nullptr);
+}
+
+TEST_F(HolderServerTest, AFolderWithSomethingElseInItStaysOpen) {
+  const std::string folder = dir + "/run";
+  path = folder + "/holder.sock";
+  fs::create_directory(folder);
+  ASSERT_EQ(::chmod(folder.c_str(), 0755), 0);
+  std::ofstream(folder + "/session.sock") << 1;
+  serve();
+  EXPECT_EQ(mode_of(folder), 0755) << "ranks have to reach the other socket";
+  EXPECT_NE(connect(), nullptr);
+}
+
+TEST_F(HolderServerTest, AFolderThatOthersCouldPutASocketIntoIsRefused) {
+  const std::string folder = dir + "/run";
+  fs::create_directory(folder);
+  ASSERT_EQ(::chmod(folder.c_str(), 0777), 0);
+  fs::create_directory_symlink(dir, dir + "/link");
+  for (const std::string& each : {folder, dir + "/link"}) {
+    HolderServer other(loop, HolderSettings{each + "/holder.sock"}, [] {});
+    const Status status = other.start();
+    EXPECT_EQ(status.code(), Code::kFailedPrecondition) << each;
+    EXPECT_NE(status.text().find(each), std::string::npos) << status.text();
+  }
+}
+
+TEST_F(HolderServerTest, WhoSaysNothingKeepsNobodyOut) {
+  serve();
+  const RawClient silent(path);
+  loop.post([] { std::this_thread::sleep_for(milliseconds(50)); });
+  EXPECT_NE(connect(), nullptr);
 }
 
 TEST_F(HolderServerTest, ASecondHolderIsRefusedByNameAndALeftSocketReplaced) {
@@ -279,6 +328,64 @@ TEST_F(HolderServerTest, OtherUsersAreRefused) {
   EXPECT_EQ(WEXITSTATUS(status), static_cast<int>(HolderRefusal::kOtherUser));
   EXPECT_NE(connect(), nullptr);
 }
+
+/// A process of this user in namespaces of its own, as a container of a job has it.
+class HolderContainerTest : public HolderServerTest, public ::testing::WithParamInterface<int> {
+ protected:
+  static constexpr int kNone = 100;
+  /// What the holder says to it: a HolderRefusal, 0 for a welcome, kNone for nothing at all.
+  /// Nothing: this machine does not allow such namespaces.
+  std::optional<int> answer() const {
+    const sockaddr_un address = address_of(path);
+    const uid_t uid = ::geteuid();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      if (::unshare(GetParam() | (uid == 0 ? 0 : CLONE_NEWUSER)) != 0) ::_exit(kNone + 1);
+      const std::string map = std::to_string(uid) + " " + std::to_string(uid) + " 1";
+      const Fd maps(::open("/proc/self/uid_map", O_WRONLY | O_CLOEXEC));
+      if ((GetParam() & CLONE_NEWUSER) != 0 || uid != 0)
+        if (::write(maps.get(), map.data(), map.size()) < 0) ::_exit(kNone + 1);
+      const pid_t inner = ::fork();  // the first in the PID namespace
+      if (inner == 0) {
+        const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+        HolderHeader said{HolderMessage::kHello, 0, 0, kHolderVersion};
+        if (::connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+          ::_exit(kNone);
+        ::send(socket, &said, sizeof said, MSG_NOSIGNAL);
+        ssize_t n = -1;
+        do n = ::recv(socket, &said, sizeof said, 0);
+        while (n < 0 &&
+               errno == ECONNRESET);  // it did not read our message; its own is still there
+        if (n != sizeof said) ::_exit(kNone);
+        ::_exit(said.message == HolderMessage::kRefused ? static_cast<int>(said.detail) : 0);
+      }
+      int status = 0;
+      ::waitpid(inner, &status, 0);
+      ::_exit(WIFEXITED(status) ? WEXITSTATUS(status) : kNone);
+    }
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status));
+    if (WEXITSTATUS(status) > kNone) return std::nullopt;
+    return WEXITSTATUS(status);
+  }
+};
+
+TEST_P(HolderContainerTest, IsRefusedAndTheNextAmemdGetsWhatIsThere) {
+  serve();
+  Sleeper rank;
+  put_and_go(rank);
+  const std::optional<int> said = answer();
+  if (!said) GTEST_SKIP() << "no namespaces here: " << std::strerror(EPERM);
+  EXPECT_EQ(*said, static_cast<int>(HolderRefusal::kContainer));
+  const auto next = connect();
+  ASSERT_NE(next, nullptr);
+  EXPECT_EQ(texts(*next).size(), 2U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Namespaces, HolderContainerTest,
+                         ::testing::Values(CLONE_NEWPID, CLONE_NEWUSER,
+                                           CLONE_NEWPID | CLONE_NEWUSER));
 
 }  // namespace
 }  // namespace amem
