@@ -104,8 +104,25 @@ void find_socket_group(Config& config) {
         group.status().text(), ::geteuid() == 0 ? "root" : "this user", config.socket_group);
 }
 
+/// SIGHUP: opens the log file anew, and takes from the settings, as they are now, what it can.
+void reload(const Arguments& arguments, Config& config, Broker& broker) {
+  reopen_log();
+  ConfigErrors errors;
+  const Config next = load_config(arguments, errors);
+  for (const std::string& error : errors) spdlog::error("{}", error);
+  if (!errors.empty())
+    return spdlog::error("amemd keeps all its settings, and has reopened the log");
+  const Reload found = reload(config, next);
+  set_log_level(config);
+  broker.take_settings();
+  for (const std::string& line : found.taken) spdlog::info("reload: {}", line);
+  for (const std::string& line : found.waiting)
+    spdlog::warn("reload: {} requires a restart of amemd (`amemctl upgrade`)", line);
+  spdlog::info("log reopened, settings reloaded");
+}
+
 /// `replaced`: not ended for good.
-int serve(Config config, const Successor& successor, bool& replaced) {
+int serve(Config config, const Arguments& arguments, const Successor& successor, bool& replaced) {
   const Fd signals = take_signals();
   // One descriptor per allocation, and one per session: as many as we may have.
   if (!raise_descriptor_limit())
@@ -196,11 +213,7 @@ int serve(Config config, const Successor& successor, bool& replaced) {
   const EventLoop::WatchId watch = loop.watch(signals.get(), EPOLLIN, [&](std::uint32_t) {
     signalfd_siginfo info{};
     if (::read(signals.get(), &info, sizeof info) != sizeof info) return;
-    if (info.ssi_signo == SIGHUP) {
-      reopen_log();
-      spdlog::info("log reopened");
-      return;
-    }
+    if (info.ssi_signo == SIGHUP) return reload(arguments, config, broker);
     // A successor would have the signal no more.
     replaced = false;
     if (ending.joinable()) return;
@@ -240,7 +253,7 @@ int run(int argc, char** argv) {
   set_up_logging(config);
   const Successor successor(argv, speaks());
   bool replaced = false;
-  const int ended = serve(config, successor, replaced);
+  const int ended = serve(config, *arguments, successor, replaced);
   return replaced ? fail(successor.become()) : ended;
 }
 

@@ -86,12 +86,18 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       ranks_(means_, sessions_, events_, operations_, groups_, requests_, stages_),
       pool_(devices, config.pool_place) {
   node_.pool_configured = config.pool_size;
-  node_.pool_form = config.pool_save;
   node_.retain = config.pool_retain;
-  node_.swap_wave = config.swap_wave;
-  node_.guests = config.guests;
+  take_settings();
   node_.deep_pauses = config.deep_pauses;
   if (stages_are_good_.ok()) stages_.open(config.stages);
+}
+
+void Broker::take_settings() {
+  node_.pool_form = config_.pool_save;
+  node_.swap_wave = config_.swap_wave;
+  node_.guests = config_.guests;
+  accounts_.limit(
+      config_.quotas.resolve(config_.pool_size, config_.segment(), devices_.total()).most);
 }
 
 Broker::~Broker() { shut(); }

@@ -52,6 +52,8 @@ class Broker {
   Status start();
   /// The holder has ended, and another has nothing yet: gives it everything.
   void hold_again();
+  /// The configuration has other values of settings that are live.
+  void take_settings();
   /// It is to end soon: no operation begins any more, whoever asks. All else is served.
   void take_no_more();
   /// Ends every operation, watch and session. Nothing is served afterwards.

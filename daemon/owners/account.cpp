@@ -78,6 +78,16 @@ SharedFd charged(SharedFd fd, Charge charge) {
   return {std::move(held), part};
 }
 
+Amounts Accounts::most_of(const Owner& owner) const {
+  const bool own = owner.compartment.empty() && (owner.uid == 0 || owner.uid == ::geteuid());
+  return own ? Quotas().most : quotas_.most;
+}
+
+void Accounts::limit(const Amounts& most) {
+  quotas_.most = most;
+  for (const auto& [owner, account] : accounts_) account->most_ = most_of(owner);
+}
+
 std::shared_ptr<Account> Accounts::of(const Owner& owner) {
   if (const auto it = accounts_.find(owner); it != accounts_.end()) return it->second;
   std::erase_if(accounts_, [](const auto& each) {
@@ -85,8 +95,7 @@ std::shared_ptr<Account> Accounts::of(const Owner& owner) {
            each.second->refusals_log().quiet();
   });
   Quotas quotas = quotas_;
-  if (owner.compartment.empty() && (owner.uid == 0 || owner.uid == ::geteuid()))
-    for (const Resource resource : kAllResources) quotas.most[resource] = kNoQuota;
+  quotas.most = most_of(owner);
   return accounts_.emplace(owner, std::make_shared<Account>(owner, quotas, loop_)).first->second;
 }
 

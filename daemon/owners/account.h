@@ -114,12 +114,13 @@ class Account : public std::enable_shared_from_this<Account> {
   LogLimit& refusals_log() { return refusals_log_; }
 
  private:
+  friend class Accounts;
   friend class Charge;
   bool has_space(Resource resource, std::uint64_t amount) const;
   void give_back(const Amounts& amounts);
 
   const Owner owner_;
-  const Amounts most_;
+  Amounts most_;
   Amounts used_;
   Amounts refusals_;
   Trims trims_;
@@ -177,10 +178,14 @@ class Accounts {
   std::shared_ptr<Account> of(const Owner& owner);
   /// By owner.
   std::vector<std::shared_ptr<const Account>> all() const;
+  /// From now on; who has more keeps it. The number of log lines stays.
+  void limit(const Amounts& most);
 
  private:
+  Amounts most_of(const Owner& owner) const;
+
   EventLoop& loop_;
-  const Quotas quotas_;
+  Quotas quotas_;
   std::map<Owner, std::shared_ptr<Account>> accounts_;
 };
 

@@ -87,9 +87,13 @@ void set_up_logging(const Config& config) {
   if (sink == nullptr) sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
   auto logger = std::make_shared<spdlog::logger>("amemd", std::move(sink));
   logger->set_formatter(log_formatter(config.log_format == "json", ""));
-  logger->set_level(spdlog::level::from_str(config.log_level));
   spdlog::set_default_logger(std::move(logger));
+  set_log_level(config);
   if (!trouble.empty()) spdlog::warn("{}", trouble);
+}
+
+void set_log_level(const Config& config) {
+  spdlog::default_logger()->set_level(spdlog::level::from_str(config.log_level));
 }
 
 void reopen_log() {

@@ -126,6 +126,33 @@ def test_hangup_opens_the_log_file_anew(bare_node):
     node.ctl.status()
 
 
+def test_hangup_takes_what_can_change_and_names_what_cannot(bare_node):
+    node = bare_node
+    path = os.path.join(node.dir, "amemd.toml")
+
+    def write(text):
+        with open(path, "w") as file:
+            file.write(text)
+        node.broker.signal(signal.SIGHUP)
+
+    open(path, "w").close()
+    node.start_broker(config=path)
+    job = node.job()
+    write('guests = "refuse"\n[quotas]\nsessions = 7\n[metrics]\nlisten = "127.0.0.1:9464"\n[pool]\nsize = "1GiB"\n')
+    for line in ('guests = "refuse"', 'quotas.sessions = "7"', 'metrics.listen = "127.0.0.1:9464" requires a restart of amemd'):
+        node.broker.wait_for(f"reload: {line}")
+    node.broker.wait_for("settings reloaded")
+    write("guests = 'pin'\nno_such = 1\n")
+    node.broker.wait_for("no_such")
+    node.broker.wait_for("keeps all its settings")
+    write("")
+    node.broker.wait_for('reload: guests = "pin"')
+    node.broker.wait_for("settings reloaded")
+    job.check()
+    with open(node.broker.log_path) as log:
+        assert "reload: pool.size" not in log.read(), "--pool-size wins over the file"
+
+
 # ---- life and death ----
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

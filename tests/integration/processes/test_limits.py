@@ -3,6 +3,7 @@ import contextlib
 import grp
 import os
 import resource
+import signal
 import time
 from contextlib import ExitStack, closing
 
@@ -230,6 +231,26 @@ def test_few_different_requests_of_a_group_wait(node, opened):
 def sessions_of(node, uid):
     return next((quota["used"] for owner in node.ctl("quotas").json["owners"] if owner["uid"] == uid
                  for quota in owner["quotas"] if quota["resource"] == "sessions"), 0)
+
+
+def test_a_reload_changes_quotas(node, opened):
+    assert node.broker.terminate() == 0
+    path = os.path.join(node.dir, "amemd.toml")
+
+    def allow(sessions):
+        with open(path, "w") as file:
+            file.write(f"quotas.sessions = {sessions}\n")
+
+    allow(1)
+    node.start_broker(config=path, name="reloads")
+    session_of(node, ALICE, "first", opened)
+    for sessions in (1, 2, 1):
+        allow(sessions)
+        node.broker.signal(signal.SIGHUP)
+        node.broker.wait_for("settings reloaded")
+        with by(ALICE), closing(wire.Session(node.runtime_dir)) as session:
+            assert session.hung_up() if sessions == 1 else session.hello("second")[0] == OK
+        eventually(lambda: sessions_of(node, ALICE) == 1, what="the second session has ended")
 
 
 def test_an_owner_leaves_sessions_to_others(node, opened, many_files):

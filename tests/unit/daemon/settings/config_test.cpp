@@ -251,6 +251,26 @@ TEST(Config, PrintedFormReadsBack) {
     EXPECT_EQ(setting.get(back), setting.get(config)) << setting.key;
 }
 
+TEST(Config, AReloadTakesWhatIsLiveAndNamesTheRest) {
+  Config running = defaults();
+  Config next = defaults();
+  EXPECT_TRUE(reload(running, next).taken.empty());
+  EXPECT_TRUE(reload(running, next).waiting.empty());
+  next.pool_save = Form::kDense;
+  next.pool_size = 64ULL << 30;
+  ConfigErrors errors;
+  apply_toml(next, "[quotas]\nsessions = 7\n[stage.gpus]\ndevices = \"0\"\n", "f.toml", errors);
+  ASSERT_TRUE(errors.empty()) << errors.front();
+  const Reload found = reload(running, next);
+  EXPECT_EQ(found.taken,
+            (std::vector<std::string>{"pool.save = \"dense\"", "quotas.sessions = \"7\""}));
+  EXPECT_EQ(found.waiting, (std::vector<std::string>{"pool.size = \"64GiB\"", "[stage.…]"}));
+  EXPECT_EQ(running.pool_save, Form::kDense);
+  EXPECT_EQ(running.pool_size, defaults().pool_size);
+  EXPECT_EQ(reload(running, next).taken, std::vector<std::string>());
+  EXPECT_EQ(reload(running, next).waiting, found.waiting) << "said each time, until amemd restarts";
+}
+
 TEST(Config, LlmdsCalls) {
   EXPECT_TRUE(errors_of("[llm_d]\nenabled = true\nlisten = \"10.0.0.7:9001\"\n").empty());
   EXPECT_TRUE(errors_of("[llm_d]\ndeep = true\n[deep]\nenabled = true\n").empty());
