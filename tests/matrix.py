@@ -17,6 +17,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tests/integration"))
+from failed_once import failed_once  # noqa: E402
 from sim_node.combinations import COMBINATIONS, settings_of  # noqa: E402
 
 # By the name, or its first word: what depends on it.
@@ -56,7 +57,15 @@ def run(name, build, parallel):
         command += ["--repeat", "until-pass:2"]
     began = time.monotonic()
     print(f"matrix.py: {name}: {' '.join(f'{key}={value}' for key, value in settings_of(name).items())}", flush=True)
-    status = subprocess.run(command, env={**os.environ, "AMEM_TEST_COMBINATION": name}, stdin=subprocess.DEVNULL, check=False).returncode
+    lines = []
+    with subprocess.Popen(command, env={**os.environ, "AMEM_TEST_COMBINATION": name}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                          errors="replace") as tests:
+        for line in tests.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    status = tests.returncode
+    for repeated in failed_once(lines):
+        print(f"matrix.py: WARNING: {name}: {repeated} failed, and passed when it was repeated")
     print(f"matrix.py: {name}: {'passed' if status == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s", flush=True)
     return status == 0
 

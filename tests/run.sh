@@ -96,7 +96,7 @@ run_tests() {
   local log=build/$preset/tests.log
   # One more than there are cores: tests of several processes wait now and then.
   local select=(--preset "$preset" --no-tests=error --parallel "$(($(nproc) + 1))")
-  # A loaded CI machine gets a second try at tests that have deadlines; a test that fails twice fails.
+  # A loaded CI machine gets a second try at tests that have deadlines; a test that fails twice fails, and one that failed once is named.
   [[ -z ${CI:-} ]] || select+=(--repeat until-pass:2)
   if [[ $preset != release ]]; then
     echo "run.sh: $preset: without tests on real GPUs (label gpu)"
@@ -108,6 +108,7 @@ run_tests() {
   fi
   local status=0
   ctest "${select[@]}" 2>&1 | tee "$log" || status=$?
+  tests/failed_once.py "$log"
   if [[ $status == 0 ]] && ! grep -q ' Passed ' "$log"; then
     echo "run.sh: no test ran" >&2
     status=1
