@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -51,6 +52,12 @@ constexpr int kReport = 3;  // the pipe on which the child says why it could not
   const int error = errno;
   [[maybe_unused]] const ssize_t n = ::write(ready ? kReport : report, &error, sizeof error);
   ::_exit(127);
+}
+
+/// With systemd's default, KillMode=control-group, whatever it starts ends with it.
+bool is_main_process_of_unit() {
+  const char* pid = std::getenv("SYSTEMD_EXEC_PID");
+  return pid != nullptr && std::to_string(::getpid()) == pid;
 }
 
 Status start(const HolderLaunch& launch, const std::string& program, Time until) {
@@ -144,6 +151,11 @@ Result<std::unique_ptr<HolderClient>> ensure_holder(const HolderLaunch& launch,
                         holder.status().text() + "). Its log says why");
     }
     if (launch.start && code == Code::kUnavailable && now >= start_at) {
+      if (is_main_process_of_unit())
+        spdlog::warn(
+            "amemd starts amem-holder in the control group of its unit, so systemd may end both "
+            "together and lose paused memory. Enable amem-holder.socket, and set holder to "
+            "\"external\"");
       if (Status status = start(launch, program, until); !status.ok()) return status;
       start_at = now + kStartAgain;
     }

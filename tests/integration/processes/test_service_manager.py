@@ -111,3 +111,15 @@ def test_an_upgrade_is_a_reload(bare_node, manager):
     manager.wait_for("READY=1")
     assert manager.wait_for("WATCHDOG_USEC=") == "WATCHDOG_USEC=30000000"
     job.check()
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_it_warns_of_a_holder_that_would_end_with_its_unit(bare_node, main):
+    """As the main process of a unit whose holder somebody else does not start. The package's unit has AMEM_HOLDER=external."""
+    program = os.path.join(bare_node.dir, "unit")
+    with open(program, "w") as file:
+        file.write(f"#!/bin/sh\nSYSTEMD_EXEC_PID={'$$' if main else '1'} exec {bare_node.build.program('amemd')} \"$@\"\n")
+    os.chmod(program, 0o755)
+    broker = bare_node.start_broker(program=program)
+    with open(broker.log_path) as log:
+        assert ("amemd starts amem-holder in the control group of its unit" in log.read()) == main
