@@ -103,7 +103,7 @@ void HolderSupervisor::look() {
   spdlog::error(
       "the holder at {} has ended. Paused memory is lost if amemd ends before another holder has "
       "everything",
-      launch_.path);
+      holder->path());
   loop_.unwatch(std::exchange(watch_, 0));
   search();
 }
