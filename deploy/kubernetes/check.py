@@ -90,6 +90,8 @@ BAD = (
     ({"gpus": "all"}, "gpus"),
     ({"jobs": {"inject": True, "shimDir": ""}}, "jobs.inject requires jobs.shimDir"),
     ({"jobs": {"cdiDir": "/var/run/cdi", "shimDir": ""}}, "jobs.cdiDir requires jobs.shimDir"),
+    ({"jobs": {"shimDir": "/run"}}, "jobs.shimDir: /run contains /run/amem-holder, the holder's folder"),
+    ({"runtimeDir": "/srv/amem/run/", "jobs": {"shimDir": "/srv/amem"}}, "contains /srv/amem/run-holder"),
     ({"jobs": {"scope": "all"}}, "scope"),
     ({"seLinuxOptions": {"typ": "spc_t"}}, "typ"),
     ({"resources": {"amemd": {"memory": "1Gi"}}}, "memory"),
@@ -255,6 +257,63 @@ def faults_of_restricted(pod):
             yield f"volume {volume['name']} is {sorted(volume)}"
 
 
+def is_within(path, folder):
+    return pathlib.PurePosixPath(folder) in (pathlib.PurePosixPath(path), *pathlib.PurePosixPath(path).parents)
+
+
+def program_of(container):
+    return container.get("command", [""])[0]
+
+
+def faults_of_holder(name, pod, holder="/run/amem-holder"):
+    """No container but the holder's and amemd's reaches the folder of the holder's socket: neither the volume, nor on the node the folder
+    `holder`, what contains it, or what is in it."""
+    containers = pod.get("initContainers", []) + pod["containers"]
+    folders = {each["name"]: each.get("hostPath", {}).get("path") for each in pod.get("volumes", [])}
+    secret = set()
+    for each in containers:
+        if program_of(each) != "amem-holder":
+            continue
+        socket = each["command"][each["command"].index("--socket") + 1]
+        [mount] = [one for one in each["volumeMounts"] if is_within(socket, one["mountPath"])]
+        secret.add(mount["name"])
+        if folders[mount["name"]] not in (None, holder) or len(each["volumeMounts"]) != 1:
+            yield f"{name}: the holder's socket is in {folders[mount['name']]}, and it mounts {each['volumeMounts']}"
+        for amemd in containers:
+            if program_of(amemd) == "amemd" and (amemd["command"][amemd["command"].index("--holder-socket") + 1] != socket or mount not in amemd["volumeMounts"]):
+                yield f"{name}: amemd does not find its holder at {socket}"
+    for each in containers:
+        if program_of(each) in ("amem-holder", "amemd"):
+            continue
+        for mount in each.get("volumeMounts", []):
+            path = folders[mount["name"]]
+            if mount["name"] in secret or path and (is_within(holder, path) or is_within(path, holder)):
+                yield f"{name}: container {each['name']} reaches the holder's folder by {mount}"
+
+
+def faults_of_holders(values, objects):
+    """The same of the chart, where holder and amemd are pods of their own."""
+    folder = values.get("runtimeDir", "/run/amem").rstrip("/") + "-holder"
+    pods = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "DaemonSet"]
+    for pod in pods:
+        yield from faults_of_holder(f"{values}", pod, folder)
+        [path] = [each["hostPath"]["path"] for each in pod["volumes"] if each["name"] == "holder"]
+        if path != folder or not any({"name": "holder", "mountPath": folder} in each["volumeMounts"] for each in pod["containers"]):
+            yield f"{values}: holder and amemd do not meet in {folder}: {path}"
+    if len({pod.get("hostPID", False) for pod in pods}) != 1:
+        yield f"{values}: holder and amemd are in different PID namespaces"
+    if f'holder_socket = "{folder}/holder.sock"' not in settings_of(objects):
+        yield f"{values}: amemd does not find its holder: {settings_of(objects)}"
+
+
+def faults_of_device(name, device, holder="/run/amem-holder"):
+    """A CDI device gives no job the holder's folder."""
+    for each in device["devices"]:
+        for mount in each["containerEdits"]["mounts"]:
+            if is_within(holder, mount["hostPath"]) or is_within(mount["hostPath"], holder):
+                yield f"{name}: a job reaches the holder's folder by {mount}"
+
+
 def leaves(values, path=()):
     for key, value in values.items():
         if isinstance(value, dict) and value:
@@ -283,7 +342,7 @@ def faults_of_values(chart):
     known = {key if "properties" not in value else f"{key}.{each}" for key, value in settings.items() if key != "stage" for each in value.get("properties", [""])}
     page = (HERE.parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8").partition("\n## amemd")[2].partition("\n## ")[0]
     table, _, stages = page.partition("\n### Stages")
-    taken = {"runtime_dir", "holder", "pool.size", "isolation.by", "deadlines.end", "metrics.listen", "control.listen", "control.tls"}
+    taken = {"runtime_dir", "holder", "holder_socket", "pool.size", "isolation.by", "deadlines.end", "metrics.listen", "control.listen", "control.tls"}
     documented = set(re.findall(r"^\| `([a-z_.]+)` \|", table, re.MULTILINE)) - taken
     if known != documented:
         yield f"values.schema.json and docs/configuration.md have not the same settings: {sorted(known ^ documented)}"
@@ -327,6 +386,11 @@ def faults_of_names(values, objects):
             yield f"{values}: {meta['name']} wants {wanted - made}, which the chart does not make"
 
 
+def settings_of(objects):
+    [text] = [each["data"]["amemd.toml"] for each in objects if each["kind"] == "ConfigMap" and "amemd.toml" in each["data"]]
+    return text
+
+
 def amemd_of(objects):
     [pod] = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "DaemonSet"
              and each["metadata"]["labels"]["app.kubernetes.io/component"] == "amemd"]
@@ -355,7 +419,7 @@ def faults_of_amemd(values, objects):
     control = values.get("control", {})
     if ("control" in ports) != bool(control) or control and ("hostPort" in ports["control"]) != control.get("hostPort", True):
         yield f"{values}: the ports are {ports}"
-    settings = next(each["data"]["amemd.toml"] for each in objects if each["kind"] == "ConfigMap" and "amemd.toml" in each["data"])
+    settings = settings_of(objects)
     if control:
         [tls] = [each["secret"] for each in pod["volumes"] if "secret" in each]
         [mount] = [each["mountPath"] for each in amemd["volumeMounts"] if each["name"] == "tls"]
@@ -420,6 +484,7 @@ def faults_of_jobs(values, objects):
         if policy.admitted(policies[0], after) != after:
             yield f"{values}: the policy changes its own pod again"
         yield from faults_of_objects([after], ("1.37",))
+        yield from faults_of_holder(f"{values}, a job", after["spec"], f"{run}-holder")
         variables = {each["name"]: each["value"] for each in after["spec"]["containers"][0]["env"]}
         wanted = {"AMEM_GROUP": "train", "AMEM_SCOPE": expected, "AMEM_REQUIRED": "1", "AMEM_RUNTIME_DIR": run, "LD_PRELOAD": preload, "NCCL_CUMEM_ENABLE": "1"}
         wanted |= {"AMEM_BROKER_UID": "65534"} if values.get("isolation") == "userns" else {}
@@ -508,8 +573,10 @@ def faults_of_cdi(chart):
     """deploy/cdi.yaml, for nodes with packages, is the chart's device with the package's folder."""
     values = {"jobs": {"cdiDir": "/var/run/cdi", "shimDir": "/usr/lib/amem"}}
     [made] = [yaml.safe_load(each["data"]["cdi.yaml"]) for each in objects_of(chart, values) if each["kind"] == "ConfigMap"]
-    if yaml.safe_load((HERE.parent / "cdi.yaml").read_text(encoding="utf-8")) != made:
+    device = yaml.safe_load((HERE.parent / "cdi.yaml").read_text(encoding="utf-8"))
+    if device != made:
         yield f"deploy/cdi.yaml is not the chart's device: {made}"
+    yield from faults_of_device("deploy/cdi.yaml", device)
 
 
 def without_order(pod):
@@ -558,7 +625,7 @@ def faults(amemd):
             if sorted(each["kind"] for each in objects) != sorted(["ConfigMap", "DaemonSet", "DaemonSet", *hooks, *more]):
                 yield f"{values}: renders {[each['kind'] for each in objects]}"
             yield from faults_of_objects(objects, [each for each in CHART_FOR if values.get("gpus") != "claim" or number(each) >= (1, 34)])
-            for look in faults_of_names, faults_of_amemd, faults_of_monitoring, faults_of_jobs:
+            for look in faults_of_names, faults_of_amemd, faults_of_holders, faults_of_monitoring, faults_of_jobs:
                 yield from look(values, objects)
             for each in objects:
                 if each["kind"] == "DaemonSet":
@@ -584,12 +651,13 @@ def faults(amemd):
         text = example.read_text(encoding="utf-8")
         for fault in faults_of_objects(documents(text), EXAMPLES_FOR):
             yield f"{example.name}: {fault}"
-    for name in "sidecar.yaml", "jobset.yaml":
-        for each in documents((HERE / "examples" / name).read_text(encoding="utf-8")):
+        for each in documents(text):
             pods = [each] if each["kind"] == "Pod" else [job["spec"]["template"] for job in custom.jobs_of(each)] if each["kind"] == "JobSet" else []
             for pod in pods:
-                yield from (f"{name}: {fault}" for fault in faults_of_restricted(pod))
-                yield from faults_of_ends(name, pod["spec"])
+                yield from faults_of_holder(example.name, pod["spec"])
+                if example.name in ("sidecar.yaml", "jobset.yaml"):
+                    yield from (f"{example.name}: {fault}" for fault in faults_of_restricted(pod))
+                    yield from faults_of_ends(example.name, pod["spec"])
 
 
 def main(arguments):

@@ -134,8 +134,9 @@ def sidecar(root):
     pod = next(each for each in documents("examples/sidecar.yaml") if each["kind"] == "Pod")["spec"]
     shim, holder, amemd = (Container(root, spec, pod) for spec in pod["initContainers"])
     jobs = {spec["name"]: Job(root, spec, pod) for spec in pod["containers"]}
-    os.mkdir(f"{root}/amem")
-    os.chmod(f"{root}/amem", 0o777)  # as Kubernetes makes an emptyDir
+    for folder in ("amem", "holder"):
+        os.mkdir(f"{root}/{folder}")
+        os.chmod(f"{root}/{folder}", 0o777)  # as Kubernetes makes an emptyDir
     shim.run(*shim.command())
     holder.start()
     holder.probe("startupProbe")
@@ -172,8 +173,9 @@ def node(root):
     for_jobs = Container(root, pods[1]["initContainers"][0], pods[1])
     os.makedirs(f"{root}/shim", 0o755)
     for_jobs.run(*for_jobs.command())
-    shutil.rmtree(f"{root}/run/amem", ignore_errors=True)
-    os.makedirs(f"{root}/run/amem", 0o755)  # hostPath: DirectoryOrCreate
+    for folder in ("run/amem", "run/amem-holder"):
+        shutil.rmtree(f"{root}/{folder}", ignore_errors=True)
+        os.makedirs(f"{root}/{folder}", 0o755)  # hostPath: DirectoryOrCreate
     settings = by_name["ConfigMap", "amem"]["data"]["amemd.toml"].replace('"64GiB"', f'"{POOL}"')
     pathlib.Path(root, "etc/amem/amemd.toml").write_text(settings, encoding="utf-8")
     holder.start()

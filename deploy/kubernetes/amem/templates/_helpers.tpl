@@ -6,6 +6,11 @@
 {{ .Values.fullnameOverride | default .Release.Name }}
 {{- end }}
 
+{{- /* The holder's folder, which no job mounts. Beside runtimeDir, as amemd's default is. */ -}}
+{{- define "amem.holderDir" -}}
+{{ clean .Values.runtimeDir }}-holder
+{{- end }}
+
 {{- define "amem.name" -}}
 {{ .Values.nameOverride | default "amem" }}
 {{- end }}
@@ -114,6 +119,10 @@ capabilities:
 {{- end }}
 {{- if and $v.jobs.inject (not $v.jobs.shimDir) }}
 {{- fail "amem: jobs.inject requires jobs.shimDir" }}
+{{- end }}
+{{- $holder := include "amem.holderDir" . }}
+{{- if and $v.jobs.shimDir (hasPrefix (print (clean $v.jobs.shimDir | trimSuffix "/") "/") (print $holder "/")) }}
+{{- fail (printf "amem: jobs.shimDir: %s contains %s, the holder's folder, which no job may reach; choose another jobs.shimDir or runtimeDir" $v.jobs.shimDir $holder) }}
 {{- end }}
 {{- if and $v.jobs.cdiDir (not $v.jobs.shimDir) }}
 {{- fail "amem: jobs.cdiDir requires jobs.shimDir" }}
