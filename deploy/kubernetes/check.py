@@ -36,6 +36,7 @@ metadata:
   labels:
     pod-security.kubernetes.io/enforce: privileged  # hostPath and hostPID
 """
+DIGEST = "sha256:" + 64 * "a"
 PEER = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 # Values, and the kinds that they add to ConfigMap, two DaemonSets and the hook's Job. All values of values.yaml are another in one of them.
 GOOD = (
@@ -45,7 +46,7 @@ GOOD = (
      ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]),
     ({"settings": {"guests": "refuse", "quotas": {"pool": "100%", "sessions": 64}, "swap": {"duplex": False}, "log": {"format": "json"},
                    "stage": {"night.1": {"devices": [0, 1], "policy": "demand"}}},
-      "pool": {"sizeGiB": 512}, "runtimeDir": "/run/other", "image": {"repository": "r.example:5000/amem", "tag": "x", "pullPolicy": "Always"},
+      "pool": {"sizeGiB": 512}, "runtimeDir": "/run/other", "image": {"repository": "r.example:5000/amem", "tag": "x", "digest": DIGEST, "pullPolicy": "Always"},
       "imagePullSecrets": [{"name": "pull"}], "affinity": {"nodeAffinity": {}}}, []),
     ({"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 2}}, "drainSeconds": 120,
       "allowIncompatibleUpgrade": True, "settings": {"deadlines": {"save": "90s"}}}, []),
@@ -70,6 +71,7 @@ GOOD = (
 BAD = (
     ({"pool": {"sizeGiB": "64GiB"}}, "sizeGiB"),
     ({"pool": {"size": 64}}, "size"),
+    ({"image": {"digest": "sha256:0a1b"}}, "digest"),
     ({"isolation": "none"}, "isolation"),
     ({"settings": {"pool": {"size": "1GiB"}}}, "size"),
     ({"settings": {"pool": {"sise": "1GiB"}}}, "sise"),
@@ -227,7 +229,7 @@ def faults_of_upgrades(chart):
 
 def faults_of_ends(name, pod):
     """Of how the pod with amemd ends: it has the time to wait for an operation."""
-    for container in pod.get("initContainers", []) + pod["containers"]:
+    for container in containers_of(pod):
         if container["command"][0] != "amemd":
             continue
         words = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
@@ -248,13 +250,17 @@ def faults_of_restricted(pod):
     for flag in ("hostPID", "hostIPC", "hostNetwork"):
         if spec.get(flag):
             yield f"the pod has {flag}"
-    for container in spec["initContainers"] + spec["containers"]:
+    for container in containers_of(spec):
         context = container.get("securityContext", {})
         if context.get("allowPrivilegeEscalation") is not False or context.get("capabilities") != {"drop": ["ALL"]}:
             yield f"container {container['name']} may gain powers"
     for volume in spec["volumes"]:
         if set(volume) - {"name", "emptyDir", "configMap", "secret", "projected", "csi", "ephemeral"}:
             yield f"volume {volume['name']} is {sorted(volume)}"
+
+
+def containers_of(pod):
+    return pod.get("initContainers", []) + pod["containers"]
 
 
 def is_within(path, folder):
@@ -268,7 +274,7 @@ def program_of(container):
 def faults_of_holder(name, pod, holder="/run/amem-holder"):
     """No container but the holder's and amemd's reaches the folder of the holder's socket: neither the volume, nor on the node the folder
     `holder`, what contains it, or what is in it."""
-    containers = pod.get("initContainers", []) + pod["containers"]
+    containers = containers_of(pod)
     folders = {each["name"]: each.get("hostPath", {}).get("path") for each in pod.get("volumes", [])}
     secret = set()
     for each in containers:
@@ -373,7 +379,7 @@ def faults_of_names(values, objects):
         if not set(each["spec"]["selector"]["matchLabels"].items()) <= set(labels.items()):
             yield f"{values}: {meta['name']} does not select its own pods"
         volumes = {one["name"] for one in pod["volumes"]}
-        for container in pod.get("initContainers", []) + pod["containers"]:
+        for container in containers_of(pod):
             if not {mount["name"] for mount in container["volumeMounts"]} <= volumes:
                 yield f"{values}: container {container['name']} mounts what is no volume"
             if values.get("seLinuxOptions") != container["securityContext"].get("seLinuxOptions"):
@@ -399,6 +405,11 @@ def amemd_of(objects):
 
 def faults_of_amemd(values, objects):
     pod, amemd = amemd_of(objects)
+    image = {"repository": "amem", "tag": "", "digest": "", **values.get("image", {})}
+    wanted = f"{image['repository']}@{image['digest']}" if image["digest"] else f"{image['repository']}:{image['tag'] or VERSION}"
+    images = {one["image"] for each in objects if each["kind"] in ("DaemonSet", "Job") for one in containers_of(each["spec"]["template"]["spec"])}
+    if images != {wanted}:
+        yield f"{values}: the images are {images}, not {wanted}"
     pool = values.get("pool", {}).get("sizeGiB", 64)
     if int(amemd["resources"]["limits"]["memory"].removesuffix("Gi")) <= pool:
         yield f"{values}: the pool of {pool} GiB is not smaller than the pod's limit, {amemd['resources']['limits']['memory']}"
