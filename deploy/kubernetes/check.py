@@ -19,11 +19,11 @@ import yaml
 
 import custom
 import policy
+import upgrades
 
 HERE = pathlib.Path(__file__).resolve().parent
 VERSION = (HERE.parents[1] / "VERSION").read_text(encoding="utf-8").strip()
 MANIFEST = HERE / "amem.yaml"
-SPEAKS = pathlib.Path("files", "speaks")  # in the chart
 # The oldest that the chart says it is for, the one of resource claims, and the newest known here.
 CHART_FOR, EXAMPLES_FOR = ("1.29", "1.34", "1.37"), ("1.34", "1.37")
 FROM = {"ResourceClaimTemplate": "1.34", "MutatingAdmissionPolicy": "1.36", "MutatingAdmissionPolicyBinding": "1.36"}  # else the oldest
@@ -38,7 +38,7 @@ metadata:
 """
 DIGEST = "sha256:" + 64 * "a"
 PEER = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
-# Values, and the kinds that they add to ConfigMap, two DaemonSets and the hook's Job. All values of values.yaml are another in one of them.
+# Values, and the kinds that they add to two DaemonSets and the hook. All values of values.yaml are another in one of them.
 GOOD = (
     ({}, []),
     ({"isolation": "cgroup", "metrics": {"port": 9464}}, []),
@@ -49,7 +49,7 @@ GOOD = (
       "pool": {"sizeGiB": 512}, "runtimeDir": "/run/other", "image": {"repository": "r.example:5000/amem", "tag": "x", "digest": DIGEST, "pullPolicy": "Always"},
       "imagePullSecrets": [{"name": "pull"}], "affinity": {"nodeAffinity": {}}}, []),
     ({"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 2}}, "drainSeconds": 120,
-      "allowIncompatibleUpgrade": True, "settings": {"deadlines": {"save": "90s"}}}, []),
+      "allowIncompatibleUpgrade": "0.1.0->0.2.0", "settings": {"deadlines": {"save": "90s"}}}, []),
     ({"metrics": {"port": 9464, "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "30s"},
                   "alerts": {"enabled": True, "labels": {"release": "prometheus"}, "runbooks": "https://amem.example/runbooks.html"},
                   "dashboard": {"enabled": True, "labels": {"grafana_dashboard": "yes"}}},
@@ -64,7 +64,7 @@ GOOD = (
       "jobs": {"shimDir": "/opt/amem", "cdiDir": "/var/run/cdi", "inject": True, "scope": "regions"}},
      ["ServiceAccount", "ResourceQuota", "ResourceClaimTemplate", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]),
     ({"gpus": "mounts", "jobs": {"shimDir": ""}, "networkPolicy": {"enabled": True}}, ["NetworkPolicy"]),
-    ({"gpus": "privileged"}, []),
+    ({"gpus": "privileged", "allowIncompatibleUpgrade": False, "image": {"repository": "amem", "tag": "x"}}, []),
     ({"gpus": "none", "control": {"port": 7070, "secret": "amem-tls"}}, []),
 )
 # Values, and what Helm says of them: the value's name, or what to do.
@@ -99,6 +99,8 @@ BAD = (
     ({"resources": {"amemd": {"memory": "1Gi"}}}, "memory"),
     ({"updateStrategy": {"type": "Recreate"}}, "type"),
     ({"drainSeconds": 0}, "drainSeconds"),
+    ({"allowIncompatibleUpgrade": True}, "allowIncompatibleUpgrade: true was for every upgrade; it is now for one pair of versions"),
+    ({"allowIncompatibleUpgrade": "0.2.0"}, "allowIncompatibleUpgrade"),
     ({"settings": {"deadlines": {"end": "5s"}}}, "end"),
     ({"runtimeDir": "run/amem"}, "runtimeDir"),
     ({"no_such_value": 1}, "no_such_value"),
@@ -116,13 +118,9 @@ def render(chart, values):
     return {name: text.strip("\n") + "\n" for name, text in sorted(texts.items()) if not name.endswith("NOTES.txt") and text.strip()}
 
 
-def is_hook(each):
-    return "helm.sh/hook" in each["metadata"].get("annotations", {})
-
-
 def manifest(chart):
     """Without hooks, which are Helm's."""
-    return "---\n".join([HEADER, *(text for text in render(chart, {}).values() if not any(map(is_hook, documents(text))))])
+    return "---\n".join([HEADER, *(text for text in render(chart, {}).values() if not any(map(upgrades.is_hook, documents(text))))])
 
 
 def objects_of(folder, values=None):
@@ -150,81 +148,12 @@ def faults_of_objects(objects, versions):
 
 
 def faults_of_settings(objects, amemd):
-    for each in objects:
-        if each["kind"] != "ConfigMap" or "amemd.toml" not in each["data"]:
-            continue
-        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-            file.write(each["data"]["amemd.toml"])
-            file.flush()
-            done = subprocess.run([amemd, "--check-config", "--config", file.name], capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode != 0:
-            yield f"amemd does not take its configuration: {done.stderr.strip()}\n{each['data']['amemd.toml']}"
-
-
-def may_upgrade(running, following, image, secret=()):
-    """What the hook among the objects `following` says of the objects `running`, in an image whose amemd speaks `image`, where the Secret
-    has the keys `secret`: exit status and text."""
-    [hook] = filter(is_hook, following)
-    pod = hook["spec"]["template"]["spec"]
-    [container], [volume, *more] = pod["containers"], pod["volumes"]
-    [mount, *mounts] = container["volumeMounts"]
-    with tempfile.TemporaryDirectory() as folder:
-        programs, mounted, keys = pathlib.Path(folder, "bin"), pathlib.Path(folder, "mounted"), pathlib.Path(folder, "keys")
-        for each in programs, mounted, keys:
-            each.mkdir()
-        for each in secret:
-            (keys / each).touch()
-        assert [each["secret"]["optional"] for each in more] == [True] * len(mounts), "the hook says what the Secret lacks"
-        (programs / "amemd").write_text(f"#!/bin/sh\n[ \"$*\" = --speaks ] && printf '%s\\n' '{image}'\n", encoding="utf-8")
-        (programs / "amemd").chmod(0o755)
-        for each in running:  # as the kubelet mounts it, before Helm changes it
-            if each["kind"] == "ConfigMap" and each["metadata"]["name"] == volume["configMap"]["name"]:
-                for name, text in each["data"].items():
-                    (mounted / name).write_text(text, encoding="utf-8")
-        folders = {mount["mountPath"]: str(mounted), **{each["mountPath"]: str(keys) for each in mounts}}
-        command = [folders.get(word, word) for word in container["command"]]
-        done = subprocess.run(command, env={"PATH": f"{programs}:{os.defpath}"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
-    return done.returncode, done.stdout
-
-
-def faults_of_upgrades(chart):
-    """Of the hook, between versions of the chart."""
-    now = (chart / SPEAKS).read_text(encoding="utf-8").strip()
-    later = "session 1000, holder 1, amem record 1"
-    with tempfile.TemporaryDirectory() as folder:
-        def version(name, speaks, stored=True):
-            copy = pathlib.Path(folder, name)
-            shutil.copytree(chart, copy)
-            (copy / SPEAKS).write_text(speaks + "\n", encoding="utf-8")
-            if not stored:  # as the chart was before
-                file = copy / "templates" / "configmap.yaml"
-                lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-                file.write_text("".join(line for line in lines if not line.startswith("  speaks:")), encoding="utf-8")
-            return objects_of(copy)
-
-        this, same, other, silent = version("this", now), version("same", now), version("other", later), version("silent", now, stored=False)
-        changed = objects_of(chart, {"pool": {"sizeGiB": 1}, "metrics": {"port": 9464}})
-        for name, running, following, image, status, words in (
-                ("the same protocols", this, same, now, 0, ("as that of the running release does",)),
-                ("other values", this, changed, now, 0, ("as that of the running release does",)),
-                ("an installation", [], this, now, 0, ("there is no running release",)),
-                ("other protocols", this, other, later, 1, (now, later, "jobs that run would be lost", "allowIncompatibleUpgrade")),
-                ("a rollback to other protocols", other, this, now, 1, (now, later, "jobs that run would be lost")),
-                ("a release that does not say", silent, this, now, 1, ("the running release does not say", "allowIncompatibleUpgrade")),
-                ("an image of another version", this, same, later, 1, (now, later, "chart and image of one version")),
-                ("an installation of another image", [], this, later, 1, ("chart and image of one version",))):
-            code, text = may_upgrade(running, following, image)
-            missing = [each for each in words if each not in text]
-            if code != status or missing:
-                yield f"upgrade, {name}: the hook ends with {code}, not {status}, and does not say {missing}: {text}"
-    several = objects_of(chart, {"control": {"port": 7070, "secret": "node-keys"}})
-    for keys, status, words in (((), 1, ("Secret node-keys has no ca.crt", "kubectl create secret generic node-keys")),
-                                (("ca.crt", "tls.crt"), 1, ("Secret node-keys has no tls.key",)),
-                                (("ca.crt", "tls.crt", "tls.key"), 0, ("no running release",))):
-        code, text = may_upgrade([], several, now, keys)
-        if code != status or not all(each in text for each in words):
-            yield f"a Secret with {keys}: the hook ends with {code}, not {status}: {text}"
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(settings_of(objects))
+        file.flush()
+        done = subprocess.run([amemd, "--check-config", "--config", file.name], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        yield f"amemd does not take its configuration: {done.stderr.strip()}\n{settings_of(objects)}"
 
 
 def faults_of_ends(name, pod):
@@ -385,21 +314,44 @@ def faults_of_names(values, objects):
             if values.get("seLinuxOptions") != container["securityContext"].get("seLinuxOptions"):
                 yield f"{values}: container {container['name']} has not the SELinux options"
         made = {(one["kind"], one["metadata"]["name"]) for one in objects}
-        wanted = {("ConfigMap", volume["configMap"]["name"]) for volume in pod["volumes"] if "configMap" in volume}
-        wanted |= {("ResourceClaimTemplate", claim["resourceClaimTemplateName"]) for claim in pod.get("resourceClaims", [])}
+        wanted = {("ResourceClaimTemplate", claim["resourceClaimTemplateName"]) for claim in pod.get("resourceClaims", [])}
         wanted |= {("ServiceAccount", pod["serviceAccountName"])} - {("ServiceAccount", "default")}
         if not wanted <= made:
             yield f"{values}: {meta['name']} wants {wanted - made}, which the chart does not make"
 
 
+def template_of(objects, component):
+    [template] = [each["spec"]["template"] for each in objects if each["kind"] == "DaemonSet"
+                  and each["metadata"]["labels"]["app.kubernetes.io/component"] == component]
+    return template
+
+
+def files_of(objects):
+    """The files of amemd's pod, by their names in /etc/amem: each is an annotation of the pod itself."""
+    template = template_of(objects, "amemd")
+    [volume] = [each for each in template["spec"]["volumes"] if each["name"] == "config"]
+    keys = {each["path"]: each["fieldRef"]["fieldPath"].removeprefix("metadata.annotations['").removesuffix("']") for each in volume["downwardAPI"]["items"]}
+    return {path: template["metadata"]["annotations"][key] for path, key in keys.items()}
+
+
 def settings_of(objects):
-    [text] = [each["data"]["amemd.toml"] for each in objects if each["kind"] == "ConfigMap" and "amemd.toml" in each["data"]]
-    return text
+    return files_of(objects)["amemd.toml"]
+
+
+def faults_of_files(values, objects):
+    """A pod that lives for long starts its containers again with the files that it began with, whatever an upgrade changes."""
+    for each in objects:
+        for volume in each["spec"]["template"]["spec"]["volumes"] if each["kind"] == "DaemonSet" else ():
+            if "configMap" in volume:
+                yield f"{values}: the pods of {each['metadata']['name']} read the ConfigMap {volume['configMap']['name']}, which an upgrade changes under them"
+    speaks = (HERE / "amem" / upgrades.SPEAKS).read_text(encoding="utf-8").strip()
+    said = [template_of(objects, component)["metadata"]["annotations"].get("amem/speaks") for component in ("amemd", "holder")]
+    if said[0] != speaks or said[1] not in speaks.split(", ") or not said[1].startswith("holder "):
+        yield f"{values}: the pods say that they speak {said}"
 
 
 def amemd_of(objects):
-    [pod] = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "DaemonSet"
-             and each["metadata"]["labels"]["app.kubernetes.io/component"] == "amemd"]
+    pod = template_of(objects, "amemd")["spec"]
     return pod, next(each for each in pod["containers"] if each["name"] == "amemd")
 
 
@@ -513,7 +465,7 @@ def faults_of_for_jobs(container, objects):
         for mount in container["volumeMounts"]:
             there[mount["mountPath"]] = pathlib.Path(folder, mount["name"])
             there[mount["mountPath"]].mkdir()
-        [device] = [each["data"].get("cdi.yaml") for each in objects if each["kind"] == "ConfigMap" and "amemd.toml" in each["data"]]
+        device = files_of(objects).get("cdi.yaml")
         if device:
             (there["/etc/amem"] / "cdi.yaml").write_text(device, encoding="utf-8")
         def replaced(word):
@@ -574,7 +526,7 @@ def faults_of_clusters(chart):
         text = in_a_cluster(chart, several, "_helpers.tpl", asks, f'dict "data" ({keys})')
         if ("the Secret node-keys has no" in text) != refused:
             yield f"a Secret with {keys}: {text[:300]}"
-    for labels, said in (('dict "nvidia.com/gpu.present" "true"', False), ('dict "other" "true"', True), ("dict", True)):
+    for labels, said in (('dict "amem/node" "true"', False), ('dict "other" "true"', True), ("dict", True)):
         text = in_a_cluster(chart, {}, "NOTES.txt", '(lookup "v1" "Node" "" "")', f'(dict "items" (list (dict "metadata" (dict "labels" ({labels})))))')
         if ("WARNING: no node has these labels" in text) != said:
             yield f"a node with the labels {labels}: {text[:300]}"
@@ -583,7 +535,7 @@ def faults_of_clusters(chart):
 def faults_of_cdi(chart):
     """deploy/cdi.yaml, for nodes with packages, is the chart's device with the package's folder."""
     values = {"jobs": {"cdiDir": "/var/run/cdi", "shimDir": "/usr/lib/amem"}}
-    [made] = [yaml.safe_load(each["data"]["cdi.yaml"]) for each in objects_of(chart, values) if each["kind"] == "ConfigMap"]
+    made = yaml.safe_load(files_of(objects_of(chart, values))["cdi.yaml"])
     device = yaml.safe_load((HERE.parent / "cdi.yaml").read_text(encoding="utf-8"))
     if device != made:
         yield f"deploy/cdi.yaml is not the chart's device: {made}"
@@ -613,8 +565,8 @@ def faults_of_turns(chart):
 
 def faults_of_speaks(chart, amemd):
     done = subprocess.run([amemd, "--speaks"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True)
-    if done.stdout.strip() != (chart / SPEAKS).read_text(encoding="utf-8").strip():
-        yield f"amemd speaks \"{done.stdout.strip()}\", and the chart does not have it: amemd --speaks > amem/{SPEAKS}, then check.sh --render"
+    if done.stdout.strip() != (chart / upgrades.SPEAKS).read_text(encoding="utf-8").strip():
+        yield f"amemd speaks \"{done.stdout.strip()}\", and the chart does not have it: amemd --speaks > amem/{upgrades.SPEAKS}, then check.sh --render"
 
 
 def faults(amemd):
@@ -632,11 +584,10 @@ def faults(amemd):
             yield "amem.yaml is not what the chart renders: check.py --render > amem.yaml"
         for values, more in GOOD:
             objects = [each for text in render(chart, values).values() for each in documents(text)]
-            hooks = [] if values.get("allowIncompatibleUpgrade") else ["Job"]
-            if sorted(each["kind"] for each in objects) != sorted(["ConfigMap", "DaemonSet", "DaemonSet", *hooks, *more]):
+            if sorted(each["kind"] for each in objects if not upgrades.is_hook(each)) != sorted(["DaemonSet", "DaemonSet", *more]):
                 yield f"{values}: renders {[each['kind'] for each in objects]}"
             yield from faults_of_objects(objects, [each for each in CHART_FOR if values.get("gpus") != "claim" or number(each) >= (1, 34)])
-            for look in faults_of_names, faults_of_amemd, faults_of_holders, faults_of_monitoring, faults_of_jobs:
+            for look in faults_of_files, faults_of_names, faults_of_amemd, faults_of_holders, faults_of_monitoring, faults_of_jobs:
                 yield from look(values, objects)
             for each in objects:
                 if each["kind"] == "DaemonSet":
@@ -657,7 +608,7 @@ def faults(amemd):
     yield from faults_of_clusters(path)
     yield from faults_of_turns(path)
     yield from faults_of_cdi(path)
-    yield from faults_of_upgrades(path)
+    yield from upgrades.faults(path, objects_of)
     for example in sorted((HERE / "examples").glob("*.yaml")):
         text = example.read_text(encoding="utf-8")
         for fault in faults_of_objects(documents(text), EXAMPLES_FOR):

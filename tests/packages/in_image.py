@@ -121,7 +121,7 @@ def eventually(condition, what):
 def contents(root):
     say("what is in it")
     shell = Container(root, {"name": "shell"}, {})
-    for program in ("amemd", "amem-holder", "amem-checkpoint", "amemctl"):
+    for program in ("amemd", "amem-holder", "amem-checkpoint", "amemctl", "curl", "jq"):
         shell.run(program, "--version")
     need("amem:x:936:" in shell.run("getent", "group", "amem").stdout, "the group amem has not number 936")
     need(os.path.exists(f"{root}/usr/lib/amem/libamem_shim.so"), "there is no shim")
@@ -167,8 +167,8 @@ def sidecar(root):
 
 def node(root):
     say("a broker for the node")
-    by_name = {(each["kind"], each["metadata"]["name"]): each for each in documents("amem.yaml")}
-    pods = [by_name["DaemonSet", name]["spec"]["template"]["spec"] for name in ("amem-holder", "amem")]
+    templates = {each["metadata"]["name"]: each["spec"]["template"] for each in documents("amem.yaml") if each["kind"] == "DaemonSet"}
+    pods = [templates[name]["spec"] for name in ("amem-holder", "amem")]
     holder, amemd = (Container(root, pod["containers"][0], pod) for pod in pods)
     for_jobs = Container(root, pods[1]["initContainers"][0], pods[1])
     os.makedirs(f"{root}/shim", 0o755)
@@ -176,7 +176,7 @@ def node(root):
     for folder in ("run/amem", "run/amem-holder"):
         shutil.rmtree(f"{root}/{folder}", ignore_errors=True)
         os.makedirs(f"{root}/{folder}", 0o755)  # hostPath: DirectoryOrCreate
-    settings = by_name["ConfigMap", "amem"]["data"]["amemd.toml"].replace('"64GiB"', f'"{POOL}"')
+    settings = templates["amem"]["metadata"]["annotations"]["amem/amemd.toml"].replace('"64GiB"', f'"{POOL}"')
     pathlib.Path(root, "etc/amem/amemd.toml").write_text(settings, encoding="utf-8")
     holder.start()
     amemd.start()

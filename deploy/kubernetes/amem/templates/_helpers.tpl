@@ -53,13 +53,15 @@ labels: {{- include "amem.labels" $root | nindent 2 }}
 {{ .Values.serviceAccount.name | default (ternary (include "amem.fullname" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
 
-{{- /* What both DaemonSets' pods have: the nodes that they are for, and that a full node does not drop them. */ -}}
-{{- define "amem.nodes" -}}
-automountServiceAccountToken: false
+{{- define "amem.pull" -}}
 enableServiceLinks: false
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 0 }}
 {{- end }}
+{{- end }}
+
+{{- /* The nodes of both DaemonSets. */ -}}
+{{- define "amem.nodes" -}}
 {{- with .Values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -119,6 +121,9 @@ capabilities:
 {{- end }}
 {{- if and $v.jobs.inject (not $v.jobs.shimDir) }}
 {{- fail "amem: jobs.inject requires jobs.shimDir" }}
+{{- end }}
+{{- if kindIs "bool" $v.allowIncompatibleUpgrade | and $v.allowIncompatibleUpgrade }}
+{{- fail "amem: allowIncompatibleUpgrade: true was for every upgrade; it is now for one pair of versions, such as \"0.1.0->0.2.0\". Reset it to \"\", and the hook says which pair an upgrade requires (docs/kubernetes.md, Upgrades)" }}
 {{- end }}
 {{- $holder := include "amem.holderDir" . }}
 {{- if and $v.jobs.shimDir (hasPrefix (print (clean $v.jobs.shimDir | trimSuffix "/") "/") (print $holder "/")) }}
