@@ -26,7 +26,8 @@ VERSION = (HERE.parents[1] / "VERSION").read_text(encoding="utf-8").strip()
 MANIFEST = HERE / "amem.yaml"
 # The oldest that the chart says it is for, the one of resource claims, and the newest known here.
 CHART_FOR, EXAMPLES_FOR = ("1.29", "1.34", "1.37"), ("1.34", "1.37")
-FROM = {"ResourceClaimTemplate": "1.34", "MutatingAdmissionPolicy": "1.36", "MutatingAdmissionPolicyBinding": "1.36"}  # else the oldest
+POLICIES = ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+FROM = {"ResourceClaimTemplate": "1.34", **dict.fromkeys(POLICIES, "1.36")}  # else the oldest
 HEADER = """\
 # amemd on each GPU node, for kubectl apply, as the chart beside it has it with its own values: check.py --render.
 apiVersion: v1
@@ -36,6 +37,7 @@ metadata:
   labels:
     pod-security.kubernetes.io/enforce: privileged  # hostPath and hostPID
 """
+SHIM = "/amem/libamem_shim.so"
 DIGEST = "sha256:" + 64 * "a"
 PEER = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 # Values, and the kinds that they add to two DaemonSets and the hook. All values of values.yaml are another in one of them.
@@ -43,7 +45,7 @@ GOOD = (
     ({}, []),
     ({"isolation": "cgroup", "metrics": {"port": 9464}}, []),
     ({"isolation": "userns", "runtimeClassName": "", "nodeSelector": {}, "tolerations": [], "priorityClassName": "", "jobs": {"inject": True}},
-     ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]),
+     POLICIES),
     ({"settings": {"guests": "refuse", "quotas": {"pool": "100%", "sessions": 64}, "swap": {"duplex": False}, "log": {"format": "json"},
                    "stage": {"night.1": {"devices": [0, 1], "policy": "demand"}}},
       "pool": {"sizeGiB": 512}, "runtimeDir": "/run/other", "image": {"repository": "r.example:5000/amem", "tag": "x", "digest": DIGEST, "pullPolicy": "Always"},
@@ -62,7 +64,7 @@ GOOD = (
       "serviceAccount": {"create": True, "name": "broker", "annotations": {"a": "b"}}, "seLinuxOptions": {"type": "spc_t"}, "hostPID": False,
       "gpus": "claim", "deviceClassName": "all.example", "priorityQuota": True, "resources": {"amemd": {"cpu": "1", "memoryGiB": 8}, "holder": {"cpu": "1", "memory": "1Gi"}},
       "jobs": {"shimDir": "/opt/amem", "cdiDir": "/var/run/cdi", "inject": True, "scope": "regions"}},
-     ["ServiceAccount", "ResourceQuota", "ResourceClaimTemplate", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]),
+     ["ServiceAccount", "ResourceQuota", "ResourceClaimTemplate", *POLICIES]),
     ({"gpus": "mounts", "jobs": {"shimDir": ""}, "networkPolicy": {"enabled": True}}, ["NetworkPolicy"]),
     ({"gpus": "privileged", "allowIncompatibleUpgrade": False, "image": {"repository": "amem", "tag": "x"}}, []),
     ({"gpus": "none", "control": {"port": 7070, "secret": "amem-tls"}}, []),
@@ -427,35 +429,84 @@ def faults_of_jobs(values, objects):
     pod, _ = amemd_of(objects)
     for container in pod.get("initContainers", []):
         yield from (f"{values}: {fault}" for fault in faults_of_for_jobs(container, objects))
-    policies = [each for each in objects if each["kind"] == "MutatingAdmissionPolicy"]
-    if not policies:
+    by_kind = {each["kind"]: each for each in objects}
+    if "MutatingAdmissionPolicy" not in by_kind:
         return
-    binding = next(each for each in objects if each["kind"] == "MutatingAdmissionPolicyBinding")
-    if binding["spec"]["policyName"] != policies[0]["metadata"]["name"]:
-        yield f"{values}: the binding is another policy's"
+    mutating, validating = by_kind["MutatingAdmissionPolicy"], by_kind["ValidatingAdmissionPolicy"]
+    if any(by_kind[f"{each['kind']}Binding"]["spec"]["policyName"] != each["metadata"]["name"] for each in (mutating, validating)) or \
+       by_kind["ValidatingAdmissionPolicyBinding"]["spec"]["validationActions"] != ["Deny"]:
+        yield f"{values}: a binding is another policy's"
     run, scope, folder = values.get("runtimeDir", "/run/amem"), values.get("jobs", {}).get("scope", "heap"), values["jobs"].get("shimDir", "/var/lib/amem")
     bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
-    if policy.admitted(policies[0], bare) != bare:
+    if policy.admitted(mutating, bare) != bare or policy.refusals(validating, bare):
         yield f"{values}: the policy changes a pod without the label"
     bare["metadata"].update(labels={"amem/group": "train"}, annotations={"other": "x"})
     own = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {"amem/group": "train"}, "annotations": {"amem/scope": "nccl"}},
            "spec": {"securityContext": {"runAsUser": 1000, "supplementalGroups": [7]}, "volumes": [{"name": "data", "emptyDir": {}}],
                     "containers": [{"name": "a", "image": "i", "env": [{"name": "LD_PRELOAD", "value": "mine.so"}], "volumeMounts": [{"name": "data", "mountPath": "/d"}]},
                                    {"name": "b", "image": "i"}]}}
-    for before, groups, preload, expected in ((bare, [936], "/amem/libamem_shim.so", scope), (own, [7, 936], "mine.so", "nccl")):
-        after = policy.admitted(policies[0], before)
-        if policy.admitted(policies[0], after) != after:
+    for before, groups, preload, expected in ((bare, [936], SHIM, scope), (own, [7, 936], f"{SHIM}:mine.so", "nccl")):
+        after = policy.admitted(mutating, before)
+        yield from (f"{values}: a pod is refused: {each}" for each in policy.refusals(validating, after))
+        if policy.admitted(mutating, after) != after:
             yield f"{values}: the policy changes its own pod again"
         yield from faults_of_objects([after], ("1.37",))
         yield from faults_of_holder(f"{values}, a job", after["spec"], f"{run}-holder")
         variables = {each["name"]: each["value"] for each in after["spec"]["containers"][0]["env"]}
         wanted = {"AMEM_GROUP": "train", "AMEM_SCOPE": expected, "AMEM_REQUIRED": "1", "AMEM_RUNTIME_DIR": run, "LD_PRELOAD": preload, "NCCL_CUMEM_ENABLE": "1"}
         wanted |= {"AMEM_BROKER_UID": "65534"} if values.get("isolation") == "userns" else {}
-        paths = {each["name"]: each["hostPath"]["path"] for each in after["spec"]["volumes"] if "hostPath" in each}
+        paths = {each["name"]: (each["hostPath"]["path"], each["hostPath"]["type"]) for each in after["spec"]["volumes"] if "hostPath" in each}
         mounts = [{each["name"]: each["mountPath"] for each in one["volumeMounts"] if each.get("readOnly")} for one in after["spec"]["containers"]]
-        if variables != wanted or paths != {"amem-run": run, "amem-shim": folder} or after["spec"]["securityContext"]["supplementalGroups"] != groups or \
-           any(each != {"amem-run": run, "amem-shim": "/amem"} for each in mounts):
+        # A node without the shim's file does not start the container; from a folder without it ld.so would go on without the shim.
+        if variables != wanted or paths != {"amem-run": (run, "Directory"), "amem-shim-file": (f"{folder}/libamem_shim.so", "File")} or \
+           after["spec"]["securityContext"]["supplementalGroups"] != groups or any(each != {"amem-run": run, "amem-shim-file": SHIM} for each in mounts):
             yield f"{values}: the policy makes {after}"
+    yield from (f"{values}: {fault}" for fault in faults_of_preload(mutating, validating))
+
+
+def faults_of_preload(mutating, validating):
+    """Every container that is chosen runs with the shim, before what it preloads itself, or its pod is refused by name."""
+    def preload(*values, **more):
+        return {"env": [{"name": "A", "value": "b"}, *({"name": "LD_PRELOAD", **value} for value in values)], **more}
+    secret, sidecar = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}, {"restartPolicy": "Always"}
+    cases = (  # label, amem/containers or None, containers, init containers, the LD_PRELOADs that come out or what is refused
+        ("g", None, {"a": {}, "b": {"env": []}}, {}, {"a": SHIM, "b": SHIM}),
+        ("g", None, {"a": preload({"value": "x.so"}), "b": preload()}, {}, {"a": f"{SHIM}:x.so", "b": SHIM}),
+        ("g", None, {"a": preload({"value": "x.so y.so:z.so"})}, {}, {"a": f"{SHIM}:x.so y.so:z.so"}),
+        ("g", None, {"a": preload({"value": SHIM}), "b": preload({"value": f"x.so:{SHIM}"}), "c": preload({"value": "/opt/libamem_shim.so"})}, {},
+         {"a": SHIM, "b": f"x.so:{SHIM}", "c": "/opt/libamem_shim.so"}),
+        ("g", None, {"a": {}}, {"i": {}, "s": sidecar}, {"a": SHIM, "i": None, "s": None}),
+        ("g", "a, s", {"a": {}, "b": preload(secret)}, {"s": {**preload({"value": "x.so"}), **sidecar}}, {"a": SHIM, "b": secret, "s": f"{SHIM}:x.so"}),
+        ("g", "b", {"a": preload({"value": ""}), "b": {}}, {}, {"b": SHIM}),
+        ("g", None, {"a": preload(secret), "b": {}}, {}, "LD_PRELOAD of container a is empty, comes from valueFrom"),
+        ("g", None, {"a": {}, "b": preload({"value": ""})}, {}, "LD_PRELOAD of container b is empty"),
+        ("g", None, {"a": preload({})}, {}, "LD_PRELOAD of container a is empty"),
+        ("g", "s", {"a": {}}, {"s": {**preload(secret), **sidecar}}, "LD_PRELOAD of container s"),
+        ("g", "a,nobody", {"a": {}}, {}, 'names "nobody", and the pod has no such container'),
+        ("g", "", {"a": {}}, {}, 'names "", and the pod has no such container'),
+        ("", None, {"a": {}}, {}, "the label amem/group is empty"))
+    for label, chosen, containers, before, wanted in cases:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {"amem/group": label}, **({} if chosen is None else {"annotations": {"amem/containers": chosen}})},
+               "spec": {"containers": [{"name": name, "image": "i", **each} for name, each in containers.items()]}}
+        if before:
+            pod["spec"]["initContainers"] = [{"name": name, "image": "i", **each} for name, each in before.items()]
+        after = policy.admitted(mutating, pod)
+        said = policy.refusals(validating, after)
+        if isinstance(wanted, str):
+            if len(said) != 1 or wanted not in said[0]:
+                yield f"a pod with {label!r}, {chosen!r}, {containers}, {before} is not refused with \"{wanted}\": {said}"
+            continue
+        found = {one["name"]: next((each for each in one.get("env", []) if each["name"] == "LD_PRELOAD"), {}) for one in containers_of(after["spec"])}
+        found = {name: each.get("value", {"valueFrom": each["valueFrom"]} if "valueFrom" in each else None) for name, each in found.items()}
+        mounted = {one["name"] for one in containers_of(after["spec"]) if any(each["mountPath"] == SHIM for each in one.get("volumeMounts", []))}
+        brokered = {name for name, value in wanted.items() if isinstance(value, str)}
+        if said or any(found[name] != value for name, value in wanted.items()) or mounted != brokered or policy.admitted(mutating, after) != after:
+            yield f"a pod with {label!r}, {chosen!r}, {containers}, {before}: {said}, LD_PRELOAD is {found}, the shim is in {mounted}, not {wanted}"
+        for one in after["spec"]["containers"]:  # as another webhook may do afterwards
+            if one["name"] in brokered:
+                one["env"] = [{"name": "LD_PRELOAD", "value": "x.so"}]
+        if not any("has lost the shim again" in each for each in policy.refusals(validating, after)):
+            yield f"a pod whose shim another webhook takes away is not refused: {after}"
 
 
 def faults_of_for_jobs(container, objects):
@@ -494,8 +545,9 @@ def faults_of_for_jobs(container, objects):
         variables = dict(each.split("=", 1) for each in node["containerEdits"]["env"])
         made = {each["mountPath"]: each for each in container["volumeMounts"]}
         volumes = {each["name"]: each.get("hostPath", {}).get("path") for each in amemd_of(objects)[0]["volumes"]}
-        if (spec["cdiVersion"], f"{spec['kind']}={node['name']}") != ("0.3.0", "amem/job=node") or "ro" not in node["containerEdits"]["mounts"][0]["options"] or \
-           {each["hostPath"] for each in node["containerEdits"]["mounts"]} != {volumes["run"], volumes[made["/shim"]["name"]]} or \
+        mounts = {each["hostPath"]: each["containerPath"] for each in node["containerEdits"]["mounts"] if "ro" in each["options"]}
+        if (spec["cdiVersion"], f"{spec['kind']}={node['name']}") != ("0.3.0", "amem/job=node") or \
+           mounts != {volumes["run"]: volumes["run"], f"{volumes[made['/shim']['name']]}/libamem_shim.so": SHIM} or \
            set(variables) != {"LD_PRELOAD", "AMEM_RUNTIME_DIR", "AMEM_SCOPE", "AMEM_REQUIRED", "NCCL_CUMEM_ENABLE"}:
             yield f"the CDI device is {spec}"
 

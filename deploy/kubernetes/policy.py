@@ -1,11 +1,14 @@
-"""What a MutatingAdmissionPolicy makes of a pod, without an API server: the expressions run in a CEL library, with the constructors of
-Kubernetes ("Object.spec{...}") as maps, and what they give is applied as the API server does, by the lists' keys."""
+"""What a MutatingAdmissionPolicy makes of a pod, and what a ValidatingAdmissionPolicy says of it, without an API server: the expressions run
+in a CEL library, with the constructors of Kubernetes ("Object.spec{...}") as maps, and what they give is applied as the API server does, by
+the lists' keys."""
 import copy
 import re
 
 import cel
 
-KEYS = {"volumes": "name", "containers": "name", "env": "name", "volumeMounts": "mountPath"}
+KEYS = {"volumes": "name", "containers": "name", "initContainers": "name", "env": "name", "volumeMounts": "mountPath"}
+# Kubernetes has them for strings and lists, and the library does not.
+FUNCTIONS = {"split": str.split, "trim": str.strip, "join": lambda words, between: between.join(words)}
 CONSTRUCTOR = re.compile(r"\b(JSONPatch|Object(?:\.\w+)*)\{")
 
 
@@ -39,7 +42,7 @@ def as_maps(expression):
 def merged(old, new, name=""):
     """Server-side apply, as far as pods' lists need it."""
     if isinstance(new, dict):
-        return {**(old or {}), **{key: merged((old or {}).get(key), value, key) for key, value in new.items()}}
+        return {**(old or {}), **{key: merged((old or {}).get(key), value, key) for key, value in new.items() if value != []}}
     if not isinstance(new, list):
         return new
     if name not in KEYS:
@@ -69,19 +72,42 @@ def patched(pod, operations):
     return pod
 
 
-def admitted(policy, pod):
-    """The pod after the policy, or the pod as it is where the policy does not concern it."""
+def concerns(policy, pod):
     for rule in policy["spec"]["matchConstraints"]["objectSelector"]["matchExpressions"]:
         if rule["operator"] != "Exists":
             raise PolicyError(f"selector with {rule['operator']}")
         if rule["key"] not in pod["metadata"].get("labels", {}):
-            return pod
-    pod, variables = copy.deepcopy(pod), {}
+            return False
+    return True
+
+
+def evaluated(policy, pod):
+    """The function that evaluates an expression of the policy."""
+    variables = {}
+    def evaluate(expression):
+        return cel.evaluate(as_maps(expression), {"object": pod, "variables": variables, **FUNCTIONS})
     for each in policy["spec"]["variables"]:
-        variables[each["name"]] = cel.evaluate(as_maps(each["expression"]), {"object": pod, "variables": variables})
+        variables[each["name"]] = evaluate(each["expression"])
+    return evaluate
+
+
+def admitted(policy, pod):
+    """The pod after the policy, or the pod as it is where the policy does not concern it."""
+    if not concerns(policy, pod):
+        return pod
+    pod = copy.deepcopy(pod)
+    evaluate = evaluated(policy, pod)
     for mutation in policy["spec"]["mutations"]:
         kind = mutation["patchType"]
-        expression = mutation["applyConfiguration" if kind == "ApplyConfiguration" else "jsonPatch"]["expression"]
-        result = cel.evaluate(as_maps(expression), {"object": pod, "variables": variables})
+        result = evaluate(mutation["applyConfiguration" if kind == "ApplyConfiguration" else "jsonPatch"]["expression"])
         pod = merged(pod, result) if kind == "ApplyConfiguration" else patched(pod, result)
     return pod
+
+
+def refusals(policy, pod):
+    """What a ValidatingAdmissionPolicy says of the pod."""
+    if not concerns(policy, pod):
+        return []
+    evaluate = evaluated(policy, pod)
+    return [evaluate(each["messageExpression"]) if "messageExpression" in each else each["message"]
+            for each in policy["spec"]["validations"] if not evaluate(each["expression"])]

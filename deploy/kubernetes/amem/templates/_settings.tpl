@@ -52,5 +52,5 @@ devices:
     - NCCL_CUMEM_ENABLE=1
     mounts:
     - {hostPath: {{ .Values.runtimeDir }}, containerPath: {{ .Values.runtimeDir }}, options: [ro, rbind, nosuid, nodev]}
-    - {hostPath: {{ .Values.jobs.shimDir }}, containerPath: /amem, options: [ro, rbind, nosuid, nodev]}
+    - {hostPath: {{ clean .Values.jobs.shimDir }}/libamem_shim.so, containerPath: /amem/libamem_shim.so, options: [ro, rbind, nosuid, nodev]}
 {{- end }}
