@@ -173,6 +173,14 @@ def faults_of_ends(name, pod):
             yield f"{name}: amemd waits for {waits} s, and is killed after {pod.get('terminationGracePeriodSeconds', 30)} s"
 
 
+def faults_of_probes(name, pod):
+    """No probe ends amemd or its holder while they have something to lose. One of the start may where the jobs of the pod wait for it."""
+    for container in containers_of(pod):
+        killing = {"livenessProbe", *(() if container.get("restartPolicy") == "Always" else ("startupProbe",))} & set(container)
+        if program_of(container) in ("amemd", "amem-holder") and killing:
+            yield f"{name}: {sorted(killing)} may end {container['name']}"
+
+
 def faults_of_restricted(pod):
     """What Pod Security's profile "restricted" asks of a pod, as far as these can miss it."""
     spec = pod["spec"]
@@ -644,6 +652,7 @@ def faults(amemd):
             for each in objects:
                 if each["kind"] == "DaemonSet":
                     yield from faults_of_ends(f"{values}", each["spec"]["template"]["spec"])
+                    yield from faults_of_probes(f"{values}", each["spec"]["template"]["spec"])
                     strategy = values.get("updateStrategy") if each["metadata"]["labels"]["app.kubernetes.io/component"] == "amemd" else None
                     if each["spec"]["updateStrategy"] != (strategy or {"type": "OnDelete"}):
                         yield f"{values}: {each['metadata']['name']} is updated by {each['spec']['updateStrategy']}"
@@ -669,6 +678,7 @@ def faults(amemd):
             pods = [each] if each["kind"] == "Pod" else [job["spec"]["template"] for job in custom.jobs_of(each)] if each["kind"] == "JobSet" else []
             for pod in pods:
                 yield from faults_of_holder(example.name, pod["spec"])
+                yield from faults_of_probes(example.name, pod["spec"])
                 if example.name in ("sidecar.yaml", "jobset.yaml"):
                     yield from (f"{example.name}: {fault}" for fault in faults_of_restricted(pod))
                     yield from faults_of_ends(example.name, pod["spec"])

@@ -151,7 +151,7 @@ def sidecar(root):
     amemd.run("amemctl", "swap", "rollout", "train")
     say("amemd is killed and replaced beside a paused job")
     amemd.end(signal.SIGKILL)
-    need(amemd.run(*amemd.spec["livenessProbe"]["exec"]["command"], check=False).returncode != 0, "a killed amemd is healthy")
+    need(amemd.run(*amemd.spec["startupProbe"]["exec"]["command"], check=False).returncode != 0, "a killed amemd is healthy")
     amemd.start()
     amemd.probe("startupProbe")
     eventually(lambda: states(amemd) == {"train": "running", "rollout": "paused"}, "both groups are back")
@@ -180,9 +180,7 @@ def node(root):
     pathlib.Path(root, "etc/amem/amemd.toml").write_text(settings, encoding="utf-8")
     holder.start()
     amemd.start()
-    amemd.probe("startupProbe")
-    for probe in ("readinessProbe", "livenessProbe"):
-        amemd.probe(probe)
+    amemd.probe("readinessProbe")
 
     variables = [{"name": "LD_PRELOAD", "value": "/shim/libamem_shim.so"}, {"name": "AMEM_RUNTIME_DIR", "value": "/run/amem"},
                  {"name": "AMEM_GROUP", "value": "train"}, {"name": "AMEM_REQUIRED", "value": "1"}]
@@ -193,7 +191,7 @@ def node(root):
     amemd.end()  # as `helm upgrade` does
     need("holder" not in amemd.log().split("ending")[-1] or holder.process.poll() is None, "the holder has ended")
     amemd.start()
-    amemd.probe("startupProbe")
+    amemd.probe("readinessProbe")
     eventually(lambda: states(amemd) == {"train": "paused"}, "the group is back, and paused")
     amemd.run("amemctl", "resume", "train")
     need(member.ask("checksum") == before, "the bytes are not what they were")
