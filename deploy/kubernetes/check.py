@@ -66,7 +66,9 @@ GOOD = (
       "jobs": {"shimDir": "/opt/amem", "cdiDir": "/var/run/cdi", "inject": True, "scope": "regions"}},
      ["ServiceAccount", "ResourceQuota", "ResourceClaimTemplate", *POLICIES]),
     ({"gpus": "mounts", "jobs": {"shimDir": ""}, "networkPolicy": {"enabled": True}}, ["NetworkPolicy"]),
-    ({"gpus": "privileged", "allowIncompatibleUpgrade": False, "image": {"repository": "amem", "tag": "x"}}, []),
+    # As 0.1.0 had them.
+    ({"gpus": "privileged", "nodeSelector": {"amem/node": None, "nvidia.com/gpu.present": "true"}, "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+      "allowIncompatibleUpgrade": False, "image": {"repository": "amem", "tag": "x"}}, []),
     ({"gpus": "none", "control": {"port": 7070, "secret": "amem-tls"}}, []),
 )
 # Values, and what Helm says of them: the value's name, or what to do.
@@ -590,6 +592,14 @@ def faults_of_clusters(chart):
         text = in_a_cluster(chart, {}, "NOTES.txt", '(lookup "v1" "Node" "" "")', f'(dict "items" (list (dict "metadata" (dict "labels" ({labels})))))')
         if ("WARNING: no node has these labels" in text) != said:
             yield f"a node with the labels {labels}: {text[:300]}"
+    exists = {"operator": "Exists"}
+    with helm_python.Chart.load(chart) as loaded:
+        for tolerations, said in (([exists], False), ([{"key": "a", **exists}, {"effect": "NoExecute", **exists}], False), ([], True),
+                                  ([{"key": "nvidia.com/gpu", **exists}], True), ([{"effect": "NoSchedule", **exists}], True),
+                                  ([{"effect": "NoExecute", "tolerationSeconds": 60, **exists}], True)):
+            [text] = [text for name, text in loaded.render({"tolerations": tolerations}, name="amem", namespace="amem").items() if name.endswith("NOTES.txt")]
+            if ("WARNING: tolerations do not take every taint" in text) != said:
+                yield f"{tolerations}: Helm says {text}"
 
 
 def faults_of_cdi(chart):
