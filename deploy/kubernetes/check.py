@@ -453,8 +453,8 @@ def faults_of_jobs(values, objects):
     bare["metadata"].update(labels={"amem/group": "train"}, annotations={"other": "x"})
     own = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {"amem/group": "train"}, "annotations": {"amem/scope": "nccl"}},
            "spec": {"securityContext": {"runAsUser": 1000, "supplementalGroups": [7]}, "volumes": [{"name": "data", "emptyDir": {}}],
-                    "containers": [{"name": "a", "image": "i", "env": [{"name": "LD_PRELOAD", "value": "mine.so"}], "volumeMounts": [{"name": "data", "mountPath": "/d"}]},
-                                   {"name": "b", "image": "i"}]}}
+                    "containers": [{"name": "a", "image": "i", "env": [{"name": "LD_PRELOAD", "value": "mine.so"}],
+                                    "volumeMounts": [{"name": "data", "mountPath": "/d"}]}, {"name": "b", "image": "i"}]}}
     for before, groups, preload, expected in ((bare, [936], SHIM, scope), (own, [7, 936], f"{SHIM}:mine.so", "nccl")):
         after = policy.admitted(mutating, before)
         yield from (f"{values}: a pod is refused: {each}" for each in policy.refusals(validating, after))
@@ -496,8 +496,10 @@ def faults_of_preload(mutating, validating):
         ("g", "", {"a": {}}, {}, 'names "", and the pod has no such container'),
         ("", None, {"a": {}}, {}, "the label amem/group is empty"))
     for label, chosen, containers, before, wanted in cases:
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {"amem/group": label}, **({} if chosen is None else {"annotations": {"amem/containers": chosen}})},
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {"amem/group": label}, "annotations": {}},
                "spec": {"containers": [{"name": name, "image": "i", **each} for name, each in containers.items()]}}
+        if chosen is not None:
+            pod["metadata"]["annotations"]["amem/containers"] = chosen
         if before:
             pod["spec"]["initContainers"] = [{"name": name, "image": "i", **each} for name, each in before.items()]
         after = policy.admitted(mutating, pod)

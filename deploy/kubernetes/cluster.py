@@ -10,7 +10,7 @@ import sys
 import urllib.parse
 
 TOKEN = "the-token"
-OPTIONS = {"--max-time", "--retry", "--cacert", "--header", "--request", "--data"}  # with a value
+OPTIONS = {"--max-time", "--cacert", "--header", "--request", "--data"}  # with a value
 LASTING = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")  # a DaemonSet's pods tolerate these
 
 
@@ -106,7 +106,9 @@ def main(file, *arguments):
     for word in words:
         options.setdefault(word if word in OPTIONS else "flags", []).append(next(words) if word in OPTIONS else word)
     *flags, url = options["flags"]
-    if state.get("is_away"):
+    if state.get("away", 0) > 0:
+        state["away"] -= 1
+        pathlib.Path(file).write_text(json.dumps(state), encoding="utf-8")
         print("curl: (7) Failed to connect to kubernetes.default.svc port 443", file=sys.stderr)
         return 7
     assert "--fail-with-body" in flags and pathlib.Path(options["--cacert"][0]).read_text(encoding="utf-8") == "the-authority", arguments
@@ -116,8 +118,11 @@ def main(file, *arguments):
     else:
         status, said = answer(state, options.get("--request", ["GET"])[0], url, options.get("--data", [""])[0])
     pathlib.Path(file).write_text(json.dumps(state), encoding="utf-8")
-    print(json.dumps(said))
-    return 0 if status < 400 else 22
+    print(json.dumps(said), flush=True)
+    if status < 400:
+        return 0
+    print(f"curl: (22) The requested URL returned error: {status}", file=sys.stderr)
+    return 22
 
 
 if __name__ == "__main__":

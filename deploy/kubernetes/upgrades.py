@@ -72,7 +72,7 @@ def ask_hook(following, objects, image, secret=(), **state):
             (programs / name).chmod(0o755)
         environment = {each["name"]: each["value"] for each in container["env"]}
         done = subprocess.run(container["command"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
-                              env={**environment, "PATH": f"{programs}:{os.defpath}", "ACCOUNT": str(account), "TLS": str(keys)})
+                              env={**environment, "PATH": f"{programs}:{os.defpath}", "ACCOUNT": str(account), "TLS": str(keys), "PAUSES": "0 0"})
         return done.returncode, done.stdout, json.loads(file.read_text(encoding="utf-8"))["objects"]
 
 
@@ -97,7 +97,8 @@ class Chart:
 def faults_of_protocols(chart):
     """Of what the hook says of protocols: it compares with the pods that run, and takes what is lost for one pair of versions alone."""
     now, nodes = chart.speaks, [cluster.node(name, LABELLED) for name in "abc"]
-    this, changed = chart.revision(version="1.0.0"), chart.revision({"pool": {"sizeGiB": 1}, "metrics": {"port": 9464}}, version="1.0.0")
+    this = chart.revision(version="1.0.0")
+    changed = chart.revision({"pool": {"sizeGiB": 1}, "metrics": {"port": 9464}}, version="1.0.0")
     next_, third = chart.revision(speaks=LATER, version="2.0.0"), chart.revision(speaks=LATER.replace("1000", "1001"), version="3.0.0")
     def allowed(pair):
         return chart.revision({"allowIncompatibleUpgrade": pair}, LATER, "2.0.0")
@@ -108,8 +109,9 @@ def faults_of_protocols(chart):
     of_other = copy.deepcopy(old)
     for each in of_other:
         each["metadata"]["labels"]["app.kubernetes.io/instance"] = "other"
-    ended = [*(cluster.pod(template, "a", 9, phase) for template in templates_of(this) for phase in ("Succeeded", "Failed")), cluster.pod(templates_of(this)[0], None, 10)]
-    other_holder, long_holder = LATER.replace("holder 1,", "holder 2,"), LATER.replace("holder 1,", "holder 12,")
+    ended = [cluster.pod(template, "a", 9, phase) for template in templates_of(this) for phase in ("Succeeded", "Failed")]
+    waiting = [cluster.pod(templates_of(this)[0], None, 10)]
+    second, twelfth = LATER.replace("holder 1,", "holder 2,"), LATER.replace("holder 1,", "holder 12,")
     lost = (now, LATER, "jobs that run would be lost", "allowIncompatibleUpgrade=1.0.0->2.0.0")
     for name, running, following, image, status, words in (
             ("an installation", [], this, now, 0, ("no pod of this release runs",)),
@@ -126,13 +128,13 @@ def faults_of_protocols(chart):
             ("a rollback to other protocols", new, this, now, 1, (now, LATER, "jobs that run would be lost")),
             ("pods of three versions", newest + old, next_, LATER, 1, ("and 3 more", "delete the pods of version 3.0.0", "allowIncompatibleUpgrade=1.0.0->2.0.0")),
             ("older holders of the same protocol", without + holders, next_, LATER, 0, ("may be followed",)),
-            ("holders of another protocol", holders, chart.revision(speaks=other_holder, version="2.0.0"), other_holder, 1, ("holder 1", "jobs that run would be lost")),
-            ("holders of a protocol whose number begins alike", holders, chart.revision(speaks=long_holder, version="2.0.0"), long_holder, 1, ("jobs that run would be lost",)),
-            ("pods that have ended, or are of another release", [*of_other, *ended], next_, LATER, 0, ("no pod of this release runs",)),
+            ("holders of another protocol", holders, chart.revision(speaks=second, version="2.0.0"), second, 1, ("jobs that run would be lost",)),
+            ("holders of one whose number begins alike", holders, chart.revision(speaks=twelfth, version="2.0.0"), twelfth, 1, ("jobs that run would be lost",)),
+            ("pods that have ended, wait, or are of another release", [*of_other, *ended, *waiting], next_, LATER, 0, ("no pod of this release runs",)),
             ("pods of 0.1.0", former + [config_map({"speaks": now})], this, now, 0, ("may be followed",)),
             ("pods of 0.1.0 of other protocols", former + [config_map({"speaks": now})], next_, LATER, 1, lost),
             ("pods of 0.1.0, allowed", former + [config_map({"speaks": now})], allowed("1.0.0->2.0.0"), LATER, 0, ("may be followed",)),
-            ("pods of 0.1.0 that do not say", former + [config_map({"amemd.toml": ""})], this, now, 1, ("does not say what it speaks", "allowIncompatibleUpgrade")),
+            ("pods of 0.1.0 that do not say", former + [config_map({"amemd.toml": ""})], this, now, 1, ("does not say what it speaks",)),
             ("pods of 0.1.0 without their ConfigMap", former, this, now, 1, ("does not say what it speaks",))):
         code, text, after = ask_hook(following, [*nodes, *running], image)
         missing = [each for each in words if each not in text]
@@ -145,10 +147,11 @@ def faults_of_protocols(chart):
                 wanted["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
             if kept != wanted:
                 yield f"upgrade, {name}: the hook makes {kept} of {before}"
-    for name, state, words in (("no API server", {"is_away": True}, "Failed to connect"), ("no rights", {"rules": []}, "cannot list resource pods"),
-                               ("no rights on nodes", {"cluster_rules": []}, "cannot list resource nodes")):
+    for name, state, status, words in (("no API server", {"away": 9}, 1, "Failed to connect"), ("an API server that comes late", {"away": 2}, 0, "may be followed"),
+                                       ("no rights", {"rules": []}, 1, "cannot list resource pods"),
+                                       ("no rights on nodes", {"cluster_rules": []}, 1, "cannot list resource nodes")):
         code, text, _ = ask_hook(this, [*nodes, *old], now, **state)
-        if code != 1 or words not in text:
+        if code != status or words not in text:
             yield f"upgrade, {name}: the hook ends with {code}: {text}"
     many = [f"n{number}" for number in range(130)]
     code, text, _ = ask_hook(next_, [cluster.node(name, LABELLED) for name in many] + pods_of(next_, many[:-1]) + pods_of(this, many[-1:]), LATER)
@@ -167,21 +170,27 @@ def required(*terms):
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}
 
 
+def one(key, operator, *values):
+    return {"matchExpressions": [{"key": key, "operator": operator, **({"values": list(values)} if values else {})}]}
+
+
 def faults_of_placement(chart):
     """The hook refuses a revision exactly if the DaemonSet controller would end pods, and names their nodes."""
-    nodes = [cluster.node("plain"), cluster.node("gpu", {"nvidia.com/gpu.present": "true"}), cluster.node("ours", LABELLED),
-             cluster.node("both", {"nvidia.com/gpu.present": "true", "amem/node": "true", "gpus": "8"}), cluster.node("other", {"amem/node": "false", "gpus": "4"}),
-             cluster.node("tainted", LABELLED, [("dedicated", "NoExecute")]), cluster.node("busy", LABELLED, [("nvidia.com/gpu", "NoExecute"), ("x", "NoSchedule")]),
+    gpu, exists = {"nvidia.com/gpu.present": "true"}, {"operator": "Exists"}
+    nodes = [cluster.node("plain"), cluster.node("gpu", gpu), cluster.node("ours", LABELLED), cluster.node("both", {**gpu, **LABELLED, "gpus": "8"}),
+             cluster.node("other", {"amem/node": "false", "gpus": "4"}), cluster.node("tainted", LABELLED, [("dedicated", "NoExecute")]),
+             cluster.node("busy", LABELLED, [("nvidia.com/gpu", "NoExecute"), ("x", "NoSchedule")]),
              cluster.node("away", LABELLED, [("node.kubernetes.io/unreachable", "NoExecute")])]
-    placements = (
-        {}, {"nodeSelector": {"nvidia.com/gpu.present": "true"}}, {"nodeSelector": {"amem/node": "true", "gpus": "8"}}, {"nodeSelector": None}, {"nodeSelector": {"amem/node": None}},
-        {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}, {"tolerations": None}, {"tolerations": [{"key": "dedicated", "value": "other", "effect": "NoExecute"}]},
-        {"tolerations": [{"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}]}, {"tolerations": [{"key": "dedicated", "effect": ""}, {"key": "", "operator": "Exists", "effect": "NoExecute"}]},
-        *({"nodeSelector": {"amem/node": None}, "affinity": each} for each in (
-            required({"matchExpressions": [{"key": "gpus", "operator": "Gt", "values": ["4"]}]}), required({"matchExpressions": [{"key": "gpus", "operator": "Lt", "values": ["8"]}]}),
-            required({"matchExpressions": [{"key": "amem/node", "operator": "NotIn", "values": ["true"]}]}), required({"matchExpressions": [{"key": "gpus", "operator": "DoesNotExist"}]}),
-            required({"matchExpressions": [{"key": "gpus", "operator": "In", "values": ["4", "2"]}]}, {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["plain"]}]}),
-            required({"matchExpressions": [{"key": "gpus", "operator": "Exists"}, {"key": "nvidia.com/gpu.present", "operator": "Exists"}]}), required({}))))
+    selectors = ({"amem/node": "true"}, gpu, {"amem/node": "true", "gpus": "8"}, None, {"amem/node": None})
+    tolerations = ([{"key": "nvidia.com/gpu", **exists}], None, [{"key": "dedicated", "value": "other", "effect": "NoExecute"}],
+                   [{"key": "dedicated", "effect": "NoSchedule", **exists}],
+                   [{"key": "dedicated", "effect": ""}, {"key": "", "effect": "NoExecute", **exists}])
+    affinities = (
+        required(one("gpus", "Gt", "4")), required(one("gpus", "Lt", "8")), required(one("amem/node", "NotIn", "true")), required(one("gpus", "DoesNotExist")),
+        required(one("gpus", "In", "4", "2"), {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["plain"]}]}),
+        required({"matchExpressions": one("gpus", "Exists")["matchExpressions"] + one("nvidia.com/gpu.present", "Exists")["matchExpressions"]}), required({}))
+    placements = [*({"nodeSelector": each} for each in selectors), *({"tolerations": each} for each in tolerations),
+                  *({"nodeSelector": {"amem/node": None}, "affinity": each} for each in affinities)]
     for number, values in enumerate(placements):
         following = chart.revision(values)
         ends = {each["metadata"]["name"] for each in nodes for template in templates_of(following) if not cluster.keeps_running(template["spec"], each)}
@@ -191,7 +200,7 @@ def faults_of_placement(chart):
             if (code != 0) != bool(wanted) or wanted and (f"on {len(wanted)} of the nodes" not in text or wanted == {"both"} and "both " not in text):
                 yield f"{values}: pods on {wanted} would end, and the hook ends with {code}: {text}"
     # From 0.1.0, whose nodes had the label of NVIDIA's operator.
-    following, gpus = chart.revision(), [cluster.node(name, {"nvidia.com/gpu.present": "true"}) for name in "ab"]
+    following, gpus = chart.revision(), [cluster.node(name, gpu) for name in "ab"]
     running = as_of_0_1_0(pods_of(following, "ab")) + [config_map({"speaks": chart.speaks})]
     code, text, after = ask_hook(following, gpus + running, chart.speaks)
     if code != 1 or "kubectl label node a b amem/node=true" not in text or after != gpus + running:
@@ -207,8 +216,9 @@ def faults_of_daemon_sets(chart):
     """A label of somebody else that goes, and a taint of anybody that comes, end neither amemd nor its holder."""
     for template in templates_of(chart.revision()):
         name = template["metadata"]["labels"]["app.kubernetes.io/component"]
-        for what, node in (("NVIDIA's label goes", cluster.node("n", LABELLED)),
-                           *((f"a taint {effect} comes", cluster.node("n", {**LABELLED, "nvidia.com/gpu.present": "true"}, [("maintenance", effect)])) for effect in ("NoExecute", "NoSchedule"))):
+        labels = {**LABELLED, "nvidia.com/gpu.present": "true"}
+        for what, node in (("NVIDIA's label goes", cluster.node("n", LABELLED)), ("a taint comes", cluster.node("n", labels, [("maintenance", "NoExecute")])),
+                           ("a node is cordoned", cluster.node("n", labels, [("node.kubernetes.io/unschedulable", "NoSchedule")]))):
             if not cluster.keeps_running(template["spec"], node):
                 yield f"{what}: {name} ends"
         if cluster.keeps_running(template["spec"], cluster.node("n", {"nvidia.com/gpu.present": "true"})):
