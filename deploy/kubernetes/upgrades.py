@@ -153,6 +153,11 @@ def faults_of_protocols(chart):
         code, text, _ = ask_hook(this, [*nodes, *old], now, **state)
         if code != status or words not in text:
             yield f"upgrade, {name}: the hook ends with {code}: {text}"
+    rights = [{"resources": ["pods"], "verbs": ["list"]}]
+    for more, words in (([], "does not give the ConfigMap amem"), ([{"resources": ["configmaps"], "verbs": ["get"]}], "cannot keep the ConfigMap amem")):
+        code, text, _ = ask_hook(this, [*nodes, *former, config_map({"speaks": now})], now, rules=rights + more)
+        if code != 1 or words not in text:
+            yield f"upgrade from 0.1.0, with the rights {more}: the hook ends with {code}: {text}"
     many = [f"n{number}" for number in range(130)]
     code, text, _ = ask_hook(next_, [cluster.node(name, LABELLED) for name in many] + pods_of(next_, many[:-1]) + pods_of(this, many[-1:]), LATER)
     if code != 1 or "on node n129" not in text:
