@@ -1,5 +1,6 @@
 #include "daemon/base/service_manager.h"
 
+#include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -64,7 +65,16 @@ ServiceManager::ServiceManager()
     : ServiceManager(variable("NOTIFY_SOCKET"), watchdog_of_environment()) {}
 
 ServiceManager::ServiceManager(const std::string& socket, std::optional<Duration> watchdog) {
-  if (socket.empty()) return;
+  if (socket.empty()) {
+    sigevent event{};
+    event.sigev_notify = SIGEV_SIGNAL;
+    event.sigev_signo = SIGKILL;
+    timer_t timer{};
+    if (!watchdog || ::timer_create(CLOCK_MONOTONIC, &event, &timer) != 0) return;
+    timer_ = timer;
+    watchdog_ = watchdog;
+    return;
+  }
   Result<Fd> connected = connect_to(socket);
   if (!connected.ok()) {
     spdlog::warn("amemd cannot report to its service manager at '{}' (NOTIFY_SOCKET): {}", socket,
@@ -73,6 +83,10 @@ ServiceManager::ServiceManager(const std::string& socket, std::optional<Duration
   }
   socket_ = std::move(connected).value();
   watchdog_ = watchdog;
+}
+
+ServiceManager::~ServiceManager() {
+  if (timer_) ::timer_delete(*timer_);
 }
 
 void ServiceManager::takes(Duration at_most) const { send("EXTEND_TIMEOUT_USEC=" + usec(at_most)); }
@@ -100,11 +114,25 @@ void ServiceManager::status(std::string_view text) const {
 }
 
 void ServiceManager::alive() const {
+  itimerspec left{};
+  if (timer_ && ::timer_gettime(*timer_, &left) == 0 &&
+      left.it_value.tv_sec + left.it_value.tv_nsec > 0)
+    kill_after(*watchdog_);
   if (watchdog_) send("WATCHDOG=1");
 }
 
 void ServiceManager::guard(bool on) const {
-  if (watchdog_) send("WATCHDOG_USEC=" + usec(on ? *watchdog_ : Duration{}));
+  const Duration time = on && watchdog_ ? *watchdog_ : Duration{};
+  if (timer_) kill_after(time);
+  if (watchdog_) send("WATCHDOG_USEC=" + usec(time));
+}
+
+void ServiceManager::kill_after(Duration time) const {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
+  itimerspec when{};
+  when.it_value.tv_sec = seconds.count();
+  when.it_value.tv_nsec = std::chrono::nanoseconds(time - seconds).count();
+  ::timer_settime(*timer_, 0, &when, nullptr);
 }
 
 bool ServiceManager::send(const std::string& lines) const {

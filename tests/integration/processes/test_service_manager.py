@@ -3,6 +3,7 @@ import os
 import signal
 import socket
 import threading
+import time
 
 import pytest
 
@@ -123,3 +124,22 @@ def test_it_warns_of_a_holder_that_would_end_with_its_unit(bare_node, main):
     broker = bare_node.start_broker(program=program)
     with open(broker.log_path) as log:
         assert ("amemd starts amem-holder in the control group of its unit" in log.read()) == main
+
+
+@pytest.mark.parametrize("holder", ["auto", "off"])
+def test_without_a_manager_it_ends_itself_if_that_loses_nothing(bare_node, holder):
+    """As in a container, where WATCHDOG_USEC is set and nobody listens."""
+    broker = bare_node.start_broker("--holder", holder, env={"WATCHDOG_USEC": "1000000"})
+    job = bare_node.job()
+    bare_node.ctl("pause", "train")
+    time.sleep(1.5)
+    assert broker.alive(), "its loop runs"
+    broker.signal(signal.SIGSTOP)
+    if holder == "off":
+        time.sleep(1.5)
+        broker.signal(signal.SIGCONT)
+    else:
+        assert broker.wait() == -signal.SIGKILL
+        bare_node.start_broker(name="next")
+    bare_node.ctl("resume", "train")
+    job.check()
