@@ -169,6 +169,7 @@ struct ControlClient::Impl {
 
   std::mutex mutex;
   std::vector<Call*> calls;  // under way; guarded by mutex
+  bool cancelled = false;    // likewise
 };
 
 /// One call under way: its context, its deadline, and how its end is told.
@@ -184,6 +185,7 @@ class ControlClient::Impl::Call {
     }
     const std::lock_guard lock(impl_.mutex);
     impl_.calls.push_back(this);
+    if (impl_.cancelled) stop();
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -198,6 +200,8 @@ class ControlClient::Impl::Call {
   /// a while even though the broker is back: so look at the socket, and wait for the connection
   /// when somebody listens there.
   Status prepare() {
+    if (stopped_)
+      return {Code::kCancelled, "this client was cancelled, which is for good. Open another one"};
     if (impl_.channel->GetState(false) == GRPC_CHANNEL_READY) return {};
     if (Status why = impl_.look(); !why.ok()) return why;
     const bool here = impl_.tls_dir.empty();
@@ -553,7 +557,13 @@ Status ControlClient::watch(const std::string& group, const OnEvent& on_event) {
 
 void ControlClient::cancel() {
   const std::lock_guard lock(impl_->mutex);
+  impl_->cancelled = true;
   for (Impl::Call* call : impl_->calls) call->stop();
+}
+
+void ControlClient::allow() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->cancelled = false;
 }
 
 }  // namespace amem::client

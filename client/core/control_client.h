@@ -116,8 +116,11 @@ class ControlClient {
   /// Never OK: events come until something ends the call.
   Status watch(const std::string& group, const OnEvent& on_event);
 
-  /// Stops every call under way. A call that begins later is not affected.
+  /// Stops every call under way, and each that begins before allow(): also one that another thread
+  /// is about to make.
   void cancel();
+  /// Calls that begin from now on are made again.
+  void allow();
 
  private:
   struct Impl;

@@ -61,6 +61,8 @@ Status write_trace(const Invocation& s, TraceFile& trace,
 
 /// After an interrupt: the operation goes on in the broker, so say how far it is.
 void tell_states(const Invocation& s, const std::vector<std::string>& names) {
+  s.interrupt->on_signal({});  // it has cancelled by then
+  s.broker.allow();
   std::string text = "interrupted. The broker continues the operation";
   if (const auto groups = s.broker.groups(); groups.ok()) {
     for (const v1::GroupInfo& group : groups.value().groups()) {

@@ -11,31 +11,30 @@
 #include "client/core/control_client.h"
 #include "client/core/endpoint.h"
 #include "client/core/json.h"
+#include "client/src/client.h"
 #include "client/src/error_out.h"
 #include "common/form.h"
 #include "common/version.h"
-
-struct amem_client {
-  amem::client::ControlClient broker;
-};
 
 namespace {
 
 using amem::Code;
 using amem::Status;
+using amem::client::check_list;
+using amem::client::check_tags;
 using amem::client::ControlClient;
 using amem::client::give;
 using amem::client::guarded;
+using amem::client::read_selection;
 using amem::client::read_sized;
 namespace v1 = amem::v1;
 
 std::string text_or_empty(const char* text) { return text != nullptr ? text : ""; }
 
-/// Names from a C array; a NULL among them counts as empty.
-std::vector<std::string> names(const char* const* tags, size_t count) {
-  std::vector<std::string> out;
-  for (size_t i = 0; tags != nullptr && i < count; ++i) out.push_back(text_or_empty(tags[i]));
-  return out;
+/// REQUIRES: check_list().
+std::vector<std::string> names(const char* const* list, size_t count) {
+  return list != nullptr ? std::vector<std::string>(list, list + count)
+                         : std::vector<std::string>();
 }
 
 amem::client::Choice choice(const amem_selection& from) {
@@ -95,8 +94,9 @@ int operate(decltype(&ControlClient::pause) operation, amem_client* client,
             const char* const* groups, size_t count, const amem_selection* selection,
             uint32_t timeout_ms, amem_progress_callback callback, void* user, amem_error* error) {
   return with(client, error, [&](ControlClient& broker) -> Status {
-    const auto what = read_sized(selection, "amem_selection");
+    const auto what = read_selection(selection);
     if (!what.ok()) return what.status();
+    if (Status status = check_list(groups, count, "groups"); !status.ok()) return status;
     return (broker.*operation)(names(groups, count), choice(what.value()), timeout_ms,
                                wrap(callback, user));
   });
@@ -181,12 +181,14 @@ int amem_set_save_form(amem_client* client, const char* group, const char* tag, 
 
 int amem_client_pause(amem_client* client, const char* group, uint32_t timeout_ms,
                       amem_progress_callback callback, void* user, amem_error* error) {
-  return amem_client_pause_tags(client, group, nullptr, 0, timeout_ms, callback, user, error);
+  return amem_client_pause_selected(client, group, nullptr, timeout_ms, callback, user, error);
 }
 
 int amem_client_pause_tags(amem_client* client, const char* group, const char* const* tags,
                            size_t count, uint32_t timeout_ms, amem_progress_callback callback,
                            void* user, amem_error* error) {
+  const auto code = guarded(error, [&] { return check_tags(tags, count, "amem_client_pause"); });
+  if (code != AMEM_OK) return code;
   const amem_selection selection = of_tags(tags, count);
   return amem_client_pause_selected(client, group, &selection, timeout_ms, callback, user, error);
 }
@@ -194,7 +196,8 @@ int amem_client_pause_tags(amem_client* client, const char* group, const char* c
 int amem_client_pause_selected(amem_client* client, const char* group,
                                const amem_selection* selection, uint32_t timeout_ms,
                                amem_progress_callback callback, void* user, amem_error* error) {
-  return amem_client_pause_groups(client, &group, 1, selection, timeout_ms, callback, user, error);
+  const char* const one = group != nullptr ? group : "";
+  return amem_client_pause_groups(client, &one, 1, selection, timeout_ms, callback, user, error);
 }
 
 int amem_client_pause_groups(amem_client* client, const char* const* groups, size_t count,
@@ -206,12 +209,14 @@ int amem_client_pause_groups(amem_client* client, const char* const* groups, siz
 
 int amem_client_resume(amem_client* client, const char* group, uint32_t timeout_ms,
                        amem_progress_callback callback, void* user, amem_error* error) {
-  return amem_client_resume_tags(client, group, nullptr, 0, timeout_ms, callback, user, error);
+  return amem_client_resume_selected(client, group, nullptr, timeout_ms, callback, user, error);
 }
 
 int amem_client_resume_tags(amem_client* client, const char* group, const char* const* tags,
                             size_t count, uint32_t timeout_ms, amem_progress_callback callback,
                             void* user, amem_error* error) {
+  const auto code = guarded(error, [&] { return check_tags(tags, count, "amem_client_resume"); });
+  if (code != AMEM_OK) return code;
   const amem_selection selection = of_tags(tags, count);
   return amem_client_resume_selected(client, group, &selection, timeout_ms, callback, user, error);
 }
@@ -219,7 +224,8 @@ int amem_client_resume_tags(amem_client* client, const char* group, const char* 
 int amem_client_resume_selected(amem_client* client, const char* group,
                                 const amem_selection* selection, uint32_t timeout_ms,
                                 amem_progress_callback callback, void* user, amem_error* error) {
-  return amem_client_resume_groups(client, &group, 1, selection, timeout_ms, callback, user, error);
+  const char* const one = group != nullptr ? group : "";
+  return amem_client_resume_groups(client, &one, 1, selection, timeout_ms, callback, user, error);
 }
 
 int amem_client_resume_groups(amem_client* client, const char* const* groups, size_t count,
@@ -237,8 +243,10 @@ int amem_client_swap(amem_client* client, const char* out, const char* in, uint3
 int amem_client_swap_discard(amem_client* client, const char* out, const char* in,
                              const char* const* discard, size_t count, uint32_t timeout_ms,
                              amem_progress_callback callback, void* user, amem_error* error) {
-  return amem_client_swap_groups(client, &out, 1, &in, 1, discard, count, timeout_ms, callback,
-                                 user, error);
+  const char* const going = out != nullptr ? out : "";
+  const char* const coming = in != nullptr ? in : "";
+  return amem_client_swap_groups(client, &going, 1, &coming, 1, discard, count, timeout_ms,
+                                 callback, user, error);
 }
 
 int amem_client_swap_groups(amem_client* client, const char* const* out, size_t out_count,
@@ -258,8 +266,10 @@ int amem_client_swap_selected(amem_client* client, const char* const* out, size_
                               const amem_selection* selection, uint32_t timeout_ms,
                               amem_progress_callback callback, void* user, amem_error* error) {
   return with(client, error, [&](ControlClient& broker) -> Status {
-    const auto read = read_sized(selection, "amem_selection");
+    const auto read = read_selection(selection);
     if (!read.ok()) return read.status();
+    for (const Status& status : {check_list(out, out_count, "out"), check_list(in, in_count, "in")})
+      if (!status.ok()) return status;
     const amem::client::Choice what = choice(read.value());
     return broker.swap(names(out, out_count), names(in, in_count), what, timeout_ms,
                        wrap(callback, user));

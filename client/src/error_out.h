@@ -46,6 +46,38 @@ Result<Struct> read_sized(const Struct* from, const char* name) {
   return given;
 }
 
+/// `list`: the argument or member of that name, with so many strings.
+inline Status check_list(const char* const* list, std::size_t count, const char* name) {
+  if (list == nullptr && count > 0)
+    return {Code::kInvalidArgument, std::string(name) + " is NULL, but its count is " +
+                                        std::to_string(count) + ". Pass the list, or a count of 0"};
+  for (std::size_t i = 0; i < count; ++i)
+    if (list[i] == nullptr)
+      return {Code::kInvalidArgument, std::string(name) + "[" + std::to_string(i) + "] is NULL"};
+  return {};
+}
+
+/// The tags of a call that is about chosen ones. `everything`: the call that is not.
+inline Status check_tags(const char* const* tags, std::size_t count, const char* everything) {
+  if (count == 0)
+    return {Code::kInvalidArgument,
+            std::string("the list of tags is empty. Name at least one tag, or call ") + everything +
+                "() for all memory"};
+  return check_list(tags, count, "tags");
+}
+
+/// A program's selection. kInvalidArgument: one of its lists.
+inline Result<amem_selection> read_selection(const amem_selection* from) {
+  Result<amem_selection> read = read_sized(from, "amem_selection");
+  if (!read.ok()) return read;
+  const amem_selection& what = read.value();
+  for (const Status& status : {check_list(what.tags, what.tag_count, "tags"),
+                               check_list(what.except_tags, what.except_count, "except_tags"),
+                               check_list(what.discard, what.discard_count, "discard")})
+    if (!status.ok()) return status;
+  return read;
+}
+
 /// Runs `body`, which returns a Status, as the body of a C function.
 template <class Body>
 int guarded(amem_error* error, Body body) noexcept {

@@ -75,10 +75,22 @@ Status call_shim(const char* name, Arguments... arguments) {
   return {static_cast<Code>(code), text};
 }
 
+/// The shim's function `name`; no tags: everything.
+int operate(const char* name, const char* const* tags, size_t count, uint32_t timeout_ms,
+            amem_error* error) {
+  return amem::client::guarded(
+      error, [&] { return call_shim<ShimOperation>(name, tags, count, timeout_ms); });
+}
+
+int check(const char* const* tags, size_t count, const char* everything, amem_error* error) {
+  return amem::client::guarded(error,
+                               [&] { return amem::client::check_tags(tags, count, everything); });
+}
+
 /// op: 1 a pause, 2 a resume. An older shim does, where it is enough.
 int request(int op, const amem_selection* selection, uint32_t timeout_ms, amem_error* error) {
   return amem::client::guarded(error, [&]() -> Status {
-    const auto read = amem::client::read_sized(selection, "amem_selection");
+    const auto read = amem::client::read_selection(selection);
     if (!read.ok()) return read.status();
     const amem_selection& what = read.value();
     if (what.force != 0)
@@ -145,22 +157,22 @@ int amem_set_group(const char* group, amem_error* error) {
 }
 
 int amem_pause(uint32_t timeout_ms, amem_error* error) {
-  return amem_pause_tags(nullptr, 0, timeout_ms, error);
+  return operate("amem_shim_pause", nullptr, 0, timeout_ms, error);
 }
 
 int amem_resume(uint32_t timeout_ms, amem_error* error) {
-  return amem_resume_tags(nullptr, 0, timeout_ms, error);
+  return operate("amem_shim_resume", nullptr, 0, timeout_ms, error);
 }
 
 int amem_pause_tags(const char* const* tags, size_t count, uint32_t timeout_ms, amem_error* error) {
-  return amem::client::guarded(
-      error, [&] { return call_shim<ShimOperation>("amem_shim_pause", tags, count, timeout_ms); });
+  const int code = check(tags, count, "amem_pause", error);
+  return code != AMEM_OK ? code : operate("amem_shim_pause", tags, count, timeout_ms, error);
 }
 
 int amem_resume_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
                      amem_error* error) {
-  return amem::client::guarded(
-      error, [&] { return call_shim<ShimOperation>("amem_shim_resume", tags, count, timeout_ms); });
+  const int code = check(tags, count, "amem_resume", error);
+  return code != AMEM_OK ? code : operate("amem_shim_resume", tags, count, timeout_ms, error);
 }
 
 int amem_pause_selected(const amem_selection* selection, uint32_t timeout_ms, amem_error* error) {

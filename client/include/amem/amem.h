@@ -17,7 +17,8 @@
  *
  * Units. Times are milliseconds and sizes are bytes unless a name says otherwise.
  *
- * Strings are UTF-8 and end in NUL. Those passed in are only read during the call.
+ * Strings are UTF-8 and end in NUL. Those passed in are only read during the call. An array that is
+ * NULL though its count is not 0, or that has a NULL string, is AMEM_ERROR_INVALID_ARGUMENT.
  *
  * Protocol Buffers. The library registers proto/amem/v1/broker.proto with the libprotobuf.so that
  * it shares with the program. A program that also links stubs of its own made from that file
@@ -25,7 +26,9 @@
  * own stubs.
  *
  * ABI. Structures that the library hands to a callback may grow at the end; those that the caller
- * fills begin with their size. The soname changes with the major version.
+ * fills begin with their size. The soname changes with the major version. A program that is linked
+ * with amem 0.1 keeps amem_cancel and empty lists of tags as they were there; of the latter the
+ * library warns once on standard error.
  */
 #ifndef AMEM_AMEM_H_
 #define AMEM_AMEM_H_
@@ -122,10 +125,10 @@ AMEM_API int amem_resume(uint32_t timeout_ms, amem_error* error);
 /* As amem_pause and amem_resume, for the group's memory with one of `count` tags, at most 64; every
  * rank asks for the same ones. After a pause of chosen tags the group runs on: nothing waits, and
  * the program must not let the GPU touch that memory until it has been resumed. After a resume of
- * chosen tags of a paused group the group runs, and the same holds for what is still paused. With
- * a count of 0: everything, as the two above.
+ * chosen tags of a paused group the group runs, and the same holds for what is still paused. For
+ * all memory there are the two above.
  *   AMEM_ERROR_NOT_FOUND         the group has no memory of a tag
- *   AMEM_ERROR_INVALID_ARGUMENT  more than 64 tags, or an empty one */
+ *   AMEM_ERROR_INVALID_ARGUMENT  no tag, more than 64, or an empty one */
 AMEM_API int amem_pause_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
                              amem_error* error);
 AMEM_API int amem_resume_tags(const char* const* tags, size_t count, uint32_t timeout_ms,
@@ -232,12 +235,14 @@ typedef struct amem_options {
  *   AMEM_ERROR_INVALID_ARGUMENT  the socket's path is longer than a Unix socket's may be */
 AMEM_API int amem_open(const amem_options* options, amem_client** client, amem_error* error);
 
-/* Ends the connection and frees the client. No other call on it may be under way. NULL is
- * allowed. */
+/* Ends the connection and frees the client. No other call on it may be under way: amem_cancel, and
+ * then wait for the threads that use it. NULL is allowed. */
 AMEM_API void amem_close(amem_client* client);
 
-/* Stopping: ends every call under way on this client, each with AMEM_ERROR_CANCELLED. Only the
- * waiting ends: a pause, resume or swap that the broker has begun goes on there. */
+/* Stopping, for good: every call under way on this client ends with AMEM_ERROR_CANCELLED, and so
+ * does every later one, such as one that another thread is just about to make. Only the waiting
+ * ends: a pause, resume or swap that the broker has begun goes on there. Afterwards the client can
+ * only be closed; to go on, open another one. */
 AMEM_API void amem_cancel(amem_client* client);
 
 /* Asking. On success *json is one JSON object on one line, which the caller frees with amem_free.
@@ -291,8 +296,8 @@ typedef struct amem_progress {
 } amem_progress;
 
 /* Runs on the thread that made the call, between its beginning and its return. It may use the
- * client, but not close it. Return 0 to go on; anything else stops the waiting, as amem_cancel
- * does, for this call. */
+ * client, but not close it. Return 0 to go on; anything else stops the waiting of this call alone,
+ * with AMEM_ERROR_CANCELLED. */
 typedef int (*amem_progress_callback)(const amem_progress* progress, void* user);
 
 /* Pauses a group from outside: its ranks need not expect it. Blocks until the group is paused or
@@ -322,7 +327,8 @@ AMEM_API int amem_client_resume(amem_client* client, const char* group, uint32_t
                                 amem_progress_callback callback, void* user, amem_error* error);
 
 /* As amem_client_pause and amem_client_resume, for the group's memory with one of `count` tags, at
- * most 64; count 0: everything. What that means for the program: amem_pause_tags.
+ * most 64. What that means for the program: amem_pause_tags.
+ *   AMEM_ERROR_INVALID_ARGUMENT     no tag, more than 64, or an empty one
  *   AMEM_ERROR_NOT_FOUND            no such group, or it has no memory of a tag
  *   AMEM_ERROR_FAILED_PRECONDITION  all of it is released, or back, already */
 AMEM_API int amem_client_pause_tags(amem_client* client, const char* group, const char* const* tags,

@@ -41,11 +41,13 @@ using Timeout = std::chrono::milliseconds;
 using OnProgress = std::function<bool(const amem_progress&)>;
 using OnEvent = std::function<bool(const amem_event&)>;
 
-/// Labels of memory; at most 64 in a call.
+/// Labels of memory; at most 64 in a call. Where they say what a pause or resume is about, an empty
+/// list is AMEM_ERROR_INVALID_ARGUMENT: for all memory call the overload without tags.
 using Tags = std::vector<std::string>;
 using Groups = std::vector<std::string>;
 
-/// Which of a group's memory an operation is about: amem_selection.
+/// Which of a group's memory an operation is about: amem_selection. Without tags and except_tags:
+/// all of it.
 struct Selection {
   Tags tags;
   Tags except_tags;
@@ -168,7 +170,7 @@ inline void resume(Timeout timeout = Timeout::zero()) {
   detail::check(amem_resume(detail::to_ms(timeout), &error), error);
 }
 
-/// Only memory of these tags; the group runs on without it. No tags: everything.
+/// Only memory of these tags; the group runs on without it.
 inline void pause(const Tags& tags, Timeout timeout = Timeout::zero()) {
   const auto names = detail::pointers(tags);
   amem_error error;
@@ -309,12 +311,12 @@ class Client {
 
   void pause(const std::string& group, Timeout timeout = Timeout::zero(),
              const OnProgress& progress = {}) {
-    pause(group, Tags(), timeout, progress);
+    pause(group, Selection(), timeout, progress);
   }
 
   void pause(const std::string& group, const Tags& tags, Timeout timeout = Timeout::zero(),
              const OnProgress& progress = {}) {
-    pause(group, Selection{tags, {}, {}}, timeout, progress);
+    operate(&amem_client_pause_tags, group, tags, timeout, progress);
   }
 
   void pause(const std::string& group, const Selection& what, Timeout timeout = Timeout::zero(),
@@ -330,12 +332,12 @@ class Client {
 
   void resume(const std::string& group, Timeout timeout = Timeout::zero(),
               const OnProgress& progress = {}) {
-    resume(group, Tags(), timeout, progress);
+    resume(group, Selection(), timeout, progress);
   }
 
   void resume(const std::string& group, const Tags& tags, Timeout timeout = Timeout::zero(),
               const OnProgress& progress = {}) {
-    resume(group, Selection{tags, {}, {}}, timeout, progress);
+    operate(&amem_client_resume_tags, group, tags, timeout, progress);
   }
 
   void resume(const std::string& group, const Selection& what, Timeout timeout = Timeout::zero(),
@@ -405,13 +407,24 @@ class Client {
     callback.finish(code, error);
   }
 
-  /// Ends every call under way, each with AMEM_ERROR_CANCELLED; operations go on in the broker.
+  /// For good: every call under way and every later one ends with AMEM_ERROR_CANCELLED; operations
+  /// go on in the broker. To go on, make another Client.
   void cancel() noexcept { amem_cancel(get()); }
 
   /// For calls of the C interface; stays owned by this object.
   amem_client* get() const noexcept { return client_.get(); }
 
  private:
+  void operate(decltype(&amem_client_pause_tags) call, const std::string& group, const Tags& tags,
+               Timeout timeout, const OnProgress& progress) {
+    const auto names = detail::pointers(tags);
+    detail::Callback<amem_progress> callback(progress);
+    amem_error error;
+    const int code = call(get(), group.c_str(), names.data(), names.size(), detail::to_ms(timeout),
+                          &detail::Callback<amem_progress>::call, &callback, &error);
+    callback.finish(code, error);
+  }
+
   void operate(decltype(&amem_client_pause_groups) call, const Groups& groups,
                const Selection& what, Timeout timeout, const OnProgress& progress) {
     const detail::RawSelection names(what);

@@ -4,6 +4,7 @@
 
 #include <amem/amem.hpp>
 #include <chrono>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -335,6 +336,46 @@ TEST_F(ClientApi, CancelEndsCallsFromAnotherThread) {
   EXPECT_EQ(amem_watch(client, nullptr, callback, &user, &error), AMEM_ERROR_CANCELLED);
 }
 
+TEST_F(ClientApi, ACancelIsNotLostOnAThreadThatHasYetToBeginItsCall) {
+  broker.hang = true;
+  std::promise<void> cancelled;
+  std::promise<int> ended;
+  const auto watch = [&] {
+    cancelled.get_future().wait();
+    const auto callback = [](const amem_event*, void*) { return 0; };
+    ended.set_value(amem_watch(client, nullptr, callback, nullptr, &error));
+  };
+  std::thread thread(watch);
+  amem_cancel(client);
+  cancelled.set_value();
+  std::future<int> code = ended.get_future();
+  if (code.wait_for(5s) != std::future_status::ready) {
+    ADD_FAILURE() << "the watch goes on";
+    amem_cancel(client);
+  }
+  thread.join();
+  EXPECT_EQ(code.get(), AMEM_ERROR_CANCELLED);
+}
+
+TEST_F(ClientApi, ACancelIsForGood) {
+  broker.progress = {make_done("train", 1)};
+  amem_cancel(client);
+  char* json = nullptr;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(amem_status(client, &json, &error), AMEM_ERROR_CANCELLED);
+    EXPECT_THAT(error.text, HasSubstr("Open another one"));
+  }
+  EXPECT_EQ(amem_allocations(client, "train", &json, &error), AMEM_ERROR_CANCELLED);
+  EXPECT_EQ(amem_client_pause(client, "train", 0, nullptr, nullptr, &error), AMEM_ERROR_CANCELLED);
+  EXPECT_THAT(broker.asked_groups, IsEmpty()) << "the broker was not asked";
+  open(0);
+  EXPECT_EQ(amem_client_pause(client, "train", 0, nullptr, nullptr, &error), AMEM_OK);
+
+  Client cpp(Options{.runtime_dir = dir.path(), .socket = {}, .query_timeout = {}});
+  cpp.cancel();
+  EXPECT_THROW(cpp.watch("", [](const amem_event&) { return true; }), Error);
+}
+
 TEST_F(ClientApi, WatchGivesEventsUntilTheBrokerEnds) {
   v1::Event event;
   event.set_group("train");
@@ -383,6 +424,82 @@ TEST_F(ClientApi, NullArgumentsAreErrors) {
   amem_close(nullptr);
   amem_cancel(nullptr);
   amem_free(nullptr);
+}
+
+TEST_F(ClientApi, ListsThatAreNullOrHaveANullAreErrors) {
+  broker.progress = {make_done("train", 1), make_done("rollout", 1)};
+  const char* const null[] = {"a", nullptr};
+  const char* const good[] = {"train"};
+  const char* const other[] = {"rollout"};
+  for (const char* const* bad : {static_cast<const char* const*>(nullptr), +null}) {
+    const auto refused = [&](int code, const std::string& name) {
+      EXPECT_EQ(code, AMEM_ERROR_INVALID_ARGUMENT) << name;
+      EXPECT_THAT(error.text, HasSubstr(name + (bad == nullptr ? " is NULL" : "[1] is NULL")));
+      error = {};
+    };
+    const auto with = [&](const char* const* amem_selection::*list,
+                          std::size_t amem_selection::*n) {
+      amem_selection selection{};
+      selection.size = sizeof selection;
+      selection.*list = bad;
+      selection.*n = 2;
+      return selection;
+    };
+    refused(amem_client_pause_tags(client, "train", bad, 2, 0, nullptr, nullptr, &error), "tags");
+    refused(amem_client_resume_tags(client, "train", bad, 2, 0, nullptr, nullptr, &error), "tags");
+    refused(amem_client_pause_groups(client, bad, 2, nullptr, 0, nullptr, nullptr, &error),
+            "groups");
+    refused(amem_client_resume_groups(client, bad, 2, nullptr, 0, nullptr, nullptr, &error),
+            "groups");
+    refused(
+        amem_client_swap_discard(client, "train", "rollout", bad, 2, 0, nullptr, nullptr, &error),
+        "discard");
+    refused(
+        amem_client_swap_groups(client, bad, 2, other, 1, nullptr, 0, 0, nullptr, nullptr, &error),
+        "out");
+    refused(
+        amem_client_swap_groups(client, good, 1, bad, 2, nullptr, 0, 0, nullptr, nullptr, &error),
+        "in");
+    for (const auto& [selection, name] :
+         {std::pair{with(&amem_selection::tags, &amem_selection::tag_count), "tags"},
+          std::pair{with(&amem_selection::except_tags, &amem_selection::except_count),
+                    "except_tags"},
+          std::pair{with(&amem_selection::discard, &amem_selection::discard_count), "discard"}}) {
+      refused(amem_client_pause_selected(client, "train", &selection, 0, nullptr, nullptr, &error),
+              name);
+      refused(amem_client_resume_selected(client, "train", &selection, 0, nullptr, nullptr, &error),
+              name);
+      refused(amem_client_pause_groups(client, good, 1, &selection, 0, nullptr, nullptr, &error),
+              name);
+      refused(amem_client_swap_selected(client, good, 1, other, 1, &selection, 0, nullptr, nullptr,
+                                        &error),
+              name);
+    }
+  }
+  EXPECT_THAT(broker.asked_groups, IsEmpty()) << "the broker was not asked";
+  // A list without entries need not be there.
+  EXPECT_EQ(
+      amem_client_swap_groups(client, good, 1, other, 1, nullptr, 0, 0, nullptr, nullptr, &error),
+      AMEM_OK)
+      << error.text;
+}
+
+TEST_F(ClientApi, NoTagsAreNotEverything) {
+  broker.progress = {make_done("train", 1)};
+  const char* const none[] = {"weights"};
+  EXPECT_EQ(amem_client_pause_tags(client, "train", none, 0, 0, nullptr, nullptr, &error),
+            AMEM_ERROR_INVALID_ARGUMENT);
+  EXPECT_THAT(error.text, HasSubstr("amem_client_pause()"));
+  EXPECT_EQ(amem_client_resume_tags(client, "train", nullptr, 0, 0, nullptr, nullptr, &error),
+            AMEM_ERROR_INVALID_ARGUMENT);
+  EXPECT_THAT(error.text, HasSubstr("amem_client_resume()"));
+  Client cpp(Options{.runtime_dir = dir.path(), .socket = {}, .query_timeout = {}});
+  EXPECT_THROW(cpp.pause("train", Tags{}), Error);
+  EXPECT_THROW(cpp.resume("train", Tags{}, 1s), Error);
+  EXPECT_THAT(broker.asked_groups, IsEmpty()) << "the broker was not asked";
+  cpp.pause("train");
+  cpp.resume("train", 1s);
+  EXPECT_THAT(broker.asked_tags, IsEmpty());
 }
 
 TEST_F(ClientApi, BrokerThatGoesAndComesBack) {

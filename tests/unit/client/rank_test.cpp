@@ -1,6 +1,8 @@
 // The library as a rank sees it: linked, with this program in the shim's place.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <amem/amem.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -189,6 +191,83 @@ TEST_F(Rank, ChosenTags) {
   EXPECT_EQ(shim.timeout_ms, 1000U);
   amem::pause();
   EXPECT_EQ(shim.tags, Tags());
+}
+
+TEST_F(Rank, NoTagsAreNotEverything) {
+  amem_error error;
+  EXPECT_EQ(amem_pause_tags(nullptr, 0, 0, &error), AMEM_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(error.text).find("amem_pause()"), std::string::npos);
+  EXPECT_EQ(amem_resume_tags(nullptr, 0, 0, &error), AMEM_ERROR_INVALID_ARGUMENT);
+  EXPECT_THROW(amem::pause(Tags{}), Error);
+  EXPECT_THROW(amem::resume(Tags{}), Error);
+  EXPECT_EQ(shim.pauses + shim.resumes, 0);
+}
+
+TEST_F(Rank, ListsThatAreNullOrHaveANullAreErrors) {
+  const char* const null[] = {"a", nullptr};
+  for (const char* const* bad : {static_cast<const char* const*>(nullptr), +null}) {
+    EXPECT_EQ(amem_pause_tags(bad, 2, 0, nullptr), AMEM_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(amem_resume_tags(bad, 2, 0, nullptr), AMEM_ERROR_INVALID_ARGUMENT);
+    amem_selection selection{};
+    selection.size = sizeof selection;
+    selection.discard = bad;
+    selection.discard_count = 2;
+    amem_error error;
+    EXPECT_EQ(amem_pause_selected(&selection, 0, &error), AMEM_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(error.text).rfind("discard", 0), 0U) << error.text;
+    EXPECT_EQ(amem_resume_selected(&selection, 0, nullptr), AMEM_ERROR_INVALID_ARGUMENT);
+  }
+  EXPECT_EQ(shim.pauses + shim.resumes, 0);
+}
+
+/// What the linker gave programs that were built with amem 0.1.
+template <class Function>
+Function* of_0_1(Function* /*now*/, const char* name) {
+  void* const found = ::dlvsym(RTLD_DEFAULT, name, "AMEM_0");
+  EXPECT_NE(found, nullptr) << name;
+  return reinterpret_cast<Function*>(found);
+}
+
+TEST_F(Rank, ProgramsOf01PauseEverythingWithoutTagsAndAreWarnedOnce) {
+  testing::internal::CaptureStderr();
+  const auto pause = of_0_1(&amem_pause_tags, "amem_pause_tags");
+  const auto resume = of_0_1(&amem_resume_tags, "amem_resume_tags");
+  EXPECT_EQ(pause(nullptr, 0, 250, nullptr), AMEM_OK);
+  EXPECT_EQ(resume(nullptr, 0, 0, nullptr), AMEM_OK);
+  EXPECT_EQ(pause(nullptr, 0, 250, nullptr), AMEM_OK);
+  EXPECT_EQ(shim.pauses, 2);
+  EXPECT_EQ(shim.resumes, 1);
+  EXPECT_EQ(shim.tags, Tags());
+  EXPECT_EQ(shim.timeout_ms, 250U);
+  const char* const tags[] = {"weights"};
+  EXPECT_EQ(pause(tags, 1, 0, nullptr), AMEM_OK);
+  EXPECT_EQ(shim.tags, Tags{"weights"});
+  EXPECT_EQ(pause(nullptr, 3, 0, nullptr), AMEM_ERROR_INVALID_ARGUMENT);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("warning: the program calls amem_pause_tags() with no tags"),
+            std::string::npos)
+      << said;
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+}
+
+TEST_F(Rank, ProgramsOf01UseAClientAfterACancel) {
+  amem_options options{};
+  options.size = sizeof options;
+  options.runtime_dir = "/nowhere";
+  amem_client* client = nullptr;
+  ASSERT_EQ(amem_open(&options, &client, nullptr), AMEM_OK);
+  const auto client_pause = of_0_1(&amem_client_pause_tags, "amem_client_pause_tags");
+  const auto client_resume = of_0_1(&amem_client_resume_tags, "amem_client_resume_tags");
+  of_0_1(&amem_cancel, "amem_cancel")(client);
+  of_0_1(&amem_cancel, "amem_cancel")(nullptr);
+  EXPECT_EQ(client_pause(client, "train", nullptr, 0, 0, nullptr, nullptr, nullptr),
+            AMEM_ERROR_UNAVAILABLE);
+  EXPECT_EQ(client_resume(client, "train", nullptr, 0, 0, nullptr, nullptr, nullptr),
+            AMEM_ERROR_UNAVAILABLE);
+  amem_cancel(client);
+  EXPECT_EQ(client_pause(client, "train", nullptr, 0, 0, nullptr, nullptr, nullptr),
+            AMEM_ERROR_CANCELLED);
+  amem_close(client);
 }
 
 TEST_F(Rank, PoliciesArePassedOn) {
