@@ -186,12 +186,9 @@ int dry_run(const Invocation& s) {
       if (has_work(asked.command, group)) asked.groups.push_back(group.name());
   const auto ranks = s.broker.ranks("");
   if (!ranks.ok()) return s.end(ranks.status());
-  const auto quotas = s.broker.quotas();
-  if (!quotas.ok()) return s.end(quotas.status());
   const auto history = s.broker.history({});
   if (!history.ok()) return s.end(history.status());
-  const auto forecast =
-      forecast_pause(asked, {node.value(), ranks.value(), quotas.value(), history.value()});
+  const auto forecast = forecast_pause(asked, {node.value(), ranks.value(), history.value()});
   if (!forecast.ok()) return s.end(forecast.status());
   s.console.out << (s.options.json ? to_json(forecast.value()) + "\n"
                                    : forecast_view(forecast.value()));

@@ -338,7 +338,7 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
   }
   return operations_.start(task, left, timeout,
                            task == Task(Operation::kResume) ? watched(observer, left) : observer,
-                           caller.who, std::move(abroad));
+                           caller, std::move(abroad));
 }
 
 bool Broker::waits_for_switch(const std::vector<NamedGroup>& groups, Duration timeout,
@@ -449,7 +449,7 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
   };
   asked(caller, "{} requests a swap: it pauses {} and resumes {}", caller.who, quoted(out),
         quoted(in));
-  return operations_.swap(leaving.value(), coming.value(), pause, timeout, observer, caller.who,
+  return operations_.swap(leaving.value(), coming.value(), pause, timeout, observer, caller,
                           std::move(abroad));
 }
 

@@ -135,16 +135,20 @@ void Pools::dissolve_if_idle(const std::shared_ptr<Account>& account) {
 
 /// What the owner had itself it gets before what nobody has had, so that little has to be made anew
 /// for others.
+int Pools::rank(const Stocked& stocked, const Owner& owner, int node, bool only) {
+  const bool near = stocked.of.segment.numa_node == node;
+  if ((only && !near) || was_others(stocked, owner)) return 0;
+  return 1 + (near ? 2 : 0) + (stocked.last ? 1 : 0);
+}
+
 bool Pools::draw(const std::shared_ptr<Account>& account, OwnPool& pool, int node, bool only) {
-  const auto rank = [&](const Stocked& stocked) {
-    const bool near = stocked.of.segment.numa_node == node;
-    if ((only && !near) || was_others(stocked, account->owner())) return 0;
-    return 1 + (near ? 2 : 0) + (stocked.last ? 1 : 0);
+  const auto rank_of = [&](const Stocked& stocked) {
+    return rank(stocked, account->owner(), node, only);
   };
   const auto best =
       std::max_element(stock_.begin(), stock_.end(),
-                       [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
-  if (best == stock_.end() || rank(*best) == 0) return false;
+                       [&](const auto& a, const auto& b) { return rank_of(a) < rank_of(b); });
+  if (best == stock_.end() || rank_of(*best) == 0) return false;
   const PoolSegment& segment = best->of.segment;
   Result<Charge> charge = account->take(Resource::kPoolBytes, segment.size);
   if (!charge.ok()) return false;
@@ -217,6 +221,42 @@ Status Pools::make_space(const std::shared_ptr<Account>& account, std::uint64_t 
   return {Code::kResourceExhausted, text};
 }
 
+/// As make_space() draws, and has made anew what is missing then.
+Pools::Space Pools::space(const std::shared_ptr<Account>& account) const {
+  Space space;
+  if (const OwnPool* const pool = find(account); pool != nullptr) space.own = pool->available();
+  std::vector<std::pair<int, std::uint64_t>> own;  // those to be drawn: ranks and sizes
+  std::vector<std::uint64_t> others;
+  for (const Stocked& stocked : stock_) {
+    const int its = rank(stocked, account->owner(), -1, false);
+    if (its > 0)
+      own.emplace_back(its, stocked.of.segment.size);
+    else
+      others.push_back(stocked.of.segment.size);
+  }
+  std::stable_sort(own.begin(), own.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  const std::uint64_t most = account->most(Resource::kPoolBytes);
+  std::uint64_t left = most - std::min(most, account->used(Resource::kPoolBytes));
+  for (const auto& [its, size] : own) {
+    if (size > left) return space;
+    left -= size;
+    space.stock += size / chunk_ * chunk_;
+  }
+  if (!expect_renewals_) return space;
+  for (const std::uint64_t size : others) {
+    if (size > left) return space;
+    left -= size;
+    space.coming += size / chunk_ * chunk_;
+  }
+  space.coming += std::min(renewing_, left) / chunk_ * chunk_;
+  return space;
+}
+
+void Pools::each_owner(const EachOwner& owner) const {
+  for (const auto& [account, pool] : pools_) owner(account, pool);
+}
+
 void Pools::each(const std::function<void(const RecordedSegment&)>& segment) const {
   for (const auto& [account, pool] : pools_)
     for (const OwnPool::Drawn& drawn : pool.segments) segment(drawn.of);
@@ -244,14 +284,16 @@ std::uint64_t Pools::retained(const std::function<bool(const Account&)>& owners)
   return bytes;
 }
 
-Pools::Stock Pools::stock() const {
-  Stock stock;
-  for (const Stocked& stocked : stock_) {
-    const std::uint64_t size = stocked.of.segment.size / chunk_ * chunk_;
-    stock.bytes += size;
-    stock.largest = std::max(stock.largest, size);
-  }
-  return stock;
+std::uint64_t Pools::unowned() const {
+  std::uint64_t bytes = expect_renewals_ ? renewing_ / chunk_ * chunk_ : 0;
+  for (const Stocked& stocked : stock_) bytes += stocked.of.segment.size / chunk_ * chunk_;
+  return bytes;
+}
+
+std::uint64_t Pools::largest_segment() const {
+  std::uint64_t largest = 0;
+  each([&](const RecordedSegment& of) { largest = std::max(largest, of.segment.size); });
+  return largest;
 }
 
 std::string Pools::place() const {

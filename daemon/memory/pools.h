@@ -103,7 +103,18 @@ class Pools {
   /// drawn. kResourceExhausted: they are not to be had; what there was has been drawn. The text
   /// says of what there is too little.
   Status make_space(const std::shared_ptr<Account>& account, std::uint64_t bytes);
+  /// The most that make_space() can make free for the owner.
+  struct Space {
+    std::uint64_t own = 0;     // in its part
+    std::uint64_t stock = 0;   // to be drawn
+    std::uint64_t coming = 0;  // others had it: once it is made anew, if that is likely to be soon
+    std::uint64_t all() const { return own + stock + coming; }
+  };
+  Space space(const std::shared_ptr<Account>& account) const;
 
+  /// Those who have a part.
+  using EachOwner = std::function<void(const std::shared_ptr<Account>&, const OwnPool&)>;
+  void each_owner(const EachOwner& owner) const;
   /// Of all owners, and those in stock.
   void each(const std::function<void(const RecordedSegment&)>& segment) const;
   /// Bytes that are being made anew, are likely to come soon, and that this owner may have.
@@ -118,12 +129,10 @@ class Pools {
   std::uint64_t retained(const std::function<bool(const Account&)>& owners) const;
   /// Of the newest segment; empty: there is nothing.
   std::string place() const;
-  /// What nobody has: all of it, and the largest segment.
-  struct Stock {
-    std::uint64_t bytes = 0;
-    std::uint64_t largest = 0;
-  };
-  Stock stock() const;
+  /// Bytes that nobody has, with what is being made anew and likely to come soon.
+  std::uint64_t unowned() const;
+  /// Of the largest segment, whoever has it.
+  std::uint64_t largest_segment() const;
 
  private:
   struct Stocked {
@@ -137,6 +146,8 @@ class Pools {
 
   bool draw(const std::shared_ptr<Account>& account, OwnPool& pool, int node, bool only);
   static bool was_others(const Stocked& stocked, const Owner& owner);
+  /// The owner gets the one of the highest rank first; 0: it cannot get it.
+  static int rank(const Stocked& stocked, const Owner& owner, int node, bool only);
   /// Has one that was others' made anew, for the next who asks. Its size; 0: there is none, or the
   /// owner may have no more.
   std::uint64_t renew_one(const Account& account, int node, bool only);

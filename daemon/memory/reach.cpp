@@ -25,6 +25,12 @@ void Reach::let_go(RankId rank, int node, std::uint64_t bytes) {
   to_save_[reach.group] -= less;
 }
 
+std::uint64_t Reach::to_save() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [group, of_group] : to_save_) bytes += of_group;
+  return bytes;
+}
+
 std::uint64_t Reach::share(GroupId group, std::uint64_t bytes, std::uint64_t most) const {
   const auto all = to_save_.find(group);
   if (all == to_save_.end() || all->second <= most) return bytes;

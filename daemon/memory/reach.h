@@ -46,6 +46,8 @@ class Reach {
   void doubt(RankId rank);
   void forget(RankId rank);
 
+  /// Bytes that all ranks have to save.
+  std::uint64_t to_save() const;
   bool reaches(RankId rank, std::uint32_t segment) const;
   /// All segments, in the order in which the rank's bytes are best saved to them.
   SegmentOrder order(RankId rank, int node) const;

@@ -44,6 +44,25 @@ bool may_see(const Caller& caller, const PastOperation& past) {
 
 std::string address_of(const PastOperation& past) { return past.group + "@" + key_of(past.owner); }
 
+/// Of owners that have groups or a part of the pool.
+void report_shares(const Node& node, const Caller& caller, v1::PoolStatus& status) {
+  std::map<Owner, std::shared_ptr<Account>> owners;
+  const auto add = [&](const std::shared_ptr<Account>& account) {
+    if (caller.may_see(*account)) owners[account->owner()] = account;
+  };
+  node.pools.each_owner([&](const auto& account, const OwnPool&) { add(account); });
+  for (const auto& [id, group] : node.groups) add(group.account);
+  for (const auto& [owner, account] : owners) {
+    v1::PoolShare& share = *status.add_shares();
+    share.set_owner(to_string(owner));
+    share.set_available_bytes(node.pools.space(account).all());
+    const OwnPool* const pool = node.pools.find(account);
+    if (pool == nullptr) continue;
+    share.set_segment_bytes(pool->extents.total());
+    share.set_free_bytes(pool->available());
+  }
+}
+
 /// As name_for(), of a group that may be gone: short where no other owner has one of that name.
 std::string name_for(const History& history, const Caller& caller, const PastOperation& past) {
   if (caller.account != nullptr && caller.account->owner() == past.owner) return past.group;
@@ -312,6 +331,9 @@ void report_node(const Node& node, const Caller& caller, const Devices& devices,
       node.pools.retained([&](const Account& account) { return caller.may_see(account); }));
   pool->set_place(node.pools.place());
   pool->set_error(node.pool_error);
+  pool->set_unowned_bytes(node.pools.unowned());
+  pool->set_segment_bytes(node.pools.largest_segment());
+  report_shares(node, caller, *pool);
   for (const auto& [id, group] : node.groups)
     if (caller.may_see(*group.account)) report_group(node, caller, group, *status.add_groups());
 }

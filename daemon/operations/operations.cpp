@@ -528,7 +528,10 @@ void Operations::run(GroupEntry& group, const action::Finished& finished) {
   } else {
     request->resume_time = std::max(request->resume_time, outcome.total);
   }
-  carry_out(request, request->transaction.ended(running.member, outcome.status));
+  const bool names = pause != nullptr && request->asker.sees_all;
+  carry_out(request,
+            request->transaction.ended(
+                running.member, names ? pause->for_operators(outcome.status) : outcome.status));
 }
 
 void Operations::remember(const GroupEntry& group, const Outcome& outcome, const Request* request,

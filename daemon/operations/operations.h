@@ -23,6 +23,7 @@
 #include "daemon/operations/group_operation.h"
 #include "daemon/operations/pause_operation.h"
 #include "daemon/operations/resume_operation.h"
+#include "daemon/owners/caller.h"
 #include "daemon/transactions/headroom.h"
 #include "daemon/transactions/transaction.h"
 
@@ -41,12 +42,14 @@ class OperationObserver {
 struct Asker {
   // Implicit: mostly it is an operator.
   Asker(std::string who_asks) : who(std::move(who_asks)) {}
+  Asker(const Caller& caller) : who(caller.who), sees_all(caller.operates || caller.sees_all) {}
   Asker(std::string who_asks, std::string its_stage, std::string its_why)
       : who(std::move(who_asks)), stage(std::move(its_stage)), why(std::move(its_why)) {}
 
   std::string who;         // for people; the ranks are told
   std::string stage = {};  // that switches its groups; empty: none
   std::string why = {};    // it does, for people
+  bool sees_all = false;   // is told of all owners
 };
 
 class Operations {

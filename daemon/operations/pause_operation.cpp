@@ -99,6 +99,7 @@ void PauseOperation::run(const action::Save& save) {
     sent = {.status = {}, .ranks = {}, .measure = true};
     return group_.machine.tell(std::move(sent), Clock::now());
   }
+  pool_is_short_ = sent.status.code() == Code::kResourceExhausted;
   // Others' space in the pool is made anew for it. The deadline of the phase runs meanwhile.
   const bool waits = sent.status.code() == Code::kUnavailable;
   group_.waits_for = waits ? sent.status.text() : "";
@@ -119,6 +120,13 @@ void PauseOperation::run(const action::Save& save) {
   }
   sent.more = waves_ && !waves_->done();
   group_.machine.tell(std::move(sent), Clock::now());
+}
+
+Status PauseOperation::for_operators(const Status& status) const {
+  if (!pool_is_short_ || status.ok()) return status;
+  const std::string keepers = means_.saved.keepers(group_);
+  return keepers.empty() ? status
+                         : Status(status.code(), status.text() + "; of the pool, " + keepers);
 }
 
 Status PauseOperation::prepare() {

@@ -65,6 +65,9 @@ class PauseOperation final : public GroupOperation {
   bool takes(const Allocation& a) const { return settled_ && what_.takes(a.tag); }
   /// Those for whom memory stays on its device.
   const std::vector<GuestUse>& guests() const { return guests_; }
+  /// Its error, and which owners keep the space in the pool that it lacked, which only operators
+  /// may know.
+  Status for_operators(const Status& status) const;
   /// What people should know of it, a sentence each.
   const std::vector<std::string>& remarks() const { return remarks_; }
 
@@ -120,6 +123,7 @@ class PauseOperation final : public GroupOperation {
   RowReservation space_;  // for the rows of the release
   std::vector<GuestUse> guests_;
   std::vector<std::string> remarks_;
+  bool pool_is_short_ = false;  // the pause fails because of it
 };
 
 }  // namespace amem

@@ -176,20 +176,47 @@ Result<std::vector<TakenSpace>> SavedBytes::packed(const GroupEntry& group,
   return Status(Code::kResourceExhausted, describe(shortage));
 }
 
-/// Where the owner may have no more, some of the pool may be in stock.
+/// Whoever has a segment has all of it. So beside other owners whole segments are missing: the
+/// owner's, and those that the others would take first because they have more to save than space.
 void SavedBytes::find_remedies(const Account& account, Shortage& shortage) const {
-  const Pools::Stock stock = node_.pools.stock();
-  const std::uint64_t renewed = node_.pools.coming(account);
+  const Pools& pools = node_.pools;
+  const std::uint64_t segment = std::max(pools.largest_segment(), pools.chunk());
+  std::uint64_t others_lack = 0;
+  pools.each_owner([&](const std::shared_ptr<Account>& owner, const OwnPool& pool) {
+    if (owner.get() == &account) return;
+    shortage.kept += pool.extents.total();
+    // Its quota may grow with the pool.
+    const std::uint64_t wanted = pool.reach.to_save();
+    if (wanted > pool.extents.total())
+      others_lack += round_up(wanted - pool.extents.total(), segment);
+  });
   if (shortage.total + shortage.missing > account.most(Resource::kPoolBytes))
-    shortage.quota =
-        shortage.total + round_up(shortage.missing, std::max(stock.largest, node_.pools.chunk()));
-  if (shortage.quota > 0 && shortage.missing <= stock.bytes + renewed) return;
-  const std::uint64_t more = shortage.missing - std::min(shortage.missing, stock.bytes + renewed);
-  const std::uint64_t there = node_.pools.total() + renewed;
+    shortage.quota = shortage.total + round_up(shortage.missing, segment);
+  const std::uint64_t unowned = pools.unowned();
+  if (shortage.quota > 0 && shortage.missing <= unowned) return;
+  const std::uint64_t more = shortage.missing - std::min(shortage.missing, unowned);
+  const std::uint64_t there = pools.total() + pools.coming(account);
   const std::uint64_t to_create = node_.pool_configured - std::min(node_.pool_configured, there);
   if (to_create > 0) shortage.trouble = node_.pool_error;
   shortage.coming = to_create >= more && node_.pool_error.empty();
-  if (to_create < more) shortage.pool_size = there + more;
+  if (to_create < more)
+    shortage.pool_size = there + (shortage.kept > 0 ? round_up(more, segment) + others_lack : more);
+}
+
+std::string SavedBytes::keepers(const GroupEntry& group) const {
+  std::vector<std::pair<std::uint64_t, std::string>> all;
+  node_.pools.each_owner([&](const std::shared_ptr<Account>& owner, const OwnPool& pool) {
+    if (owner != group.account && pool.extents.total() > 0)
+      all.emplace_back(pool.extents.total(), to_string(owner->owner()));
+  });
+  std::sort(all.begin(), all.end(), std::greater<>());
+  constexpr std::size_t kMost = 4;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(all.size(), kMost); ++i)
+    text += (i == 0 ? "" : ", ") + all[i].second + " keeps " + format_size(all[i].first);
+  if (all.size() > kMost)
+    text += ", " + std::to_string(all.size() - kMost) + " more owners keep the rest";
+  return text;
 }
 
 /// Of the owner's other groups: of nobody else's is anything told.

@@ -38,6 +38,10 @@ class SavedBytes {
   Status take(const GroupEntry& group, const Task& pause, const Devices& devices,
               const Measurement* measured);
 
+  /// Which other owners have how much of the pool, for operators: "uid 1000 keeps 64 MiB". Empty:
+  /// nobody has any.
+  std::string keepers(const GroupEntry& group) const;
+
   /// The rank says how it has stored what it was to save in this epoch; what that leaves of the
   /// extents goes back to the pool. kInvalidArgument: it was not to save that, or not there.
   Status stored(const GroupEntry& group, const Rank& rank, const amem_v1_Saved& saved);

@@ -77,8 +77,11 @@ std::string describe(const Shortage& shortage) {
   });
   std::string text = "the host pool is too small, even without zeros: it has " +
                      format_size(shortage.free) + " of " + format_size(shortage.total) +
-                     " free, but " + format_size(shortage.free + shortage.missing) +
-                     " are needed. The pause must save " + name_tags(tags);
+                     " free, but " + format_size(shortage.free + shortage.missing) + " are needed" +
+                     (shortage.kept > 0 ? ", and other owners keep " + format_size(shortage.kept) +
+                                              " until their last processes end"
+                                        : "") +
+                     ". The pause must save " + name_tags(tags);
   if (shortage.not_seen > 0)
     text += ". Ranks could not look for zeros in " + format_size(shortage.not_seen) +
             " of it, because amem's kernels are not loaded there (the ranks' warnings say why)";

@@ -19,6 +19,7 @@ struct Shortage {
   std::uint64_t missing = 0;  // bytes of the pool
   std::uint64_t free = 0;     // of what the owner has of it, as is `total`
   std::uint64_t total = 0;
+  std::uint64_t kept = 0;      // of the pool, in segments of other owners
   std::uint64_t not_seen = 0;  // bytes that ranks could not look at
   std::map<std::string, Tag> tags;
   std::map<std::string, std::uint64_t> others;  // other groups with bytes in the pool

@@ -196,24 +196,60 @@ void estimate(const CommandLine& o, const v1::GroupInfo& group,
                " on this node copied at " + text;
 }
 
-/// What the groups may still have of the pool: what is free there, or less by a quota.
-void limit(const v1::NodeStatus& node, const v1::ListQuotasResponse& quotas,
-           const std::map<std::string, std::uint64_t>& by_owner, Forecast& forecast) {
-  forecast.free_bytes = less(node.pool().ready_bytes(), node.pool().used_bytes());
-  forecast.limit = "the pool";
-  for (const v1::OwnerQuotas& owner : quotas.owners()) {
-    const auto needs = by_owner.find(owner.owner());
-    if (needs == by_owner.end()) continue;
-    for (const v1::Quota& quota : owner.quotas()) {
-      if (quota.resource() != "pool" || !quota.limited()) continue;
-      // What others of these groups need is not of this quota.
-      const std::uint64_t left =
-          less(quota.most(), quota.used()) + less(forecast.copied_bytes, needs->second);
-      if (left >= forecast.free_bytes) continue;
-      forecast.free_bytes = left;
-      forecast.limit = "the quota of " + owner.owner();
-    }
+const v1::PoolShare* share_of(const v1::PoolStatus& pool, const std::string& owner) {
+  for (const v1::PoolShare& share : pool.shares())
+    if (share.owner() == owner) return &share;
+  return nullptr;
+}
+
+/// Which owners that have none of these groups have how much of the pool, as far as amemd tells.
+std::string keepers(const v1::PoolStatus& pool,
+                    const std::map<std::string, std::uint64_t>& by_owner) {
+  std::string text;
+  std::uint64_t told = 0;
+  for (const v1::PoolShare& share : pool.shares()) {
+    told += share.segment_bytes();
+    if (by_owner.contains(share.owner()) || share.segment_bytes() == 0) continue;
+    text += (text.empty() ? "" : ", ") + share.owner() + " keeps " +
+            format_bytes(share.segment_bytes());
   }
+  const std::uint64_t rest = less(pool.ready_bytes(), told + pool.unowned_bytes());
+  if (rest > 0) text += (text.empty() ? "" : ", ") + ("other owners keep " + format_bytes(rest));
+  return text;
+}
+
+/// What the owners can have of the pool for what their groups need: what is free in their segments,
+/// and as many whole segments as nobody has and their quotas allow.
+Status limit(const v1::NodeStatus& node, const std::map<std::string, std::uint64_t>& by_owner,
+             Forecast& forecast) {
+  const v1::PoolStatus& pool = node.pool();
+  forecast.limit = "the pool";
+  std::uint64_t unowned = pool.unowned_bytes();
+  std::uint64_t at_most = unowned;  // if they need so much
+  std::uint64_t allowed = 0;
+  std::uint64_t had = 0;  // of what they need
+  for (const auto& [owner, needs] : by_owner) {
+    const v1::PoolShare* share = share_of(pool, owner);
+    if (share == nullptr)
+      return {Code::kUnimplemented,
+              "amemd " + node.version() +
+                  " is older than this amemctl, and does not say how much of the pool an owner can "
+                  "have. `amemctl upgrade` starts the one that is installed"};
+    const std::uint64_t piece = std::max<std::uint64_t>(pool.segment_bytes(), 1);
+    const std::uint64_t whole = (less(needs, share->free_bytes()) + piece - 1) / piece * piece;
+    const std::uint64_t drawn =
+        std::min({whole, unowned, less(share->available_bytes(), share->free_bytes())});
+    unowned -= drawn;
+    had += std::min(needs, share->free_bytes() + drawn);
+    at_most += share->free_bytes();
+    allowed += share->available_bytes();
+    if (share->available_bytes() < std::min(needs, share->free_bytes() + pool.unowned_bytes()))
+      forecast.limit = "the quota of " + owner;
+  }
+  const bool fits = had == forecast.copied_bytes;
+  forecast.free_bytes = fits ? std::min(at_most, allowed) : had;
+  if (!fits && forecast.limit == "the pool") forecast.keepers = keepers(pool, by_owner);
+  return {};
 }
 
 std::string stays(const GroupForecast& f) {
@@ -255,7 +291,7 @@ Result<Forecast> forecast_pause(const CommandLine& o, const Known& known) {
       measured = false;
     forecast.groups.push_back(std::move(of));
   }
-  limit(known.node, known.quotas, by_owner, forecast);
+  if (Status status = limit(known.node, by_owner, forecast); !status.ok()) return status;
   if (forecast.copied_bytes > forecast.free_bytes)
     forecast.fit =
         measured && forecast.last_bytes <= forecast.free_bytes ? Fit::kLikely : Fit::kUnsure;
@@ -302,9 +338,12 @@ std::string forecast_view(const Forecast& forecast) {
     case Fit::kUnsure:
       break;
   }
-  return text + "may not fit: " + has + ", and " + needs +
-         " (blocks of zeros need no space). Resume or end a paused group, or restart amemd with a "
-         "larger pool.size\n";
+  return text + "may not fit: " + has + ", and " + needs + " (blocks of zeros need no space). " +
+         (forecast.keepers.empty()
+              ? ""
+              : "Of the pool, " + forecast.keepers +
+                    ". An owner keeps its part until its last process ends. ") +
+         "Resume or end a paused group, or restart amemd with a larger pool.size\n";
 }
 
 std::string to_json(const Forecast& forecast) {
@@ -328,6 +367,7 @@ std::string to_json(const Forecast& forecast) {
                           {"copied_bytes", forecast.copied_bytes},
                           {"free_bytes", forecast.free_bytes},
                           {"limit", forecast.limit},
+                          {"keepers", forecast.keepers},
                           {"groups", groups}});
 }
 

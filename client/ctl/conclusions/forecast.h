@@ -15,8 +15,7 @@ namespace amem::ctl {
 /// What the broker has answered.
 struct Known {
   v1::NodeStatus node;
-  v1::ListRanksResponse ranks;  // of all groups
-  v1::ListQuotasResponse quotas;
+  v1::ListRanksResponse ranks;      // of all groups
   v1::ListHistoryResponse history;  // of all groups
 };
 
@@ -43,15 +42,16 @@ enum class Fit {
 struct Forecast {
   std::vector<GroupForecast> groups;
   std::uint64_t copied_bytes = 0;  // of all groups, at most
-  std::uint64_t free_bytes = 0;    // that they may have of the pool
+  std::uint64_t free_bytes = 0;    // that their owners can have of the pool
   std::string limit;               // what has so many: "the pool", "the quota of uid 1000"
+  std::string keepers;             // why it has no more, if others have segments; else empty
   std::uint64_t last_bytes = 0;    // that the last pauses of all these groups had in the pool
   Fit fit = Fit::kCertain;
 };
 
 /// Of `pause` with these options. An error is what the pause would end with: kNotFound (a group, a
 /// tag), kFailedPrecondition (a state, guests that are refused, a library that keeps a group from
-/// pausing), kInvalidArgument (a tag that cannot be dropped).
+/// pausing), kInvalidArgument (a tag that cannot be dropped). kUnimplemented: amemd is older.
 Result<Forecast> forecast_pause(const CommandLine& options, const Known& known);
 
 std::string forecast_view(const Forecast& forecast);

@@ -172,6 +172,9 @@ class PoolStatus:
         place: "host_numa" or "memfd": the kind of memory
         error: why it is smaller than configured; empty: it is not
         retained_bytes: free, but has bytes that were loaded again; not part of used_bytes
+        shares: of owners that the caller may see
+        unowned_bytes: in segments that no owner has
+        segment_bytes: of the largest segment
     """
 
     configured_bytes: int
@@ -180,6 +183,26 @@ class PoolStatus:
     place: str
     error: str
     retained_bytes: int
+    shares: tuple[PoolShare, ...]
+    unowned_bytes: int
+    segment_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolShare:
+    """What one owner has of the pool, and can have. A segment is one owner's at a time.
+
+    Attributes:
+        owner: as in GroupInfo
+        segment_bytes: in the owner's segments, which it keeps until its last process ends
+        free_bytes: of these, with what is retained there
+        available_bytes: what a pause of its groups can have: free_bytes, and unowned segments as far as quotas.pool allows
+    """
+
+    owner: str
+    segment_bytes: int
+    free_bytes: int
+    available_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)

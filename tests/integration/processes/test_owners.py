@@ -2,6 +2,7 @@
 import contextlib
 import inspect
 import os
+import re
 import socket
 import subprocess
 
@@ -11,7 +12,7 @@ from sim_node import as_user, patience, wire
 from sim_node.authority import Authority
 from sim_node.broker import Broker
 from sim_node.child import eventually
-from sim_node.ctl import NOT_FOUND, OK, PERMISSION, UNREACHABLE, USAGE
+from sim_node.ctl import NOT_FOUND, OK, PERMISSION, RESOURCES, UNREACHABLE, USAGE
 from sim_node.node import Build, CopiedBuild
 from sim_node.prometheus import free_port
 from sim_node.user import PYTHON
@@ -117,6 +118,45 @@ def test_the_operators_group_steers_everybodys_groups(shared):
     operator("resume", f"train@{ALICE}")
     refused = [line for line in lines(node.broker, "refuses pause to pid") if "refuses pause to pid" in line]
     assert len(refused) == 1 and f"uid {BOB}" in refused[0]
+
+
+def test_a_dry_run_counts_segments_by_owner(shared):
+    """The pause then does what it said; and its error names others only to operators."""
+    node = shared("--pool-size", "64MiB", "--pool-segment", "64MiB")
+    for name, device, uid in (("one", 0, ALICE), ("two", 1, BOB)):
+        puppet = node.puppet(name, device, group=name, prefix=member(uid))
+        block = puppet.ask(f"alloc {6 * MIB}")["id"]
+        puppet.ask(f"fill {block} 7")
+    bob = node.ctl.by(member(BOB))
+    forecast = node.ctl.try_("pause", "one", "--dry-run")
+    assert forecast.code == OK and forecast.json["free_bytes"] == 64 * MIB, forecast
+    for ctl, keeper in ((node.ctl, f"uid {ALICE} keeps 64"), (bob, "other owners keep 64")):
+        forecast = ctl.try_("pause", "two", "--dry-run", json_output=False)
+        assert forecast.code == RESOURCES, forecast
+        assert "may not fit: the pool has 0 B free" in forecast.out and f"Of the pool, {keeper}.0 MiB" in forecast.out, forecast
+        refused = ctl.try_("pause", "two")
+        assert refused.code == RESOURCES, refused
+        assert f"{keeper} MiB" in refused.error and "pool.size of 128MiB or more" in refused.error, refused
+        assert (str(ALICE) in forecast.out + refused.error) == (ctl is node.ctl), refused
+    node.ctl("pause", "one")
+
+
+@pytest.mark.next_broker
+def test_the_pool_size_of_an_error_is_enough(shared):
+    """Also where another owner takes new segments first, because it has too few."""
+    flags = ("--pool-segment", "64MiB", "--quotas-pool", "100%", "--pool-size")
+    node = shared(*flags, "64MiB")
+    for name, device, uid, mib in (("one", 0, ALICE, 90), ("two", 1, BOB, 6)):
+        puppet = node.puppet(name, device, group=name, prefix=member(uid))
+        block = puppet.ask(f"alloc {mib * MIB}")["id"]
+        puppet.ask(f"fill {block} 7")
+    error = node.ctl.try_("pause", "two").error
+    [size] = re.findall(r"a pool\.size of (\w+) or more", error)
+    node.broker.terminate()
+    shared(*flags, size)
+    eventually(lambda: {group["name"] for group in node.ctl.status()["groups"]} == {"one", "two"}, what="both groups are back")
+    node.ctl("pause", "two")
+    node.ctl("pause", "one")
 
 
 def test_where_everybody_sees_only_owners_steer(shared):

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <sstream>
 
@@ -328,6 +329,8 @@ TEST_F(Commands, ResumeOfAllTakesWhatIsPausedOfARunningGroup) {
 TEST_F(Commands, ADryRunOfAllIsOfThoseThatRun) {
   *broker.node.add_groups() = make_group("a", v1::GROUP_STATE_RUNNING);
   *broker.node.add_groups() = make_group("b", v1::GROUP_STATE_PAUSED);
+  for (v1::GroupInfo& group : *broker.node.mutable_groups()) group.set_owner("uid 1000");
+  broker.node.mutable_pool()->add_shares()->set_owner("uid 1000");
   EXPECT_EQ(run({"pause", "--all", "--dry-run"}), kExitOk) << err.str();
   EXPECT_THAT(out.str(), testing::StartsWith("a: a pause would free 0 B"));
   EXPECT_THAT(out.str(), testing::Not(HasSubstr("b: ")));
@@ -341,16 +344,16 @@ TEST_F(Commands, ADryRunOfAPauseBeginsNothing) {
   heap.set_tag("heap");
   heap.set_allocated_bytes(2ULL << 30);
   heap.set_resident_bytes(2ULL << 30);
-  broker.node.mutable_pool()->set_ready_bytes(4ULL << 30);
+  v1::PoolStatus& pool = *broker.node.mutable_pool();
+  pool.set_ready_bytes(4ULL << 30);
+  pool.set_unowned_bytes(4ULL << 30);
+  v1::PoolShare& share = *pool.add_shares();
+  share.set_owner("uid 1000");
+  share.set_available_bytes(4ULL << 30);
   EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitOk) << err.str();
   EXPECT_THAT(out.str(), HasSubstr("train: a pause would free 2.00 GiB"));
   EXPECT_THAT(out.str(), HasSubstr("fits: the pool has 4.00 GiB free"));
-  v1::OwnerQuotas& owner = *broker.quota_list.add_owners();
-  owner.set_owner("uid 1000");
-  v1::Quota& quota = *owner.add_quotas();
-  quota.set_resource("pool");
-  quota.set_limited(true);
-  quota.set_most(1ULL << 30);
+  share.set_available_bytes(1ULL << 30);
   v1::PastOperation& pause = *broker.past.add_operations();
   pause.set_group("train");
   pause.set_operation("pause");
@@ -532,6 +535,23 @@ TEST(InterruptSignals, WhatTheParentHadUsIgnoreStaysIgnored) {
 }
 
 TEST_F(Interrupted, WatchEndsWell) { EXPECT_EQ(run_interrupted({"watch"}), kExitOk); }
+
+TEST_F(Interrupted, ASignalThatComesBeforeTheCallIsNotLost) {
+  broker.hang = true;
+  ::kill(::getpid(), SIGINT);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!interrupt.happened() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(interrupt.happened());
+  std::promise<void> ended;
+  std::jthread rescuer([&, soon = ended.get_future()] {
+    if (soon.wait_for(std::chrono::seconds(10)) == std::future_status::ready) return;
+    ADD_FAILURE() << "the watch goes on";
+    broker.stop();
+  });
+  EXPECT_EQ(run({"watch"}, &interrupt), kExitOk);
+  ended.set_value();
+}
 
 }  // namespace
 }  // namespace amem::ctl

@@ -17,9 +17,22 @@ class ForecastTest : public testing::Test {
  protected:
   ForecastTest() {
     options.groups = {"train"};
-    known.node.mutable_pool()->set_ready_bytes(64 * kGiga);
-    known.node.mutable_pool()->set_used_bytes(24 * kGiga);
+    known.node.set_version("9.8.7");
+    pool.set_ready_bytes(64 * kGiga);
+    pool.set_unowned_bytes(32 * kGiga);
+    pool.set_segment_bytes(kGiga);
+    share("uid 1000", 32 * kGiga, 8 * kGiga, 40 * kGiga);
     add("train");
+  }
+
+  v1::PoolShare& share(const std::string& owner, std::uint64_t segments, std::uint64_t free,
+                       std::uint64_t available) {
+    v1::PoolShare& share = *pool.add_shares();
+    share.set_owner(owner);
+    share.set_segment_bytes(segments);
+    share.set_free_bytes(free);
+    share.set_available_bytes(available);
+    return share;
   }
 
   v1::GroupInfo& add(const std::string& name) {
@@ -59,6 +72,7 @@ class ForecastTest : public testing::Test {
 
   CommandLine options;
   Known known;
+  v1::PoolStatus& pool = *known.node.mutable_pool();
 };
 
 TEST_F(ForecastTest, WhatLeavesAndWhatStays) {
@@ -243,18 +257,49 @@ TEST_F(ForecastTest, SeveralGroupsShareThePool) {
 
 TEST_F(ForecastTest, AQuotaMayBeNarrowerThanThePool) {
   tag("heap", 10 * kGiga);
-  v1::OwnerQuotas& owner = *known.quotas.add_owners();
-  owner.set_owner("uid 1000");
-  v1::Quota& quota = *owner.add_quotas();
-  quota.set_resource("pool");
-  quota.set_used(4 * kGiga);
-  quota.set_most(12 * kGiga);
-  EXPECT_EQ(forecast().fit, Fit::kCertain) << "it is not limited";
-  quota.set_limited(true);
+  pool.mutable_shares(0)->set_available_bytes(9 * kGiga);
   EXPECT_EQ(forecast().fit, Fit::kUnsure);
-  EXPECT_THAT(forecast_view(forecast()), HasSubstr("the quota of uid 1000 has 8.00 GiB free"));
-  owner.set_owner("uid 1001");
-  EXPECT_EQ(forecast().fit, Fit::kCertain) << "it is another's";
+  EXPECT_THAT(forecast_view(forecast()),
+              AllOf(HasSubstr("the quota of uid 1000 has 9.00 GiB free"), Not(HasSubstr("keep"))));
+  pool.mutable_shares(0)->set_available_bytes(10 * kGiga);
+  EXPECT_EQ(forecast().fit, Fit::kCertain);
+}
+
+TEST_F(ForecastTest, SegmentsOfOtherOwnersAreNotFree) {
+  tag("heap", 10 * kGiga);
+  pool.set_unowned_bytes(0);
+  pool.mutable_shares(0)->set_segment_bytes(8 * kGiga);
+  pool.mutable_shares(0)->set_available_bytes(8 * kGiga);
+  EXPECT_EQ(forecast().fit, Fit::kUnsure);
+  EXPECT_THAT(forecast_view(forecast()),
+              AllOf(HasSubstr("may not fit: the pool has 8.00 GiB free"),
+                    HasSubstr("Of the pool, other owners keep 56.0 GiB. An owner keeps")));
+  share("uid 1001", 16 * kGiga, 16 * kGiga, 16 * kGiga);
+  EXPECT_THAT(forecast_view(forecast()),
+              HasSubstr("uid 1001 keeps 16.0 GiB, other owners keep 40.0 GiB"));
+  EXPECT_THAT(to_json(forecast()), HasSubstr(R"("keepers":"uid 1001 keeps 16.0 GiB, )"));
+}
+
+TEST_F(ForecastTest, OwnersTakeWholeSegments) {
+  add("rollout").set_owner("uid 1001");
+  share("uid 1001", 0, 0, 8 * kGiga);
+  tag("heap", 12 * kGiga);
+  tag("heap", kGiga, 1);
+  options.groups = {"train", "rollout"};
+  pool.set_unowned_bytes(8 * kGiga);
+  pool.mutable_shares(0)->set_available_bytes(16 * kGiga);
+  EXPECT_EQ(forecast().fit, Fit::kCertain);
+  pool.set_segment_bytes(8 * kGiga);
+  EXPECT_EQ(forecast().fit, Fit::kUnsure) << "one of them gets the only segment";
+  options.groups = {"rollout"};
+  EXPECT_EQ(forecast().fit, Fit::kCertain);
+}
+
+TEST_F(ForecastTest, AnOlderAmemdSaysTooLittle) {
+  tag("heap", kGiga);
+  pool.clear_shares();
+  EXPECT_EQ(refused().code(), Code::kUnimplemented);
+  EXPECT_THAT(refused().text(), HasSubstr("amemd 9.8.7 is older"));
 }
 
 TEST_F(ForecastTest, TheTimeRestsOnTheGroupsLastPause) {

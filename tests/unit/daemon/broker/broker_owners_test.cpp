@@ -430,6 +430,49 @@ TEST_F(OwnersTest, ThePoolOfOneDoesNotKeepTheOthersFromPausing) {
   EXPECT_TRUE(pause("two").ok());
 }
 
+TEST_F(OwnersTest, WhatOthersKeepOfThePoolIsNotFreeAndOnlyOperatorsLearnWhoKeepsIt) {
+  const auto share = [&](const Caller& caller, uid_t uid) {
+    const v1::NodeStatus status = status_for(caller);
+    for (const v1::PoolShare& each : status.pool().shares())
+      if (each.owner() == "uid " + std::to_string(uid)) return each;
+    return v1::PoolShare();
+  };
+  join_as(kAlice, a, "one");
+  a.create(gpu(0), 12 * kMiB);
+  join_as(kBob, b, "two");
+  b.create(gpu(1), 12 * kMiB);
+  join_as(kCarol, d, "three");
+  d.mask = ~0U;
+  d.create(gpu(0), 6 * kMiB);
+  const Caller carol = caller(kCarol);
+  EXPECT_EQ(status_for(carol).pool().shares_size(), 1);
+  EXPECT_EQ(share(carol, kCarol).available_bytes(), 0U);
+  EXPECT_EQ(share(Caller{}, kAlice).segment_bytes(), 16 * kMiB);
+  EXPECT_EQ(share(Caller{}, kAlice).available_bytes(), 16 * kMiB);
+  EXPECT_EQ(status().pool().unowned_bytes(), 0U);
+  EXPECT_EQ(status().pool().segment_bytes(), 8 * kMiB);
+
+  const Status hers = try_pause(carol, "three");
+  EXPECT_EQ(hers.code(), Code::kResourceExhausted);
+  EXPECT_THAT(hers.text(), HasSubstr("other owners keep 32 MiB until their last processes end"));
+  EXPECT_THAT(hers.text(), HasSubstr("a pool.size of 40MiB or more")) << "a whole segment";
+  const Status operators = try_pause(Caller{}, "three");
+  EXPECT_THAT(operators.text(),
+              HasSubstr("; of the pool, uid 65534 keeps 16 MiB, uid 65533 keeps 16 MiB"));
+  v1::ListHistoryResponse history;
+  const Status asked = on_loop([&] { return broker->history(carol, {}, history); });
+  EXPECT_TRUE(asked.ok());
+  EXPECT_EQ(history.operations_size(), 2);
+  for (const std::string& text : {hers.text(), history.DebugString()}) {
+    EXPECT_THAT(text, Not(HasSubstr("65533")));
+    EXPECT_THAT(text, Not(HasSubstr("65534")));
+  }
+
+  a.die();
+  ASSERT_TRUE(eventually([&] { return share(carol, kCarol).available_bytes() == 16 * kMiB; }));
+  EXPECT_TRUE(try_pause(carol, "three").ok());
+}
+
 class GuardedTest : public OwnersTest {
  protected:
   void configure(Config& set) const override {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "daemon/owners/account.h"
 
 namespace amem {
@@ -177,8 +179,8 @@ TEST_F(PoolsTest, SpaceIsDrawnForASave) {
   EXPECT_EQ(pools.of(a).extents.available(), 2 * kSegmentSize);
   EXPECT_TRUE(pools.make_space(a, kSegmentSize + 1).ok());
   EXPECT_EQ(pools.of(a).segments.size(), 2U);
-  EXPECT_EQ(pools.stock().bytes, kSegmentSize);
-  EXPECT_EQ(pools.stock().largest, kSegmentSize);
+  EXPECT_EQ(pools.unowned(), kSegmentSize);
+  EXPECT_EQ(pools.largest_segment(), kSegmentSize);
   const Status status = pools.make_space(a, 4 * kSegmentSize);
   EXPECT_THAT(status.text(), HasSubstr("uid 1001 has 3 MiB of 3 MiB free, but 4 MiB are needed"));
   EXPECT_THAT(status.text(), Not(HasSubstr("quotas.pool"))) << "it has all that there is";
@@ -221,6 +223,69 @@ TEST_F(PoolsTest, WhatIsComingIsWhatTheOwnerMayHaveOfIt) {
     EXPECT_EQ(pools.coming(*b), static_cast<std::uint64_t>(left) * kSegmentSize);
   }
   EXPECT_TRUE(pools.make_space(b, 3 * kSegmentSize).ok());
+}
+
+TEST_F(PoolsTest, TheSpaceOfAnOwnerIsWhatAPauseGets) {
+  fill(4);
+  const auto a = owner(1001);
+  const auto b = owner(1002);
+  pools.enter(a);
+  EXPECT_EQ(pools.space(a).all(), 3 * kSegmentSize) << "by its quota";
+  ASSERT_TRUE(pools.make_space(a, 2 * kSegmentSize).ok());
+  auto saved = pools.of(a).extents.take({{kPoolUnit, 0}});
+  ASSERT_TRUE(saved.ok());
+  EXPECT_EQ(pools.space(a).own, 2 * kSegmentSize - kPoolUnit);
+  EXPECT_EQ(pools.space(a).stock, kSegmentSize);
+  EXPECT_EQ(pools.space(b).all(), 2 * kSegmentSize) << "the rest is another's, used or not";
+  pools.of(a).retained.add(7, {saved.value()[0], 1, 1});
+  EXPECT_EQ(pools.space(a).own, 2 * kSegmentSize) << "what is retained is free";
+
+  pools.leave(a);
+  EXPECT_EQ(pools.space(b).stock, 2 * kSegmentSize);
+  EXPECT_EQ(pools.space(b).coming, kSegmentSize) << "as far as its quota goes";
+  pools.expect_renewals(false);
+  EXPECT_EQ(pools.space(b).all(), 2 * kSegmentSize);
+  EXPECT_EQ(pools.unowned(), 4 * kSegmentSize);
+  pools.expect_renewals(true);
+}
+
+/// Whatever owners have, need and leave.
+TEST_F(PoolsTest, APauseGetsAllOfTheSpaceThatIsSaidAndNoMore) {
+  std::mt19937 random(20261129);
+  const auto below = [&](std::uint64_t most) { return random() % most; };
+  const std::shared_ptr<Account> all[] = {owner(1001), owner(1002), owner(1003)};
+  bool entered[3] = {};
+  for (int i = 0; i < 8; ++i)  // a quota has space for four, and some more
+    pools.add({nullptr, 11 * kPoolUnit, Place::kMemfd, static_cast<int>(below(2))}, ++made);
+  int limited = 0;
+  int came = 0;
+  const auto make_anew = [&] {
+    while (!renewed.empty()) {
+      PoolSegment segment = std::move(renewed.back());
+      renewed.pop_back();
+      segment.anew = true;
+      pools.add(std::move(segment), ++made);
+    }
+  };
+  for (int round = 0; round < 2000; ++round) {
+    const std::size_t which = below(3);
+    const auto& account = all[which];
+    if (std::exchange(entered[which], !entered[which])) {
+      pools.leave(account);  // all that it has is free
+      continue;
+    }
+    pools.enter(account);
+    const Pools::Space space = pools.space(account);
+    limited += space.all() < pools.unowned() + space.own;
+    came += space.coming > 0;
+    const bool more = below(2) == 0;
+    const std::uint64_t bytes = space.all() + (more ? kPoolUnit : 0);
+    EXPECT_EQ(pools.make_space(account, bytes).ok(), !more && space.coming == 0) << round;
+    make_anew();
+    EXPECT_EQ(pools.make_space(account, bytes).ok(), !more) << round;
+  }
+  EXPECT_GT(limited, 10);
+  EXPECT_GT(came, 10);
 }
 
 TEST_F(PoolsTest, WhatACompartmentHadIsNobodys) {

@@ -26,6 +26,17 @@ TEST(ShortageTest, SaysHowMuchWhoseAndWhatWouldHelp) {
       "to resume or end 'eval' (3 GiB), 'rollout' (3 GiB), whose bytes are in the pool");
 }
 
+TEST(ShortageTest, SaysWhatOtherOwnersKeep) {
+  Shortage shortage;
+  shortage.missing = kGiB;
+  shortage.kept = 3 * kGiB;
+  EXPECT_NE(describe(shortage).find(
+                "it has 0 B of 0 B free, but 1 GiB are needed, and other owners keep 3 GiB until "
+                "their last processes end. The pause"),
+            std::string::npos)
+      << describe(shortage);
+}
+
 TEST(ShortageTest, EachRemedyIsEnoughByItself) {
   Shortage shortage;
   shortage.missing = 10 * kGiB;
