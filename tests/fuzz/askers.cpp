@@ -163,6 +163,12 @@ void Askers::check_status(unsigned n) const {
     saved += group.saved_bytes();
   }
   require(saved <= status.pool().used_bytes(), "a status has the caller's part of the pool");
+  for (const v1::PoolShare& share : status.pool().shares()) {
+    const std::string uid = share.owner().substr(std::string("uid ").size());
+    require(may_see(kind, static_cast<uid_t>(std::stoul(uid))),
+            "a status tells nobody of others' segments");
+    require(share.free_bytes() <= share.available_bytes(), "what is free can be had");
+  }
   require(kind.sees_all || kind.uid != kNobodysUser || status.pool().used_bytes() == 0,
           "who has saved nothing has nothing in the pool");
   require(kind.sees_all || status.times().empty(),
