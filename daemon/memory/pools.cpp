@@ -99,7 +99,7 @@ void Pools::restored() {
 std::uint64_t Pools::coming(const Account& account) const {
   const std::uint64_t most = account.most(Resource::kPoolBytes);
   const std::uint64_t used = account.used(Resource::kPoolBytes);
-  return expect_renewals_ ? std::min(renewing_, most - std::min(most, used)) : 0;
+  return std::min(coming(), most - std::min(most, used));
 }
 
 OwnPool& Pools::of(const std::shared_ptr<Account>& account) {
@@ -285,7 +285,7 @@ std::uint64_t Pools::retained(const std::function<bool(const Account&)>& owners)
 }
 
 std::uint64_t Pools::unowned() const {
-  std::uint64_t bytes = expect_renewals_ ? renewing_ / chunk_ * chunk_ : 0;
+  std::uint64_t bytes = coming() / chunk_ * chunk_;
   for (const Stocked& stocked : stock_) bytes += stocked.of.segment.size / chunk_ * chunk_;
   return bytes;
 }

@@ -117,7 +117,9 @@ class Pools {
   void each_owner(const EachOwner& owner) const;
   /// Of all owners, and those in stock.
   void each(const std::function<void(const RecordedSegment&)>& segment) const;
-  /// Bytes that are being made anew, are likely to come soon, and that this owner may have.
+  /// Bytes that are being made anew and are likely to come soon.
+  std::uint64_t coming() const { return expect_renewals_ ? renewing_ : 0; }
+  /// Of these, what this owner may have.
   std::uint64_t coming(const Account& account) const;
 
   std::uint64_t chunk() const { return chunk_; }
@@ -129,7 +131,7 @@ class Pools {
   std::uint64_t retained(const std::function<bool(const Account&)>& owners) const;
   /// Of the newest segment; empty: there is nothing.
   std::string place() const;
-  /// Bytes that nobody has, with what is being made anew and likely to come soon.
+  /// Bytes that nobody has, with what is coming().
   std::uint64_t unowned() const;
   /// Of the largest segment, whoever has it.
   std::uint64_t largest_segment() const;

@@ -195,7 +195,7 @@ void SavedBytes::find_remedies(const Account& account, Shortage& shortage) const
   const std::uint64_t unowned = pools.unowned();
   if (shortage.quota > 0 && shortage.missing <= unowned) return;
   const std::uint64_t more = shortage.missing - std::min(shortage.missing, unowned);
-  const std::uint64_t there = pools.total() + pools.coming(account);
+  const std::uint64_t there = pools.total() + pools.coming();
   const std::uint64_t to_create = node_.pool_configured - std::min(node_.pool_configured, there);
   if (to_create > 0) shortage.trouble = node_.pool_error;
   shortage.coming = to_create >= more && node_.pool_error.empty();
