@@ -63,6 +63,7 @@ shellcheck               checks the scripts
 jq                       the chart's hook reads the API server's answers with it
 lintian                  checks the packages
 gnupg                    signs a release
+sqv                      verifies its signature
 zsh                      what it completes after amemctl
 fish                     likewise
 mmdebstrap               fresh roots to try the packages in
@@ -77,8 +78,8 @@ usage() {
 Usage: deploy/deps.sh [--dev] [--list]
 Installs what amem is built and tested with: packages of Debian 12 or Ubuntu 24.04 (as root, or with sudo) and, where
 there is no CUDA 13 toolkit with NCCL, their headers from NVIDIA's Python packages, into build/headers.
-  --dev    also the tools for working on amem: ccache, clang, clang-format, clang-tidy, shellcheck, jq, lintian, gnupg, mmdebstrap,
-           musl-tools, rpm
+  --dev    also the tools for working on amem: ccache, clang, clang-format, clang-tidy, shellcheck, jq, lintian, gnupg, sqv,
+           mmdebstrap, musl-tools, rpm
   --list   only prints the packages and what each is for
 END
 }

@@ -3,7 +3,7 @@
 
 release.py ready TREE            before anything is built: the versions that the tree's files have, and CHANGELOG.md
 release.py name TREE             whether the distribution's name is free in the package index of this Python's pip, or ours
-release.py verify FOLDER [--unsigned] [--key FILE]
+release.py verify FOLDER (--fingerprint FINGERPRINT [--key FILE] | --unsigned)
                                  a release that is made: its files, their versions, checksums and signature
 """
 import argparse
@@ -23,6 +23,8 @@ from email.parser import Parser
 PACKAGES = {"amemd", "libamem-shim", "libamem-client0", "libamem-client-dev", "python3-amem", "amem-sim-driver"}
 # Names that an index has, and does not tell from others: one refuses the name amem because of a-mem.
 SIMILAR = ("a-mem",)
+# How gpg lists keys that must not sign.
+STATES = {"r": "is revoked", "e": "has expired", "d": "is disabled in your gpg", "i": "is not valid"}
 CHAPTER = re.compile(r"(?m)^## \[?(Unreleased|\d[\w.]*)\]?(?: - (\d{4}-\d\d-\d\d))?[^\n]*\n")
 
 
@@ -65,10 +67,9 @@ def faults_of_tree(tree):
         yield f"client/python/pyproject.toml has version {project(tree)['version']}, not {version}"
     if not project(tree, "client/python/dropin")["version"].endswith(f"+amem{version}"):
         yield f"client/python/dropin/pyproject.toml does not end in +amem{version}"
-    done = subprocess.run([sys.executable, "-B", str(tree / "deploy/place.py")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          check=False, timeout=60)
+    done = ran(sys.executable, "-B", tree / "deploy/place.py")
     if done.returncode:
-        yield done.stdout.strip()
+        yield (done.stdout + done.stderr).strip()
 
 
 def alike(name):
@@ -86,9 +87,8 @@ def in_index(name):
         if re.search(rf"(?m)^ *Could not fetch URL \S+/{re.escape(normal(name))}/?: 404 ", said):
             return None
         sys.exit(f"release: error: pip's package index did not say whether it has {name}; pip's last lines:\n" + "\n".join(said.splitlines()[-5:]))
-    done = subprocess.run([*pip, "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed", "--ignore-requires-python", "--only-binary",
-                           ":all:", "--report", "-", name], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False,
-                          timeout=600)
+    done = ran(*pip, "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed", "--ignore-requires-python", "--only-binary", ":all:",
+               "--report", "-", name)
     return json.loads(done.stdout)["install"][0]["metadata"] if done.returncode == 0 else {}
 
 
@@ -118,8 +118,15 @@ def fault_of_name(own, look=in_index):
     return None
 
 
+def ran(*command):
+    return subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=300)
+
+
 def output(*command):
-    return subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=True, timeout=300).stdout
+    done = ran(*command)
+    if done.returncode:
+        sys.exit(f"release: error: {' '.join(map(str, command))}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def member(archive, name):
@@ -185,7 +192,9 @@ def faults_of_sums(folder):
     if not file.exists():
         yield "there is no SHA256SUMS"
         return
-    listed = dict(reversed(line.split("  ", 1)) for line in file.read_text(encoding="utf-8").splitlines())
+    lines = file.read_text(encoding="utf-8").splitlines()
+    yield from (f"SHA256SUMS has a line that is no checksum: {line}" for line in lines if not re.match(r"[0-9a-f]{64}  [^/]+$", line))
+    listed = dict(reversed(line.split("  ", 1)) for line in lines if "  " in line)
     there = {path.name for path in folder.iterdir()} - {"SHA256SUMS", "SHA256SUMS.asc"}
     yield from (f"{name} is not in SHA256SUMS" for name in sorted(there - set(listed)))
     for name, digest in sorted(listed.items()):
@@ -195,20 +204,32 @@ def faults_of_sums(folder):
             yield f"{name} has another checksum than SHA256SUMS says"
 
 
-def fault_of_signature(folder, key):
-    """key: a file with the public key that must have signed; none: any that this user's gpg knows."""
+def fault_of_signature(folder, fingerprint, key):
+    """fingerprint: of the key that must have signed. key: a file with it; none: gpg has it."""
+    fingerprint = fingerprint.replace(" ", "").upper()
+    if not re.fullmatch("[0-9A-F]{40}", fingerprint):
+        return f"--fingerprint: {fingerprint} is not 40 hexadecimal digits. Keys with the same last digits can be made to order"
     if not (folder / "SHA256SUMS.asc").exists():
         return "SHA256SUMS.asc is missing: the release is not signed"
+    for tool in "gpg", "sqv":
+        if not shutil.which(tool):
+            return f"there is no {tool} here to verify the signature; deploy/deps.sh --dev installs it"
     with tempfile.TemporaryDirectory() as scratch:
-        home = ["--homedir", scratch, "--no-autostart"] if key else []  # verifying needs no agent
+        gpg = ["gpg", "--batch", "--quiet", *(["--homedir", scratch, "--no-autostart"] if key else [])]
         if key:
-            subprocess.run(["gpg", "--batch", "--quiet", *home, "--import", str(key)], check=True, timeout=60)
-        done = subprocess.run(["gpg", "--batch", "--status-fd", "1", *home, "--verify", str(folder / "SHA256SUMS.asc"), str(folder / "SHA256SUMS")],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
-    signer = re.search(r"(?m)^\[GNUPG:\] VALIDSIG (\w+)", done.stdout)
-    if done.returncode or not signer:
-        return f"SHA256SUMS.asc is no signature of SHA256SUMS by a key that gpg knows:\n{done.stderr.strip()}"
-    print(f"release: signed by {signer[1]}")
+            ran(*gpg, "--import", key)
+        # sqv asks whether the key was good when the signature says that it was made, and a thief writes any date. It must be good now, too.
+        found = re.findall(r"(?m)^[ps]ub:(.).*\nfpr:+(\w+):", ran(*gpg, "--with-colons", "--list-keys", fingerprint).stdout)  # with its subkeys
+        if not found or found[0][1] != fingerprint:
+            return f"{key or 'gpg'} has no key {fingerprint}: name its file with --key"
+        if found[0][0] in STATES:
+            return f"the key {fingerprint} {STATES[found[0][0]]}: get the present key and its fingerprint from where they are published (SECURITY.md)"
+        ring = f"{scratch}/ring"
+        output(*gpg, "--output", ring, "--export", *(f"{each}!" for state, each in found if state not in STATES))
+        done = ran("sqv", "--keyring", ring, folder / "SHA256SUMS.asc", folder / "SHA256SUMS")
+    if done.returncode:
+        return f"SHA256SUMS.asc is no valid signature of SHA256SUMS by {fingerprint}:\n{done.stderr.strip()}"
+    print(f"release: signed by {fingerprint}")
     return None
 
 
@@ -255,11 +276,11 @@ def faults_of_release(folder):
             yield from faults_of_image(path, version)
 
 
-def verify(folder, unsigned, key):
+def verify(folder, fingerprint, key):
     """Reads files only when they are what was made and signed."""
     found = list(faults_of_sums(folder))
-    if not unsigned:
-        found += filter(None, [fault_of_signature(folder, key)])
+    if fingerprint:
+        found += filter(None, [fault_of_signature(folder, fingerprint, key)])
     return found or list(faults_of_release(folder))
 
 
@@ -270,7 +291,9 @@ def main(arguments):
         commands.add_parser(name).add_argument("tree", type=pathlib.Path)
     more = commands.add_parser("verify")
     more.add_argument("folder", type=pathlib.Path)
-    more.add_argument("--unsigned", action="store_true")
+    whose = more.add_mutually_exclusive_group()
+    whose.add_argument("--unsigned", action="store_true")
+    whose.add_argument("--fingerprint")
     more.add_argument("--key", type=pathlib.Path)
     options = parser.parse_args(arguments)
     if options.command == "ready":
@@ -278,7 +301,9 @@ def main(arguments):
     elif options.command == "name":
         faults = [fault for fault in [fault_of_name(project(options.tree))] if fault]
     else:
-        faults = verify(options.folder, options.unsigned, options.key)
+        if not options.unsigned and not options.fingerprint:
+            sys.exit("release: error: whose signature? Give --fingerprint with the fingerprint that amem publishes (SECURITY.md says where), or --unsigned")
+        faults = verify(options.folder, options.fingerprint, options.key)
     for fault in faults:
         print(f"release: error: {fault}", file=sys.stderr)
     return 1 if faults else 0

@@ -8,7 +8,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 usage() {
   cat <<'END_OF_USAGE'
 Usage: deploy/release.sh [--candidate] [--tag] [--no-image] [--static] [COMMIT [DIRECTORY]]
-       deploy/release.sh --verify [--unsigned] [--key FILE] DIRECTORY
+       deploy/release.sh --verify --fingerprint FINGERPRINT [--key FILE] DIRECTORY
+       deploy/release.sh --verify --unsigned DIRECTORY
 Builds the release of COMMIT (default: HEAD) in a clean checkout of its own, and puts it into DIRECTORY (default: dist/amem-VERSION):
 the packages for this machine's distribution, the wheels, the source, the chart, the documentation as a site, the image where docker,
 podman or buildah works, an SBOM (CycloneDX) of packages and wheels, SHA256SUMS of all, and its signature SHA256SUMS.asc. Then it
@@ -21,8 +22,8 @@ and a Python package index.
   --no-image    leaves the image out
   --static      on Debian 12: also RPMs for RHEL 9 and packages for Ubuntu 22.04, and the wheel for the same old glibc, with the libraries of
                 deploy/static.sh in $AMEM_STATIC (default: build/static, in this checkout)
-  --verify      verifies the release in DIRECTORY; --key FILE: FILE is the public key that must have signed (default: any that gpg knows);
-                --unsigned: without a signature
+  --verify      verifies the release in DIRECTORY, with sqv. FINGERPRINT: of the key that must have signed, which SECURITY.md publishes; take
+                it from elsewhere than from DIRECTORY. --key FILE: FILE has this key (default: gpg has it). --unsigned: without a signature
 Environment: AMEM_SIGN_KEY    the key that signs, as gpg --local-user takes it
              AMEM_MAINTAINER  who answers for the packages: Name <address>; default: the key's first user id
              AMEM_BUILDER     as for deploy/image/build.sh
@@ -50,8 +51,8 @@ while [[ $# -gt 0 ]]; do
     --static) static=1 ;;
     --verify) verify=1 ;;
     --unsigned) options+=("$1") ;;
-    --key)
-      [[ $# -ge 2 ]] || die "--key needs a file"
+    --key | --fingerprint)
+      [[ $# -ge 2 ]] || die "$1 needs a value"
       options+=("$1" "$2")
       shift
       ;;
@@ -92,11 +93,16 @@ if [[ -n $key ]]; then
   gpg --batch --list-secret-keys "$key" >/dev/null 2>&1 || die "AMEM_SIGN_KEY: gpg has no secret key $key"
   # Asks for its passphrase now, not at the end.
   gpg --quiet --local-user "$key" --detach-sign --output /dev/null </dev/null || die "AMEM_SIGN_KEY: gpg cannot sign with $key"
-  export AMEM_MAINTAINER=${AMEM_MAINTAINER:-$(gpg --batch --with-colons --list-keys "$key" | awk -F: '$1 == "uid" {print $10; exit}')}
+  listed=$(gpg --batch --with-colons --list-keys "$key")
+  fingerprint=$(awk -F: '$1 == "fpr" {print $10; exit}' <<<"$listed")
+  # Who verifies a release takes the fingerprint from there.
+  [[ $(git -C "$root" show "$commit:SECURITY.md" | tr -d ' ') == *"$fingerprint"* ]] ||
+    refuse "SECURITY.md does not name the key that signs: put its fingerprint $fingerprint there"
+  export AMEM_MAINTAINER=${AMEM_MAINTAINER:-$(awk -F: '$1 == "uid" {print $10; exit}' <<<"$listed")}
 else
   refuse "AMEM_SIGN_KEY does not name the key that signs"
 fi
-for tool in lintian mkdocs; do
+for tool in lintian mkdocs ${key:+sqv}; do
   command -v "$tool" >/dev/null || die "there is no $tool here; deploy/deps.sh --dev installs it"
 done
 
@@ -174,7 +180,7 @@ fi
 signature=(--unsigned)
 if [[ -n $key ]]; then
   gpg --batch --yes --armor --local-user "$key" --output "$out/SHA256SUMS.asc" --detach-sign "$out/SHA256SUMS"
-  signature=()
+  signature=(--fingerprint "$fingerprint")
 fi
 "$tree/deploy/release.py" verify "${signature[@]}" "$out" || refuse "see above"
 

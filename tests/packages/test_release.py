@@ -57,6 +57,7 @@ pathlib.Path(sys.argv[sys.argv.index("--output") + 1]).write_text(json.dumps({"m
     "deploy/constraints.txt": "",
     "client/python/pyproject.toml": f'[project]\nname = "amem"\nversion = "{VERSION}"\nauthors = [{{name = "the authors of amem"}}]\n',
     "client/python/dropin/pyproject.toml": f'[project]\nname = "torch_memory_saver"\nversion = "0.0.10+amem{VERSION}"\n',
+    "SECURITY.md": "No key yet.\n",
     "VERSION": f"{VERSION}\n",
     "CHANGELOG.md": CHANGELOG,
     ".gitignore": "/dist/\n",
@@ -146,23 +147,64 @@ def make(tree, index, tools, tmp_path):
     return make
 
 
+class Keys:
+    """Secret keys in a home of their own, by name: .of(NAME) is a fingerprint."""
+
+    def __init__(self, home):
+        self.home = home
+
+    def gpg(self, *arguments, at=None, text=None):
+        done = subprocess.run(["gpg", "--batch", "--yes", *(["--faked-system-time", f"{at}T000000!"] if at else []), *map(str, arguments)], input=text,
+                              capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def add(self, name, *lifetime, at=None):
+        self.gpg("--passphrase", "", "--quick-generate-key", f"Re {name} <{name}@b.test>", "ed25519", "sign", *lifetime, at=at)
+        return self.of(name)
+
+    def of(self, name):
+        return next(line.split(":")[9] for line in self.gpg("--with-colons", "--list-keys", f"{name}@b.test").splitlines() if line.startswith("fpr:"))
+
+    def revoke(self, name, reason):
+        """reason: as gpg numbers them; 1: it is stolen, 3: it is no longer used."""
+        certificate = self.home / f"{name}.rev"
+        subprocess.run(["gpg", "--no-tty", "--command-fd", "0", "--output", certificate, "--gen-revoke", self.of(name)], input=f"y\n{reason}\n\ny\n",
+                       capture_output=True, text=True, timeout=120, check=True)
+        self.gpg("--import", certificate)
+
+    def file(self, *names):
+        path = self.home / "-".join([*names, "public"])
+        self.gpg("--armor", "--output", path, "--export", *map(self.of, names))
+        return path
+
+    def sign(self, folder, *names, at=None):
+        users = [each for name in names for each in ("--local-user", f"{name}@b.test")]
+        self.gpg("--armor", *users, "--output", folder / "SHA256SUMS.asc", "--detach-sign", folder / "SHA256SUMS", at=at)
+
+
 @pytest.fixture
-def key(tmp_path_factory, monkeypatch):
-    """A secret key of its own, by its fingerprint."""
-    if not shutil.which("gpg") or not shutil.which("gpg-agent"):
-        pytest.skip("needs gpg with its agent (Debian: gnupg)")
+def keys(tmp_path_factory, monkeypatch):
+    for tool in "gpg", "gpg-agent", "sqv":
+        if not shutil.which(tool):
+            pytest.skip(f"needs {tool} (deploy/deps.sh --dev installs it)")
     home = tmp_path_factory.mktemp("g")
     home.chmod(0o700)
     monkeypatch.setenv("GNUPGHOME", str(home))
-    done = subprocess.run(["gpg", "--batch", "--passphrase", "", "--quick-generate-key", "Re Leaser <r@b.test>", "ed25519", "sign"], capture_output=True,
-                          text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    listed = subprocess.run(["gpg", "--with-colons", "--list-keys"], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
-    yield next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
+    yield Keys(home)
     subprocess.run(["gpgconf", "--kill", "all"], check=False, timeout=60)
 
 
-def test_a_release_is_whole_signed_and_tagged_at_the_end(make, tree, key, tmp_path):
+@pytest.fixture
+def key(keys, tree):
+    """The fingerprint of a key that the tree publishes."""
+    fingerprint = keys.add("leaser")
+    (tree / "SECURITY.md").write_text(f"Releases are signed by {fingerprint[:20]} {fingerprint[20:]}.\n")
+    commit(tree)
+    return fingerprint
+
+
+def test_a_release_is_whole_signed_and_tagged_at_the_end(make, tree, key):
     said, _ = make("--tag", AMEM_SIGN_KEY=key)
     made = tree / "dist" / f"amem-{VERSION}"
     names = {path.name for path in made.iterdir()}
@@ -172,17 +214,98 @@ def test_a_release_is_whole_signed_and_tagged_at_the_end(make, tree, key, tmp_pa
     assert git(tree, "rev-parse", f"v{VERSION}^{{commit}}") == git(tree, "rev-parse", "HEAD")
     git(tree, "verify-tag", f"v{VERSION}")
     maintainer = subprocess.run(["dpkg-deb", "-f", made / "amemd_1_all.deb", "Maintainer"], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
-    assert maintainer == "Re Leaser <r@b.test>\n"
+    assert maintainer == "Re leaser <leaser@b.test>\n"
 
-    public = tmp_path / "key.asc"
-    subprocess.run(["gpg", "--armor", "--output", public, "--export", key], check=True, timeout=60)
-    assert "is as it must be" in make("--verify", "--key", public, made)[0]
-    (made / "amemd_1_all.deb").write_bytes(b"others'")
-    assert "amemd_1_all.deb has another checksum" in make("--verify", made, status=1)[0]
-    sums = (made / "SHA256SUMS").read_text().splitlines()
-    changed = hashlib.sha256(b"others'").hexdigest() + "  amemd_1_all.deb"
-    (made / "SHA256SUMS").write_text("\n".join(changed if line.endswith("amemd_1_all.deb") else line for line in sums) + "\n")
-    assert "is no signature of SHA256SUMS" in make("--verify", "--key", public, made, status=1)[0]
+
+def test_only_the_key_that_is_named_and_good_now_may_have_signed(make, tree, keys, monkeypatch, capsys):
+    make("--candidate")
+    made = tree / "dist" / f"amem-{VERSION}"
+    for name in "good", "other", "stolen", "retired", "subkeys":
+        keys.add(name, "never", at="20240101")
+    for name in "expired", "lapsed":
+        keys.add(name, "2024-06-01", at="20240101")
+
+    def verify(words, name, *signers, fingerprint=None, file=None):
+        if signers:
+            keys.sign(made, *signers, at="20240501")
+        assert words in (release.fault_of_signature(made, fingerprint or keys.of(name), file) or capsys.readouterr().out)
+
+    good, fingerprint = keys.file("good"), keys.of("good")
+    spaced = " ".join(fingerprint[at:at + 4] for at in range(0, 40, 4)).lower()
+    for file in None, good, keys.file("good", "other"):
+        verify(f"signed by {fingerprint}", "good", "good", file=file)
+        verify(f"signed by {fingerprint}", "good", file=file, fingerprint=spaced)
+        for shorter in fingerprint[-16:], fingerprint[-8:], "0x" + fingerprint, "good@b.test", fingerprint + "0":
+            verify("is not 40 hexadecimal digits", "good", file=file, fingerprint=shorter)
+        verify(f"signed by {fingerprint}", "good", "other", "good", file=file)
+        verify(f"no valid signature of SHA256SUMS by {fingerprint}", "good", "other", file=file)
+    verify(f"good-public has no key {keys.of('other')}", "other", file=good)
+    verify(f"gpg has no key {'0' * 40}", "good", fingerprint="0" * 40)
+    good.write_text("no key\n")
+    verify(f"good-public has no key {fingerprint}", "good", file=good)
+    # Whose time is over. At the date of the signature it was not yet; sqv alone takes all but the first.
+    for name, reason in ("stolen", 1), ("retired", 3):
+        verify(f"signed by {keys.of(name)}", name, name, file=keys.file(name))
+        keys.revoke(name, reason)
+        for file in None, keys.file(name):
+            verify(f"the key {keys.of(name)} is revoked", name, file=file)
+    for file in None, keys.file("expired"):
+        verify("has expired", "expired", "expired", file=file)
+    # gpg does not sign with a key that has expired, so the key is renewed for that.
+    before = keys.file("lapsed")
+    keys.gpg("--quick-set-expire", keys.of("lapsed"), "0", at="20240501")
+    keys.sign(made, "lapsed")
+    verify("has expired", "lapsed", file=before)
+    verify("signed by", "lapsed", file=keys.file("lapsed"))
+    # A subkey that has expired or is still good, of a key that is good.
+    subkeys = keys.of("subkeys")
+    keys.gpg("--passphrase", "", "--quick-add-key", subkeys, "ed25519", "sign", "2024-06-01", at="20240201")
+    verify(f"no valid signature of SHA256SUMS by {subkeys}", "subkeys", "subkeys")
+    keys.gpg("--passphrase", "", "--quick-add-key", subkeys, "ed25519", "sign", "never", at="20240301")
+    verify(f"signed by {subkeys}", "subkeys", "subkeys")
+    part = keys.gpg("--with-colons", "--list-keys", subkeys).split("fpr:::::::::")[2][:40]
+    verify(f"gpg has no key {part}", "subkeys", fingerprint=part)
+    for arguments in (), ("--key", good):
+        assert "Give --fingerprint" in make("--verify", *arguments, made, status=1)[0]
+    assert "not allowed with" in make("--verify", "--unsigned", "--fingerprint", fingerprint, made, status=1)[0]
+    assert f"the key {keys.of('stolen')} is revoked" in make("--verify", "--fingerprint", keys.of("stolen"), "--key", keys.file("stolen"), made, status=1)[0]
+    with monkeypatch.context() as without:
+        without.setenv("PATH", "/nowhere")
+        verify("there is no gpg here", "good", fingerprint=fingerprint)
+
+
+def test_what_was_not_signed_is_found(make, tree, keys):
+    make("--candidate")
+    made = tree / "dist" / f"amem-{VERSION}"
+    keys.add("good")
+    keys.sign(made, "good")
+    arguments = "--verify", "--fingerprint", keys.of("good"), made
+    assert "is as it must be" in make(*arguments)[0]
+    sums = (made / "SHA256SUMS").read_text()
+
+    def refused(words):
+        assert words in make(*arguments, status=1)[0]
+
+    (made / "more").touch()
+    refused("more is not in SHA256SUMS")
+    (made / "more").unlink()
+    package = made / "amemd_1_all.deb"
+    kept = package.read_bytes()
+    package.unlink()
+    refused("amemd_1_all.deb is missing")
+    package.write_bytes(b"others'")
+    refused("amemd_1_all.deb has another checksum")
+    changed = hashlib.sha256(b"others'").hexdigest() + "  amemd_1_all.deb\n"
+    (made / "SHA256SUMS").write_text("".join(changed if "amemd_1_all.deb" in line else line for line in sums.splitlines(True)))
+    refused("is no valid signature of SHA256SUMS")
+    package.write_bytes(kept)
+    (made / "SHA256SUMS").write_text(sums + "a line\n")
+    refused("SHA256SUMS has a line that is no checksum: a line")
+    (made / "SHA256SUMS").write_text(sums)
+    (made / "SHA256SUMS.asc").write_text("no signature\n")
+    refused("is no valid signature of SHA256SUMS")
+    (made / "SHA256SUMS.asc").unlink()
+    refused("SHA256SUMS.asc is missing")
 
 
 def test_a_candidate_needs_no_key_and_only_warns(make, tree):
@@ -195,10 +318,10 @@ def test_a_candidate_needs_no_key_and_only_warns(make, tree):
     said, built = make("--candidate", "--static")
     assert built and "CHANGELOG.md has entries below [Unreleased]" in said
     assert "packages for rhel9\npackages for ubuntu22.04\nstatic wheel with static\n" in said
-    assert "SHA256SUMS.asc is missing" in make("--verify", tree / "dist" / f"amem-{VERSION}", status=1)[0]
+    assert "SHA256SUMS.asc is missing" in make("--verify", "--fingerprint", "0" * 40, tree / "dist" / f"amem-{VERSION}", status=1)[0]
 
 
-def test_what_is_wrong_is_refused_before_the_build(make, tree, key, index):
+def test_what_is_wrong_is_refused_before_the_build(make, tree, keys, key, index):
     def refused(words, *arguments, **more):
         said, built = make(*arguments, status=1, **{"AMEM_SIGN_KEY": key, **more})
         assert words in said and not built, said
@@ -206,6 +329,7 @@ def test_what_is_wrong_is_refused_before_the_build(make, tree, key, index):
     refused("AMEM_SIGN_KEY does not name", AMEM_SIGN_KEY="")
     refused("gpg has no secret key nobody@b.test", AMEM_SIGN_KEY="nobody@b.test")
     refused("--tag is for a release", "--candidate", "--tag")
+    refused(f"SECURITY.md does not name the key that signs: put its fingerprint {keys.add('other')} there", AMEM_SIGN_KEY="other@b.test")
     (tree / "more").touch()
     refused("the checkout has changes that are not committed")
     (tree / "more").unlink()
