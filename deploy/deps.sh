@@ -75,12 +75,13 @@ END
 
 usage() {
   cat <<'END'
-Usage: deploy/deps.sh [--dev] [--list]
+Usage: deploy/deps.sh [--dev] [--list] [--headers]
 Installs what amem is built and tested with: packages of Debian 12 or Ubuntu 24.04 (as root, or with sudo) and, where
-there is no CUDA 13 toolkit with NCCL, their headers from NVIDIA's Python packages, into build/headers.
+there is no CUDA 13 toolkit with NCCL, their headers from NVIDIA's Python packages of deploy/locks, into build/headers.
   --dev    also the tools for working on amem: ccache, clang, clang-format, clang-tidy, shellcheck, jq, lintian, gnupg, sqv,
            mmdebstrap, musl-tools, rpm
   --list   only prints the packages and what each is for
+  --headers  only fetches these headers, even if a toolkit has them: for releases
 END
 }
 
@@ -171,29 +172,35 @@ find_headers() {
 
 fetch_headers() {
   find_headers
+  if [[ $only_headers == 1 ]]; then
+    cuda_found='' nccl_found=''
+  fi
   if [[ -n $cuda_found && -n $nccl_found ]]; then
     say "headers: CUDA in $cuda_found, NCCL in $nccl_found"
     return
   fi
   [[ $(uname -m) == x86_64 ]] || die "amem runs on x86-64 only for now"
-  local wanted=() wheels=() python=python3
+  local wanted=() locks=() python=python3
   # nccl.h includes cuda_runtime.h and cuda_fp16.h, which include crt/ and nv/target of two other packages. The last one has
   # cudaProfiler.h.
   if [[ -z $cuda_found ]]; then
     wanted+=("CUDA 13")
-    wheels+=("nvidia-cuda-runtime==13.0.*" "nvidia-cuda-crt==13.0.*" "nvidia-cuda-cccl==13.0.*" "nvidia-cuda-profiler-api==13.0.*")
+    locks+=("$root/deploy/locks/cuda.txt")
   fi
   if [[ -z $nccl_found ]]; then
     wanted+=("NCCL 2.27 or newer")
-    wheels+=("nvidia-nccl-cu13==2.28.9")
+    locks+=("$root/deploy/locks/nccl.txt")
   fi
-  say "no folder here has all headers (cmake/cuda_headers.txt) of: $(IFS=,; echo "${wanted[*]}"). Taking the include folders out of NVIDIA's Python packages"
-  say "${wheels[*]} (up to 200 MB to download; nothing is installed)"
+  local wheels
+  wheels=$(grep --no-filename --only-matching '^[^# ]*' "${locks[@]}" | paste -sd ' ')
+  [[ $only_headers == 1 ]] ||
+    say "no folder here has all headers (cmake/cuda_headers.txt) of: $(IFS=,; echo "${wanted[*]}"). Taking the include folders out of NVIDIA's Python packages"
+  say "$wheels (up to 200 MB to download; nothing is installed)"
   "$python" -m pip --version >/dev/null 2>&1 || python=/usr/bin/python3
   timeout 1800 "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-    --dest "$work/wheels" "${wheels[@]}" </dev/null >"$log" 2>&1 || {
+    --require-hashes --dest "$work/wheels" "${locks[@]/#/--requirement=}" </dev/null >"$log" 2>&1 || {
     tail -n 20 "$log" >&2
-    die "pip could not download ${wheels[*]} (its last lines are shown). Either make a Python package index reachable," \
+    die "pip could not download $wheels as deploy/locks has them (its last lines are shown). Either make a Python package index reachable," \
       "or install the CUDA 13 toolkit and NCCL's development files."
   }
   mkdir -p "$headers"
@@ -218,12 +225,12 @@ END
   say "headers: CUDA in $cuda_found, NCCL in $nccl_found"
 }
 
-dev=0
-list=0
+dev=0 list=0 only_headers=0
 for argument in "$@"; do
   case $argument in
     --dev) dev=1 ;;
     --list) list=1 ;;
+    --headers) only_headers=1 ;;
     -h | --help)
       usage
       exit 0
@@ -244,5 +251,5 @@ work=$(mktemp -d "$root/build/deps.XXXXXX") # beside build/headers, so that the 
 trap 'rm -rf "$work"' EXIT
 log=$work/log
 
-install_packages
+[[ $only_headers == 1 ]] || install_packages
 fetch_headers

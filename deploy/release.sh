@@ -130,13 +130,18 @@ if [[ $image == 1 ]]; then
     say "no image: $builder"
     builder=''
   }
+  [[ -z $builder ]] || grep -q '^[^#].* sha256:' "$tree/deploy/image/base" ||
+    refuse "deploy/image/base has no digest of the base image: run deploy/image/build.sh --lock and commit, or give --no-image"
 fi
 
 # ---- what takes minutes ----
-# Headers that deploy/deps.sh has fetched are no part of the tree.
-if [[ -d $root/build/headers ]]; then
-  mkdir "$tree/build"
-  ln -s "$root/build/headers" "$tree/build/headers"
+# What is compiled is what this commit's lock files name, whatever build/ of this checkout has.
+say "headers"
+"$tree/deploy/deps.sh" --headers
+if [[ $static == 1 ]]; then
+  AMEM_STATIC=$(realpath -m "${AMEM_STATIC:-$root/build/static}")
+  export AMEM_STATIC
+  "$tree/deploy/static.sh" "$AMEM_STATIC" # takes an hour if it is old
 fi
 # pack NAME FOLDER: a reproducible archive on standard output, of what links lead to.
 pack() {
@@ -153,8 +158,6 @@ pack "$version" "$work/site" >"$out/amem_site-$version.tar.gz"
 "$tree/deploy/packages.sh" "$out"
 builds=(--build "$tree/build/package")
 if [[ $static == 1 ]]; then
-  AMEM_STATIC=$(realpath -m "${AMEM_STATIC:-$root/build/static}")
-  export AMEM_STATIC
   "$tree/deploy/packages.sh" --for rhel9 "$out"
   "$tree/deploy/packages.sh" --for ubuntu22.04 "$out"
   BUILD_DIR=$tree/build/portable "$tree/deploy/wheel.sh" --static "$out"
@@ -165,9 +168,7 @@ else
 fi
 
 say "SBOM"
-timeout 600 "$work/tools/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$tree/deploy/constraints.txt" \
-  "cyclonedx-python-lib[json-validation]" </dev/null ||
-  die "pip could not fetch cyclonedx-python-lib (its error is shown): a Python package index has to be reachable"
+"$tree/deploy/locks/install.sh" sbom "$work/tools"
 mapfile -t built < <(find "$out" -name '*.deb' -o -name '*.rpm' -o -name '*.whl')
 "$work/tools/bin/python" "$tree/deploy/sbom.py" "${builds[@]}" --commit "$commit" --output "$out/amem-$version.cdx.json" \
   "${built[@]}"

@@ -168,10 +168,11 @@ class Build:
         version = (folder / "VERSION").read_text(encoding="utf-8").strip()
         found = licence(folder / "copyright") or {"llvm-libcxx": "Apache-2.0 WITH LLVM-exception", "zig-compiler-rt": "MIT"}.get(name)
         vendor, release = distribution()
-        architecture = "source" if (folder / "key").exists() else "all"
-        purl = PackageURL("deb", vendor, name, version, {"arch": architecture, "distro": release})
         if name in ("llvm-libcxx", "zig-compiler-rt"):
             purl = PackageURL("generic", None, name, version)
+        else:
+            architecture = (folder / "ARCHITECTURE").read_text(encoding="utf-8").strip()
+            purl = PackageURL("deb", vendor, name, version, {"arch": architecture, "distro": release})
         return Component(name=name, version=version, type=ComponentType.LIBRARY, licenses=[DisjunctiveLicense(name=found)] if found else [],
                          purl=purl, properties=[Property(name="amem:how", value=how)])
 

@@ -5,14 +5,19 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 glibc=$(<"$root/deploy/static/glibc")
 
+lock=$root/deploy/static/lock
+
 usage() {
   cat <<END
 Usage: deploy/static.sh [FOLDER]
+       deploy/static.sh --lock [FOLDER]
 Builds gRPC, Protocol Buffers, abseil, c-ares, re2, OpenSSL, zlib, nanopb, spdlog, fmt, CivetWeb and prometheus-cpp from the sources
-of this Debian 12, with the compiler of the Python package ziglang, as static libraries that need glibc $glibc or newer. FOLDER (default:
-\$AMEM_STATIC, else build/static) keeps sources, compiler and libraries. A second run builds only what has changed. The first
-takes about 40 minutes of one core. Remove FOLDER/sources to get newer sources. Builds of amem use FOLDER/toolchain.cmake:
-deploy/wheel.sh and deploy/packages.sh take --static. Needs what deploy/deps.sh installs, Debian's archive and a Python package index.
+of Debian that deploy/static/lock names, with the compiler of the Python package ziglang, as static libraries that need glibc $glibc or
+newer. FOLDER (default: \$AMEM_STATIC, else build/static) keeps sources, compiler and libraries. A source that is there already has to
+be that of the lock file, too. A second run builds only what has changed. The first takes about 40 minutes of one core. Builds of amem
+use FOLDER/toolchain.cmake: deploy/wheel.sh and deploy/packages.sh take --static. Needs what deploy/deps.sh installs, Debian's archive
+and a Python package index.
+  --lock   instead writes deploy/static/lock anew, for the newest versions that Debian's archive has: for security fixes
 Environment: JOBS  how many files to compile at a time; default: one for each core
 END
 }
@@ -23,7 +28,12 @@ die() {
   exit 1
 }
 
+renew=0
 case ${1:-} in
+  --lock)
+    renew=1
+    shift
+    ;;
   -h | --help)
     usage
     exit 0
@@ -41,17 +51,16 @@ for tool in apt-get dpkg-source cmake ninja make perl protoc; do
 done
 mkdir -p "$folder"/{bin,packages,sources,work}
 export LC_ALL=C.UTF-8
-export PIP_CONSTRAINT=file://${root// /%20}/deploy/constraints.txt
 
 # ---- the compiler ----
 compiler() {
   local tool
-  if [[ ! -x $folder/zig/bin/ziglang ]]; then
+  if ! cmp --quiet "$root/deploy/locks/zig.txt" "$folder/zig/lock"; then
     say "fetching the compiler"
-    python3 -m venv "$folder/zig" || die "python3 cannot make a virtual environment (deploy/deps.sh installs python3-venv)"
-    timeout 1800 "$folder/zig/bin/python" -m pip install --quiet --disable-pip-version-check ziglang </dev/null ||
-      die "pip could not fetch ziglang (its error is shown): a Python package index has to be reachable"
+    rm -rf "$folder/zig"
+    "$root/deploy/locks/install.sh" zig "$folder/zig"
     ln -s "$(echo "$folder"/zig/lib/python3*/site-packages/ziglang/zig)" "$folder/zig/bin/ziglang"
+    cp "$root/deploy/locks/zig.txt" "$folder/zig/lock"
   fi
   for tool in cc c++ ar ranlib; do
     cp "$root/deploy/static/compiler.sh" "$folder/bin/$tool"
@@ -69,8 +78,8 @@ compiler() {
 }
 
 # ---- the sources ----
-# sources TOOL ARGUMENT...: apt-get or apt-cache with lists of its own, of sources, from where this machine gets Debian's packages.
-sources() {
+# apt TOOL ARGUMENT...: apt-get or apt-cache with lists of its own, of sources, from where this machine gets Debian's packages.
+apt() {
   local tool=$1 apt=$folder/sources/apt
   shift
   "$tool" -o APT::Sandbox::User=root -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$apt/parts" \
@@ -79,29 +88,74 @@ sources() {
 
 read_lists() {
   local entry
+  rm -rf "$folder/sources/apt"
   mkdir -p "$folder/sources/apt"/{parts,lists/partial,cache/archives/partial}
   # shellcheck disable=SC2016  # it is apt that fills it in
   apt-get indextargets --format '$(SOURCESENTRY)' "Created-By: Packages" "Origin: Debian" | sed 's/:[0-9]*$//' | sort -u |
     while read -r entry; do
-      sed 's/^Types:.*/Types: deb-src/; s/^deb /deb-src /' "$entry" >"$folder/sources/apt/parts/${entry##*/}"
+      sed 's/^Types:.*/Types: deb deb-src/; s/^deb /deb-src /p; s/^deb-src /deb /' "$entry" >"$folder/sources/apt/parts/${entry##*/}"
     done
-  sources apt-get -qq update </dev/null || die "apt-get could not read the lists of Debian's sources"
+  apt apt-get -qq update </dev/null || die "apt-get could not read the lists of Debian's archive"
+  lists=1
 }
 
-# fetch NAME: the newest version that the archive has whole. apt checks it against the archive's signature.
+# file_of KIND NAME VERSION: the file that the lock file has the checksum of. A .dsc has the checksums of its other files.
+file_of() {
+  case $1 in
+    source) echo "$folder/sources/$2_${3#*:}.dsc" ;;
+    package) echo "$folder/sources/$2_${3#*:}.deb" ;;
+    *) die "deploy/static/lock: $1 is neither source nor package" ;;
+  esac
+}
+
+# download KIND NAME VERSION: from Debian's archive, which apt checks. Nothing stays of what has not come whole.
+download() {
+  local new=$folder/sources/new
+  rm -rf "$new"
+  mkdir "$new"
+  (
+    cd "$new" || exit 1
+    case $1 in
+      source) apt apt-get -qq --download-only source "$2=$3" ;;
+      package) apt apt-get -qq download "$2=$3" && mv ./*.deb "$(basename "$(file_of "$@")")" ;;
+    esac
+  ) </dev/null >"$folder/work/log" 2>&1 && mv "$new"/* "$folder/sources/"
+}
+
+# fetch KIND NAME VERSION CHECKSUM
 fetch() {
-  local name=$1 version
-  [[ ! -e $folder/sources/$name.version ]] || return 0
-  [[ -d $folder/sources/apt/parts ]] || read_lists
-  for version in $(sources apt-cache showsrc "$name" | sed -n 's/^Version: //p' | sort -rVu); do
-    if (cd "$folder/sources" && sources apt-get -qq --download-only source "$name=$version" </dev/null >"$folder/work/log" 2>&1); then
-      echo "$version" >"$folder/sources/$name.version"
-      return 0
-    fi
-    say "the archive lacks a part of $name $version"
+  local file
+  file=$(file_of "$@")
+  if [[ ! -e $file ]]; then
+    [[ $lists == 1 ]] || read_lists
+    download "$@" || {
+      tail -n 5 "$folder/work/log" >&2
+      die "no $1 $2 $3, which deploy/static/lock names, from Debian's archive (apt's error is shown). If the archive has it no longer," \
+        "snapshot.debian.org has: put its files into $folder/sources, this one as ${file##*/}. Or lock newer ones: deploy/static.sh --lock"
+    }
+  fi
+  sha256sum --check --status <<<"$4  $file" ||
+    die "$file is not what deploy/static/lock names, whose SHA-256 is $4. Remove it, and it is fetched again"
+  [[ $1 == package ]] || (cd "$folder/sources" && sed -n '/^Checksums-Sha256:/,/^[^ ]/s/^ \([0-9a-f]*\) [0-9]* /\1  /p' "$file" |
+    sha256sum --check --quiet --strict >&2) || die "files of $file are not what it names, see above. Remove it, and all are fetched again"
+}
+
+renew() {
+  local kind name version show
+  read_lists
+  sed '/^[^#]/d' "$lock" >"$folder/work/lock"
+  grep '^[^#]' "$lock" | while read -r kind name _; do
+    show=show
+    [[ $kind == package ]] || show=showsrc
+    for version in $(apt apt-cache "$show" "$name" | sed -n 's/^Version: //p' | sort -rVu) none; do
+      [[ $version != none ]] || die "Debian's archive has no whole $kind $name"
+      if download "$kind" "$name" "$version"; then break; fi
+      say "the archive lacks a part of $name $version"
+    done
+    echo "$kind $name $version $(sha256sum "$(file_of "$kind" "$name" "$version")" | cut -d ' ' -f 1)" >>"$folder/work/lock"
   done
-  tail -n 5 "$folder/work/log" >&2
-  die "Debian's archive has no complete source of $name"
+  mv "$folder/work/lock" "$lock"
+  say "deploy/static/lock is new. Read its changes, then commit it"
 }
 
 # ---- the libraries ----
@@ -118,7 +172,7 @@ install_ninja() { ninja -C "$build" -j "$jobs" install; }
 
 build_zlib() {
   cd "$source"
-  CC=$folder/bin/cc AR=$folder/bin/ar RANLIB=$folder/bin/ranlib CFLAGS=$flags ./configure --static --prefix="$prefix"
+  CC=cc AR=ar RANLIB=ranlib CFLAGS=$flags ./configure --static --prefix="$prefix"
   make -j "$jobs" install
 }
 
@@ -129,9 +183,7 @@ build_c-ares() { with_cmake -DCARES_STATIC=ON -DCARES_SHARED=OFF -DCARES_BUILD_T
 build_re2() {
   local table
   cd "$source"
-  apt-get -o APT::Sandbox::User=root -qq download unicode-data
-  dpkg-deb -x unicode-data_*.deb unicode
-  sed -i "s|^_UNICODE_DIR = .*|_UNICODE_DIR = '$source/unicode/usr/share/unicode'|" re2/unicode.py
+  sed -i "s|^_UNICODE_DIR = .*|_UNICODE_DIR = '$folder/packages/unicode-data/unicode'|" re2/unicode.py
   perl re2/make_perl_groups.pl >re2/perl_groups.cc
   for table in casefold groups; do
     python3 "re2/make_unicode_$table.py" >"re2/unicode_$table.cc"
@@ -143,7 +195,7 @@ build_re2() {
 build_openssl() {
   cd "$source"
   ./Configure linux-x86_64 no-shared no-tests no-engine no-dso no-legacy no-comp --prefix=/ --libdir=lib --openssldir=/etc/ssl \
-    CC="$folder/bin/cc" AR="$folder/bin/ar" RANLIB="$folder/bin/ranlib" CFLAGS="$flags"
+    CC=cc AR=ar RANLIB=ranlib CFLAGS="$flags" # which are in the library
   make -j "$jobs" build_libs
   make DESTDIR="$prefix" install_dev
 }
@@ -173,51 +225,61 @@ build_prometheus-cpp() { with_cmake -DENABLE_PUSH=OFF -DENABLE_TESTING=OFF -DENA
 
 # What decides what a library becomes: the compiler and all that was built before it, too.
 key=''
-# library NAME: builds it from the source package of that name, unless it is here.
-library() {
-  local name=$1 version
+# part KIND NAME VERSION CHECKSUM: builds or unpacks it, unless it is here.
+part() {
+  local kind=$1 name=$2 version=$3
   local source=$folder/work/$name/source build=$folder/work/$name/build prefix=$folder/packages/$name
-  fetch "$name"
-  version=$(<"$folder/sources/$name.version")
-  key=$(sha256sum <<<"$key $version $flags $(declare -f "build_$name" with_cmake)")
+  fetch "$@"
+  key=$(sha256sum <<<"$key $* $flags $(declare -f "${kind}_part" "build_$name" with_cmake)")
   [[ $(cat "$prefix/key" 2>/dev/null) != "$key" ]] || return 0
   say "$name $version"
   rm -rf "$folder/work/$name" "$prefix"
   mkdir -p "$folder/work/$name" "$prefix"
-  # Its signature may be of a key that is not here. apt has checked it.
-  (
-    dpkg-source --no-check -x "$folder/sources/${name}_${version#*:}.dsc" "$source"
-    "build_$name"
-  ) >"$folder/work/log" 2>&1 </dev/null &
+  "${kind}_part" "$(file_of "$@")" >"$folder/work/log" 2>&1 </dev/null &
   wait $! || { # in a condition the first error would not end it
     tail -n 60 "$folder/work/log" >&2
     die "$name does not build, see above"
   }
-  cp "$source/debian/copyright" "$prefix/copyright"
   echo "$version" >"$prefix/VERSION"
   echo "$key" >"$prefix/key"
   rm -rf "$folder/work/$name"
 }
 
-# headers PACKAGE: of a library that has nothing else, from the package that is installed here.
-headers() {
-  local package=$1 prefix=$folder/packages/$1 file
-  rm -rf "$prefix"
-  mkdir -p "$prefix"
-  dpkg -L "$package" | grep '^/usr/include/' | while read -r file; do
-    if [[ -f $file ]]; then install -D -m 644 "$file" "$prefix/${file#/usr/}"; fi
-  done
-  cp "/usr/share/doc/$package/copyright" "$prefix/copyright"
-  dpkg-query -W -f='${Version}\n' "$package" >"$prefix/VERSION"
+source_part() {
+  # Its signature may be of a key that is not here. Its checksums are checked.
+  dpkg-source --no-check -x "$1" "$source"
+  cp "$source/debian/copyright" "$prefix/copyright"
+  echo source >"$prefix/ARCHITECTURE"
+  SOURCE_DATE_EPOCH=$(dpkg-parsechangelog -l "$source/debian/changelog" -S Timestamp)
+  export SOURCE_DATE_EPOCH PATH=$folder/bin:$PATH
+  "build_$name"
 }
 
+# Of a library that has only headers, and of what tables are made of.
+package_part() {
+  local folder
+  dpkg-deb -x "$1" "$source"
+  cp "$source/usr/share/doc/$name/copyright" "$prefix/copyright"
+  dpkg-deb -f "$1" Architecture >"$prefix/ARCHITECTURE"
+  for folder in include share/unicode; do
+    [[ ! -d $source/usr/$folder ]] || cp -r "$source/usr/$folder" "$prefix/"
+  done
+}
+
+lists=0
+if [[ $renew == 1 ]]; then
+  renew
+  exit 0
+fi
 compiler
-key=$(cat "$folder"/{bin/cc,toolchain.cmake,glibc} "$folder/packages/zig-compiler-rt/VERSION" | sha256sum)
-for name in zlib abseil protobuf c-ares re2 openssl grpc fmtlib spdlog nanopb civetweb prometheus-cpp; do
-  library $name
-done
-for name in libcli11-dev nlohmann-json3-dev libtomlplusplus-dev; do
-  headers $name
+key=$(cat "$folder"/{bin/cc,toolchain.cmake,glibc,zig/lock} | sha256sum)
+wanted=(llvm-libcxx zig-compiler-rt)
+while read -r -u 3 kind name version checksum; do
+  part "$kind" "$name" "$version" "$checksum"
+  wanted+=("$name")
+done 3< <(grep '^[^#]' "$lock")
+for name in $(cd "$folder/packages" && echo *); do # what toolchain.cmake would find
+  [[ " ${wanted[*]} " == *" $name "* ]] || rm -rf "$folder/packages/$name"
 done
 # What is generated must be of the version that it is compiled with.
 [[ $(<"$folder/packages/protobuf/VERSION") == "$(protoc --version | grep -o '[0-9.]*$')"* ]] ||

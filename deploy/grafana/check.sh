@@ -18,10 +18,5 @@ promtool check rules "$here/alerts.yaml"
 mkdir -p "$root/build"
 work=$(mktemp -d "$root/build/grafana.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-python3 -m venv "$work/venv"
-PIP_CONSTRAINT=file://${root// /%20}/deploy/constraints.txt timeout 600 "$work/venv/bin/python" -m pip --disable-pip-version-check install --quiet \
-  grafana-foundation-sdk </dev/null || {
-  echo "check.sh: pip could not fetch grafana-foundation-sdk (its error is shown): a Python package index has to be reachable" >&2
-  exit 1
-}
+"$root/deploy/locks/install.sh" board "$work/venv"
 "$work/venv/bin/python" "$here/read_board.py" "$here/amem.json"

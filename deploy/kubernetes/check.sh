@@ -34,12 +34,7 @@ esac
 mkdir -p "$root/build"
 work=$(mktemp -d "$root/build/kubernetes.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-python3 -m venv "$work/venv"
-PIP_CONSTRAINT=file://${root// /%20}/deploy/constraints.txt timeout 600 "$work/venv/bin/python" -m pip --disable-pip-version-check install --quiet \
-  --no-compile helm-python-sdk kubernetes-validate jsonschema common-expression-language pyyaml </dev/null || {
-  echo "check.sh: pip could not fetch helm-python-sdk, kubernetes-validate and common-expression-language (its error is shown): a Python package index has to be reachable" >&2
-  exit 1
-}
+"$root/deploy/locks/install.sh" chart "$work/venv"
 if [[ ${1:-} == --render ]]; then
   "$work/venv/bin/python" -B "$here/check.py" --render >"$work/amem.yaml" 2> >(grep -v 'found symbolic link in path' >&2)
   mv "$work/amem.yaml" "$here/amem.yaml"

@@ -20,5 +20,6 @@ export ZIG_GLOBAL_CACHE_DIR=$folder/work/zig ZIG_LOCAL_CACHE_DIR=$folder/work/zi
 case $tool${1:-} in
   cc-dumpmachine) echo x86_64-linux-gnu ;; # asked by CivetWeb, and unknown to zig
   ar* | ranlib*) exec "$folder/zig/bin/ziglang" "$tool" "$@" ;;
-  *) exec "$folder/zig/bin/ziglang" "$tool" -target "x86_64-linux-gnu.$(<"$folder/glibc")" "${arguments[@]}" ;;
+  # Messages that name a source name it alike wherever the folder is.
+  *) exec "$folder/zig/bin/ziglang" "$tool" "-ffile-prefix-map=$folder/=" -target "x86_64-linux-gnu.$(<"$folder/glibc")" "${arguments[@]}" ;;
 esac

@@ -28,8 +28,8 @@ def nccl(include, minor=28):
 @pytest.fixture
 def tree(tmp_path):
     """A checkout with deps.sh, and a machine where every package is installed and no Python package index can be reached."""
-    for name in ("deploy/deps.sh", "cmake/AmemHeaders.cmake", "cmake/cuda_headers.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("deploy/deps.sh", "deploy/locks/cuda.txt", "deploy/locks/nccl.txt", "cmake/AmemHeaders.cmake", "cmake/cuda_headers.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -83,7 +83,7 @@ def test_what_is_fetched_is_of_one_version_with_all_headers(tree):
     said = deps(tree)
     if "headers: CUDA in" not in said:
         for wheel in ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-cuda-profiler-api"):
-            assert f"{wheel}==13.0.*" in said
+            assert f"{wheel}==13.0." in said
         assert "pip could not download" in said
 
 

@@ -1,4 +1,5 @@
-"""deploy/release.sh: what it refuses before it builds, what it makes with small parts in place of the builds, and what its --verify finds."""
+"""deploy/release.sh: what it refuses before it builds, what it makes with small parts in place of the builds, what its --verify finds, and that
+what is built is what the lock files name."""
 import functools
 import hashlib
 import http.server
@@ -51,10 +52,12 @@ pathlib.Path(sys.argv[sys.argv.index("--output") + 1]).write_text(json.dumps({"m
 """,
     "deploy/place.py": "#!/usr/bin/env python3\nprint('', end='')\n",
     "deploy/image/build.sh": "#!/bin/bash\necho 'build.sh: there is none'\nexit 77\n",
+    "deploy/image/base": "# A base.\nx.test/debian:12-slim\n",
+    "deploy/deps.sh": '#!/bin/bash\necho "headers fetched: $1"\n',
+    "deploy/static.sh": '#!/bin/bash\necho "static libraries in ${1##*/}"\n[[ $1 != */changed ]]\n',
     "deploy/kubernetes/check.sh": '#!/bin/bash\n[[ -f $2 ]]\n',
     "deploy/kubernetes/amem/Chart.yaml": f"name: amem\nversion: {VERSION}\nappVersion: {VERSION}  # likewise\n",
     "deploy/download.url": "# none\n",
-    "deploy/constraints.txt": "",
     "client/python/pyproject.toml": f'[project]\nname = "amem"\nversion = "{VERSION}"\nauthors = [{{name = "the authors of amem"}}]\n',
     "client/python/dropin/pyproject.toml": f'[project]\nname = "torch_memory_saver"\nversion = "0.0.10+amem{VERSION}"\n',
     "SECURITY.md": "No key yet.\n",
@@ -74,7 +77,8 @@ def index(tmp_path_factory):
     """Puts wheels into a package index, and has its address."""
     folder = tmp_path_factory.mktemp("index")
 
-    def add(name, author="others", version="1.0"):
+    def add(name, author="others", version="1.0", files=()):
+        """With a line that locks it."""
         (folder / "simple" / name).mkdir(parents=True, exist_ok=True)
         file = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
         info = f"{name.replace('-', '_')}-{version}.dist-info"
@@ -82,9 +86,14 @@ def index(tmp_path_factory):
             wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nAuthor: {author}\nProvides-Extra: json-validation\n")
             wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{info}/RECORD", "")
+            for path, text in dict(files).items():
+                member = zipfile.ZipInfo(path)
+                member.external_attr = 0o100755 << 16
+                wheel.writestr(member, text)
         (folder / "simple" / name / "index.html").write_text(f'<!DOCTYPE html><html><body><a href="{file}">{file}</a></body></html>')
+        return f"{name}=={version} --hash=sha256:{hashlib.sha256((folder / 'simple' / name / file).read_bytes()).hexdigest()}\n"
 
-    add("cyclonedx-python-lib")
+    add.sbom = add("cyclonedx-python-lib")
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
@@ -99,14 +108,14 @@ def index(tmp_path_factory):
 
 
 @pytest.fixture
-def tree(tmp_path):
+def tree(tmp_path, index):
     """A checkout with release.sh, and small parts."""
     made = tmp_path / "checkout"
-    for name, text in STUBS.items():
+    for name, text in {**STUBS, "deploy/locks/sbom.txt": index.sbom}.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text(text)
         (made / name).chmod(0o755 if text.startswith("#!") else 0o644)
-    for name in "release.sh", "release.py":
+    for name in "release.sh", "release.py", "locks/install.sh":
         shutil.copy(ROOT / "deploy" / name, made / "deploy" / name)
     subprocess.run(["git", "init", "-q", made], check=True, timeout=60)
     commit(made)
@@ -317,6 +326,7 @@ def test_a_candidate_needs_no_key_and_only_warns(make, tree):
     assert "packages for rhel9" not in said
     said, built = make("--candidate", "--static")
     assert built and "CHANGELOG.md has entries below [Unreleased]" in said
+    assert "headers fetched: --headers\nstatic libraries in static\n" in said
     assert "packages for rhel9\npackages for ubuntu22.04\nstatic wheel with static\n" in said
     assert "SHA256SUMS.asc is missing" in make("--verify", "--fingerprint", "0" * 40, tree / "dist" / f"amem-{VERSION}", status=1)[0]
 
@@ -330,6 +340,9 @@ def test_what_is_wrong_is_refused_before_the_build(make, tree, keys, key, index)
     refused("gpg has no secret key nobody@b.test", AMEM_SIGN_KEY="nobody@b.test")
     refused("--tag is for a release", "--candidate", "--tag")
     refused(f"SECURITY.md does not name the key that signs: put its fingerprint {keys.add('other')} there", AMEM_SIGN_KEY="other@b.test")
+    (tree / "deploy" / "image" / "build.sh").write_text("#!/bin/bash\necho docker\n")
+    commit(tree)
+    refused("deploy/image/base has no digest of the base image")
     (tree / "more").touch()
     refused("the checkout has changes that are not committed")
     (tree / "more").unlink()
@@ -423,3 +436,274 @@ def test_the_versions_of_a_tree(tree):
         (tree / name).write_text(STUBS[name])
     (tree / "deploy" / "place.py").write_text("raise SystemExit('another place')")
     assert list(release.faults_of_tree(tree)) == ["another place"]
+
+
+def change(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_release_is_only_of_what_the_lock_files_name(make, tree, index):
+    def stopped(words, *arguments, **more):
+        said, built = make("--candidate", *arguments, status=1, **more)
+        assert words in said, said
+        return built
+
+    assert not stopped("static libraries in changed", "--static", AMEM_STATIC="/nowhere/changed")
+    lock = tree / "deploy" / "locks" / "sbom.txt"
+    change(lock, "--hash=sha256:", "--hash=sha256:" + "0" * 64 + " #")
+    commit(tree)
+    assert "cyclonedx-python-lib" in index.sbom and stopped("deploy/locks/sbom.txt names")
+    lock.write_text("cyclonedx-python-lib==1.0\n")
+    commit(tree)
+    stopped("Hashes are required in --require-hashes mode")
+    lock.write_text(index.sbom)
+    (tree / "deploy" / "image" / "build.sh").write_text('#!/bin/bash\n[[ $1 == --builder ]] && echo docker\n')
+    change(tree / "deploy" / "image" / "base", "12-slim", "12-slim sha256:" + "1" * 64)
+    commit(tree)
+    assert "has no digest" not in make("--candidate", status=1)[0]  # this image does not get built
+
+
+def test_headers_are_those_of_the_lock_files(tmp_path, index):
+    for name in "deploy/deps.sh", "cmake/cuda_headers.txt":
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    names = [line for line in (ROOT / "cmake" / "cuda_headers.txt").read_text().splitlines() if not line.startswith("#")]
+    headers = {f"nvidia/cu13/include/{name}": "#define CUDA_VERSION 13000\n" for name in names}
+    locks = tmp_path / "deploy" / "locks"
+    locks.mkdir()
+    (locks / "cuda.txt").write_text(index("nvidia-cuda-runtime", version="13.0.1", files=headers))
+    (locks / "nccl.txt").write_text(index("nvidia-nccl-cu13", version="2.28.1", files={
+        "nvidia/nccl/include/nccl.h": "#define NCCL_MAJOR 2\n#define NCCL_MINOR 28\n"}))
+
+    def fetch():
+        return subprocess.run([tmp_path / "deploy" / "deps.sh", "--headers"], env={**os.environ, "PIP_INDEX_URL": index.url, "PIP_CONFIG_FILE": os.devnull},
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
+
+    said = fetch()
+    assert said.returncode == 0 and "nvidia-cuda-runtime==13.0.1 nvidia-nccl-cu13==2.28.1" in said.stdout, said.stdout
+    fetched = tmp_path / "build" / "headers" / "nvidia" / "cu13" / "include" / "cuda.h"
+    assert f"headers: CUDA in {fetched.parent}" in said.stdout
+    fetched.write_text("changed since")
+    assert fetch().returncode == 0 and fetched.read_text() == "#define CUDA_VERSION 13000\n"
+    change(locks / "cuda.txt", "sha256:", "sha256:" + "0" * 64 + " #")
+    said = fetch()
+    assert said.returncode == 1 and "nvidia-cuda-runtime" in said.stdout and "DO NOT MATCH THE HASHES" in said.stdout
+
+
+# A builder that knows one image, by a digest.
+BUILDER = """#!/bin/bash
+echo "$@" >>"$0.log"
+[[ $1 != image ]] || echo "docker.io/library/debian@sha256:DIGEST"
+"""
+
+
+def test_the_image_is_built_on_the_digest_that_was_locked(tmp_path):
+    tree, builder = tmp_path / "tree", tmp_path / "docker"
+    shutil.copytree(ROOT / "deploy" / "image", tree / "deploy" / "image")
+    (tree / "deploy" / "place.py").write_text("#!/bin/sh\n")
+    (tree / "deploy" / "place.py").chmod(0o755)
+    (tree / "VERSION").write_text("1\n")
+    (tree / ".gitignore").write_text("/build/\n")
+    (tree / "deploy" / "image" / "base").write_text("# A base.\nx.test:5000/debian:12-slim\n")
+    subprocess.run(["git", "init", "-q", tree], check=True, timeout=60)
+
+    def build(*arguments, status=0):
+        commit(tree)
+        log = tmp_path / "docker.log"
+        log.unlink(missing_ok=True)
+        done = subprocess.run([tree / "deploy" / "image" / "build.sh", *arguments], env={**os.environ, "AMEM_BUILDER": str(builder)}, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+        assert done.returncode == status, done.stdout
+        (tree / "x").write_text(done.stdout + log.read_text())  # each commit has a change
+        return done.stdout + log.read_text()
+
+    builder.write_text(BUILDER)
+    builder.chmod(0o755)
+    said = build("amem:1")
+    assert "warning: deploy/image/base has no digest" in said and "BASE=x.test:5000/debian:12-slim " in said
+    assert "does not say which digest x.test:5000/debian:12-slim has, but: sha256:DIGEST" in build("--lock", status=1)
+    builder.write_text(BUILDER.replace("DIGEST", "ab" * 32))
+    said = build("--lock")
+    assert "pull --quiet x.test:5000/debian:12-slim" in said and f"as sha256:{'ab' * 32} now" in said
+    assert (tree / "deploy" / "image" / "base").read_text() == f"# A base.\nx.test:5000/debian:12-slim sha256:{'ab' * 32}\n"
+    said = build("amem:1")
+    assert f"BASE=x.test:5000/debian@sha256:{'ab' * 32} " in said and "warning" not in said
+    assert "BASE=mine " in build("--base", "mine", "amem:1")
+    builder.write_text("#!/bin/sh\necho no registry >&2\nexit 1\n")
+    (tmp_path / "docker.log").touch()
+
+
+# What stands in for Debian's archive, a build system and a compiler.
+TOOLS = {
+    "apt-get": """#!/bin/bash
+while [[ $1 == -* ]]; do [[ $1 != -o ]] || shift; shift; done
+case $1 in
+  source) name=${2%%=*}; cp "$ARCHIVE/${name}_${2##*[=:]}".* . ;;
+  download) cp "$ARCHIVE/${2%%=*}_${2##*[=:]}_all.deb" . ;;
+esac
+""",
+    "apt-cache": """#!/bin/bash
+while [[ $1 == -* ]]; do [[ $1 != -o ]] || shift; shift; done
+cat "$ARCHIVE/$2.$1"
+""",
+    "cmake": "#!/bin/sh\n", "ninja": "#!/bin/sh\n", "protoc": "#!/bin/sh\necho libprotoc 1.0\n",
+}
+COMPILER = {
+    "ziglang/zig": "#!/bin/sh\necho VERSION\n",
+    "ziglang/LICENSE": "MIT\n",
+    "ziglang/lib/libcxx/LICENSE.TXT": "Apache\n",
+    "ziglang/lib/libcxx/include/__config": "#  define _LIBCPP_VERSION 170006\n",
+}
+
+
+class Static:
+    """A checkout with static.sh, and an archive with sources of zlib and protobuf, and a package."""
+
+    def __init__(self, folder, index):
+        self.root, self.archive, self.tools, self.index = folder / "tree", folder / "archive", folder / "tools", index
+        for name in "static.sh", "locks/install.sh", "static/compiler.sh", "static/toolchain.cmake", "static/glibc":
+            (self.root / "deploy" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / "deploy" / name, self.root / "deploy" / name)
+        self.tools.mkdir()
+        for name, text in TOOLS.items():
+            (self.tools / name).write_text(text)
+            (self.tools / name).chmod(0o755)
+        self.archive.mkdir()
+        self.compiler("0.1")
+        self.lock = self.root / "deploy" / "static" / "lock"
+        lines = [self.source("zlib", "1:1.0"), self.source("protobuf", "1.0"), self.package("libcli11-dev", "1.0")]
+        self.lock.write_text("# Of what it builds.\n" + "".join(lines))
+
+    def compiler(self, version):
+        files = {path: text.replace("VERSION", version) if path.endswith("zig") else text for path, text in COMPILER.items()}
+        (self.root / "deploy" / "locks" / "zig.txt").write_text(self.index("ziglang", version=version, files=files))
+
+    def add_version(self, name, version, listing, file):
+        path = self.archive / f"{name}.{listing}"
+        path.write_text((path.read_text() if path.exists() else "") + f"Package: {name}\nVersion: {version}\n")
+        return f"{'source' if listing == 'showsrc' else 'package'} {name} {version} {hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+
+    def source(self, name, version):
+        plain = version.split(":")[-1]
+        folder = self.archive / f"{name}-{plain}"
+        (folder / "debian" / "source").mkdir(parents=True)
+        (folder / "debian" / "source" / "format").write_text("3.0 (native)\n")
+        (folder / "debian" / "copyright").write_text("Files: *\nLicense: Zlib\n")
+        (folder / "debian" / "control").write_text(f"Source: {name}\nMaintainer: A <a@b.test>\n\nPackage: {name}\nArchitecture: any\nDescription: x\n")
+        (folder / "debian" / "changelog").write_text(f"{name} ({version}) x; urgency=low\n\n  * X.\n\n -- A <a@b.test>  Sat, 02 Mar 2030 00:00:00 +0000\n")
+        (folder / "configure").write_text('#!/bin/sh\nprefix=${2#*=}\nprintf "CC=%s\\nCFLAGS=%s\\nPREFIX=%s\\n" "$CC" "$CFLAGS" "$prefix" >values\n')
+        (folder / "configure").chmod(0o755)
+        (folder / "Makefile").write_text(f"include values\ninstall:\n\tmkdir $(PREFIX)/lib\n\techo {version} $(CC) $(CFLAGS) $$SOURCE_DATE_EPOCH >$(PREFIX)/lib/libz.a\n")
+        subprocess.run(["dpkg-source", "-b", folder.name], cwd=self.archive, check=True, capture_output=True, timeout=60)
+        return self.add_version(name, version, "showsrc", self.archive / f"{name}_{plain}.dsc")
+
+    def package(self, name, version):
+        folder = self.archive / name
+        for path, text in {"DEBIAN/control": f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: A <a@b.test>\nDescription: x\n",
+                           f"usr/share/doc/{name}/copyright": "Files: *\nLicense: BSD\n", "usr/include/CLI.hpp": version}.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        file = self.archive / f"{name}_{version}_all.deb"
+        subprocess.run(["dpkg-deb", "--root-owner-group", "--build", folder, file], check=True, capture_output=True, timeout=60)
+        return self.add_version(name, version, "show", file)
+
+    def build(self, folder, *options, status=0, **more):
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("AMEM_", "PIP_")) and name != "SOURCE_DATE_EPOCH"}
+        env |= {"PATH": f"{self.tools}:{os.environ['PATH']}", "ARCHIVE": str(self.archive), "PIP_INDEX_URL": self.index.url, "PIP_CONFIG_FILE": os.devnull}
+        done = subprocess.run([self.root / "deploy" / "static.sh", *options, folder], env={**env, **more}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
+        assert done.returncode == status, done.stdout
+        return done.stdout
+
+
+@pytest.fixture
+def static(tmp_path, index):
+    return Static(tmp_path, index)
+
+
+def test_static_libraries_are_the_same_bytes_in_any_folder(static, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "a-folder-with-a-longer-name"
+    said = static.build(first)
+    assert "static: zlib 1:1.0\n" in said and "static: libcli11-dev 1.0\n" in said and "is complete" in said
+    static.build(second, TZ="Pacific/Auckland", SOURCE_DATE_EPOCH="1")
+    for path in "zlib/lib/libz.a", "zlib/VERSION", "zlib/copyright", "zlib/ARCHITECTURE", "libcli11-dev/include/CLI.hpp", "llvm-libcxx/VERSION":
+        assert (first / "packages" / path).read_bytes() == (second / "packages" / path).read_bytes(), path
+    assert (first / "packages" / "zlib" / "lib" / "libz.a").read_text().endswith("1898640000\n"), "the date of Debian's change"
+    assert (first / "packages" / "libcli11-dev" / "ARCHITECTURE").read_text() == "all\n"
+    assert static.build(first) == f"static: {first} is complete\n"
+
+
+def test_a_static_build_that_the_lock_file_does_not_name_is_not_taken(static, tmp_path):
+    built = tmp_path / "built"
+    static.build(built)
+    old = static.lock.read_text()
+    static.lock.write_text(old.replace(old.splitlines(True)[1], static.source("zlib", "1:1.1")).replace(old.splitlines(True)[3], ""))
+    said = static.build(built)
+    assert "static: zlib 1:1.1\n" in said and "static: protobuf 1.0\n" in said, "built with another one before it"
+    assert (built / "packages" / "zlib" / "lib" / "libz.a").read_text().startswith("1:1.1 ")
+    assert not (built / "packages" / "libcli11-dev").exists(), "toolchain.cmake would find it"
+    static.compiler("0.2")
+    said = static.build(built)
+    assert "fetching the compiler" in said and "static: zlib 1:1.1\n" in said
+    assert (built / "packages" / "zig-compiler-rt" / "VERSION").read_text() == "0.2\n"
+    change(static.root / "deploy" / "locks" / "zig.txt", "sha256:", "sha256:" + "0" * 64 + " #")
+    said = static.build(built, status=1)
+    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in said and "ziglang" in said and "deploy/locks/zig.txt" in said
+
+
+def test_files_that_are_not_those_of_the_lock_file_are_refused_by_name(static, tmp_path):
+    built = tmp_path / "built"
+    lock = static.lock.read_text()
+
+    def refused(*words):
+        said = static.build(built, status=1)
+        assert all(each in said for each in words), said
+        assert "is complete" not in said
+
+    for kind, name, version, digest in [line.split() for line in lock.splitlines()[1:]]:
+        static.lock.write_text(lock.replace(digest, "0" * 64))
+        file = f"{built}/sources/{name}_{version.split(':')[-1]}.{'deb' if kind == 'package' else 'dsc'}"
+        refused(f"{file} is not what deploy/static/lock names, whose SHA-256 is {'0' * 64}")
+        static.lock.write_text(lock)
+        pathlib.Path(file).write_text("others'\n")
+        refused(f"{file} is not what deploy/static/lock names, whose SHA-256 is {digest}")
+        pathlib.Path(file).unlink()
+    static.build(built)
+    archive = built / "sources" / "zlib_1.0.tar.xz"
+    kept = archive.read_bytes()
+    archive.write_bytes(kept + b"more")
+    refused("zlib_1.0.tar.xz: FAILED", f"files of {built}/sources/zlib_1.0.dsc are not what it names")
+    archive.unlink()
+    refused("zlib_1.0.tar.xz", f"files of {built}/sources/zlib_1.0.dsc are not what it names")
+    archive.write_bytes(kept)
+    assert static.build(built) == f"static: {built} is complete\n"
+    static.lock.write_text(lock + "binary x 1.0 0\n")
+    refused("deploy/static/lock: binary is neither source nor package")
+
+
+def test_a_version_that_the_archive_has_no_longer(static, tmp_path):
+    built = tmp_path / "built"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    for path in static.archive.glob("zlib_1.0.*"):
+        path.rename(gone / path.name)
+    said = static.build(built, status=1)
+    assert "no source zlib 1:1.0, which deploy/static/lock names" in said and "snapshot.debian.org" in said and f"into {built}/sources, this one as zlib_1.0.dsc" in said
+    for path in gone.iterdir():
+        shutil.copy(path, built / "sources")
+    assert "is complete" in static.build(built)
+
+
+def test_a_new_lock_file_has_the_newest_whole_versions(static, tmp_path):
+    old = static.lock.read_text()
+    newer = static.source("zlib", "1:1.2"), static.package("libcli11-dev", "1.10")
+    static.source("zlib", "1:1.10")
+    (static.archive / "zlib_1.10.dsc").unlink()
+    (static.archive / "zlib_1.10.tar.xz").unlink()
+    said = static.build(tmp_path / "built", "--lock")
+    assert "the archive lacks a part of zlib 1:1.10" in said and "Read its changes" in said
+    lines = old.splitlines(True)
+    assert static.lock.read_text() == "".join([lines[0], newer[0], lines[2], newer[1]])
+    assert "static: zlib 1:1.2\n" in static.build(tmp_path / "built")

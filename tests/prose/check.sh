@@ -6,18 +6,13 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 
-version=$(sed -n 's/^proselint==//p' "$root/deploy/constraints.txt")
-tools=$root/build/prose/proselint-$version
+lock=$(sha256sum "$root/deploy/locks/prose.txt")
+tools=$root/build/prose/proselint-${lock:0:12}
 if [[ ! -x $tools/bin/python ]]; then
   mkdir -p "$root/build/prose"
   work=$(mktemp -d "$root/build/prose/XXXXXX")
   trap 'rm -rf "$work"' EXIT
-  python3 -m venv "$work/venv"
-  timeout 600 "$work/venv/bin/python" -m pip --disable-pip-version-check install --quiet --constraint "$root/deploy/constraints.txt" \
-    proselint </dev/null || {
-    echo "check.sh: pip could not fetch proselint (its error is shown): a Python package index has to be reachable" >&2
-    exit 1
-  }
+  "$root/deploy/locks/install.sh" prose "$work/venv"
   # Renamed at the end: a run that is cut off, or one beside it, leaves nothing half done.
   mv -T "$work/venv" "$tools" 2>/dev/null || [[ -x $tools/bin/python ]]
 fi
