@@ -42,6 +42,8 @@ prometheus               reads the metrics in the tests
 procps                   the tests look at processes with ps
 curl                     the examples ask their servers
 openssl                  certificates in the integration tests
+gnupg                    signs a release, and reads its key
+sqv                      verifies its signature
 patchelf                 bundles the GPU tests for another machine
 mkdocs                   the documentation as a site
 mkdocs-material          how that looks
@@ -62,8 +64,6 @@ clang-tidy               static checks
 shellcheck               checks the scripts
 jq                       the chart's hook reads the API server's answers with it
 lintian                  checks the packages
-gnupg                    signs a release
-sqv                      verifies its signature
 zsh                      what it completes after amemctl
 fish                     likewise
 mmdebstrap               fresh roots to try the packages in
@@ -78,8 +78,8 @@ usage() {
 Usage: deploy/deps.sh [--dev] [--list] [--headers]
 Installs what amem is built and tested with: packages of Debian 12 or Ubuntu 24.04 (as root, or with sudo) and, where
 there is no CUDA 13 toolkit with NCCL, their headers from NVIDIA's Python packages of deploy/locks, into build/headers.
-  --dev    also the tools for working on amem: ccache, clang, clang-format, clang-tidy, shellcheck, jq, lintian, gnupg, sqv,
-           mmdebstrap, musl-tools, rpm
+  --dev    also the tools for working on amem: ccache, clang, clang-format, clang-tidy, shellcheck, jq, lintian, mmdebstrap,
+           musl-tools, rpm
   --list   only prints the packages and what each is for
   --headers  only fetches these headers, even if a toolkit has them: for releases
 END

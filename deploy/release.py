@@ -213,7 +213,7 @@ def fault_of_signature(folder, fingerprint, key):
         return "SHA256SUMS.asc is missing: the release is not signed"
     for tool in "gpg", "sqv":
         if not shutil.which(tool):
-            return f"there is no {tool} here to verify the signature; deploy/deps.sh --dev installs it"
+            return f"there is no {tool} here to verify the signature; deploy/deps.sh installs it"
     with tempfile.TemporaryDirectory() as scratch:
         gpg = ["gpg", "--batch", "--quiet", *(["--homedir", scratch, "--no-autostart"] if key else [])]
         if key:
@@ -221,7 +221,7 @@ def fault_of_signature(folder, fingerprint, key):
         # sqv asks whether the key was good when the signature says that it was made, and a thief writes any date. It must be good now, too.
         found = re.findall(r"(?m)^[ps]ub:(.).*\nfpr:+(\w+):", ran(*gpg, "--with-colons", "--list-keys", fingerprint).stdout)  # with its subkeys
         if not found or found[0][1] != fingerprint:
-            return f"{key or 'gpg'} has no key {fingerprint}: name its file with --key"
+            return f"{key} has no key {fingerprint}" if key else f"gpg has no key {fingerprint}: name its file with --key"
         if found[0][0] in STATES:
             return f"the key {fingerprint} {STATES[found[0][0]]}: get the present key and its fingerprint from where they are published (SECURITY.md)"
         ring = f"{scratch}/ring"

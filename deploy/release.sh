@@ -89,7 +89,7 @@ tagged=$(git -C "$root" rev-parse --verify --quiet "v$version^{commit}" || true)
   refuse "the tag v$version is of $(git -C "$root" rev-parse --short "$tagged"), not of $(git -C "$root" rev-parse --short "$commit"): raise VERSION"
 key=${AMEM_SIGN_KEY:-}
 if [[ -n $key ]]; then
-  command -v gpg >/dev/null || die "there is no gpg here; deploy/deps.sh --dev installs it"
+  command -v gpg >/dev/null || die "there is no gpg here; deploy/deps.sh installs it"
   gpg --batch --list-secret-keys "$key" >/dev/null 2>&1 || die "AMEM_SIGN_KEY: gpg has no secret key $key"
   # Asks for its passphrase now, not at the end.
   gpg --quiet --local-user "$key" --detach-sign --output /dev/null </dev/null || die "AMEM_SIGN_KEY: gpg cannot sign with $key"

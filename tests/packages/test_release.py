@@ -196,7 +196,7 @@ class Keys:
 def keys(tmp_path_factory, monkeypatch):
     for tool in "gpg", "gpg-agent", "sqv":
         if not shutil.which(tool):
-            pytest.skip(f"needs {tool} (deploy/deps.sh --dev installs it)")
+            pytest.skip(f"needs {tool} (deploy/deps.sh installs it)")
     home = tmp_path_factory.mktemp("g")
     home.chmod(0o700)
     monkeypatch.setenv("GNUPGHOME", str(home))
