@@ -531,8 +531,10 @@ def test_the_image_is_built_on_the_digest_that_was_locked(tmp_path):
     said = build("amem:1")
     assert f"BASE=x.test:5000/debian@sha256:{'ab' * 32} " in said and "warning" not in said
     assert "BASE=mine " in build("--base", "mine", "amem:1")
-    builder.write_text("#!/bin/sh\necho no registry >&2\nexit 1\n")
-    (tmp_path / "docker.log").touch()
+    builder.write_text('#!/bin/sh\necho no registry | tee "$0.log"\nexit 1\n')
+    kept = (tree / "deploy" / "image" / "base").read_text()
+    assert "there is no x.test:5000/debian:12-slim from here" in build("--lock", status=1)
+    assert (tree / "deploy" / "image" / "base").read_text() == kept
 
 
 # What stands in for Debian's archive, a build system and a compiler.
