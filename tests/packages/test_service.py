@@ -11,10 +11,14 @@ import pytest
 DEPLOY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy")
 
 
+def file_of(unit):
+    return f"{DEPLOY}/{unit}" if unit.endswith(".socket") else f"{DEPLOY}/{unit}.service.in"
+
+
 def read(name):
     unit = configparser.RawConfigParser(strict=False, allow_no_value=True, delimiters=("=",))
     unit.optionxform = str
-    with open(f"{DEPLOY}/{name}.service.in", encoding="utf-8") as file:
+    with open(file_of(name), encoding="utf-8") as file:
         unit.read_string(file.read())
     return unit
 
@@ -40,6 +44,28 @@ def test_amemd_itself_may_load_and_make_nothing():
     assert not lines("amemd", "ExecStartPre")
     powers = read("amem-driver")["Service"]["CapabilityBoundingSet"].split()
     assert {"CAP_SYS_MODULE", "CAP_MKNOD"} <= set(powers) and len(powers) == 5
+
+
+def test_the_holder_is_in_a_folder_of_its_own_that_root_alone_may_enter():
+    holder, socket = read("amem-holder"), read("amem-holder.socket")
+    folder = "/run/" + holder["Service"]["RuntimeDirectory"]
+    assert folder == "/run/amem-holder" and holder["Service"]["RuntimeDirectoryMode"] == socket["Socket"]["DirectoryMode"] == "0700"
+    assert holder["Service"]["RuntimeDirectoryPreserve"] == "yes", "the socket stays when a holder ends"
+    assert socket["Socket"]["ListenSequentialPacket"] == folder + "/holder.sock"
+    assert shlex.split(holder["Service"]["ExecStart"])[1:] == ["--socket", folder + "/holder.sock"]
+
+
+def test_amemd_starts_no_holder_of_its_own():
+    """It would be in amemd's control group, and systemd would end it with amemd."""
+    assert lines("amemd", "Environment") == ["AMEM_HOLDER=external"]
+    text = open(file_of("amemd"), encoding="utf-8").read()
+    assert text.index("\nEnvironment=") < text.index("\nEnvironmentFile="), "an administrator's file comes after it"
+
+
+def test_systemd_brings_a_holder_however_often_amemd_is_killed():
+    for unit in ("amemd", "amem-holder", "amem-holder.socket"):
+        assert read(unit)["Unit"]["StartLimitIntervalSec"] == "0", unit
+    assert read("amem-holder.socket")["Socket"]["TriggerLimitIntervalSec"] == "0"
 
 
 def test_one_that_was_killed_is_back_at_once_and_one_that_cannot_start_waits(tmp_path):
@@ -103,10 +129,9 @@ def test_the_drop_in_sets_what_amemd_knows(build):
 
 
 @pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="no systemd-tmpfiles here")
-def test_tmpfiles_makes_the_folder_of_the_sockets(tmp_path):
+def test_tmpfiles_makes_the_folders_of_the_sockets(tmp_path):
     (tmp_path / "root").mkdir()
     done = subprocess.run(["systemd-tmpfiles", "--create", f"--root={tmp_path}/root", os.path.abspath(f"{DEPLOY}/amemd.tmpfiles")], capture_output=True,
                           text=True, timeout=60, check=False)
-    made = tmp_path / "root" / "run" / "amem"
-    assert done.returncode == 0 and made.is_dir(), done
-    assert made.stat().st_mode & 0o7777 == 0o755
+    assert done.returncode == 0, done
+    assert {made.name: made.stat().st_mode & 0o7777 for made in (tmp_path / "root" / "run").iterdir()} == {"amem": 0o755, "amem-holder": 0o700}
