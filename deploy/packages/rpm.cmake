@@ -10,10 +10,11 @@ set(CPACK_RPM_SPEC_MORE_DEFINE "\
 %define use_source_date_epoch_as_buildtime 1
 %define clamp_mtime_to_source_date_epoch 1
 %define _buildhost amem
-%define __os_install_post %{nil}")
+%define __os_install_post %{nil}
+%{!?systemd_post:%{load:${CMAKE_CURRENT_SOURCE_DIR}/rpm/macros.systemd}}")
 # Folders of the system.
 set(CPACK_RPM_EXCLUDE_FROM_AUTO_FILELIST_ADDITION
-  /usr/lib/systemd /usr/lib/systemd/system /usr/lib/sysusers.d /usr/lib/tmpfiles.d /usr/lib64/pkgconfig /usr/lib64/cmake
+  /etc/logrotate.d /usr/lib/systemd /usr/lib/systemd/system /usr/lib/sysusers.d /usr/lib/tmpfiles.d /usr/lib64/pkgconfig /usr/lib64/cmake
   /usr/share/man /usr/share/man/man1 /usr/share/man/man5 /usr/share/man/man8 /usr/share/bash-completion
   /usr/share/bash-completion/completions /usr/share/fish /usr/share/fish/vendor_completions.d /usr/share/zsh
   /usr/share/zsh/vendor-completions)
@@ -35,10 +36,13 @@ macro(amem_rpms)
   endforeach()
   set(same "= ${PROJECT_VERSION}-${CPACK_RPM_PACKAGE_RELEASE}")
   set(CPACK_RPM_AMEMD_PACKAGE_REQUIRES "libamem-shim ${same}, systemd")
-  set(CPACK_RPM_AMEMD_USER_FILELIST "%config(noreplace) /etc/amem/amemd.toml")
-  set(CPACK_RPM_AMEMD_POST_INSTALL_SCRIPT_FILE ${CMAKE_CURRENT_SOURCE_DIR}/rpm/post)
-  set(CPACK_RPM_AMEMD_PRE_UNINSTALL_SCRIPT_FILE ${CMAKE_CURRENT_SOURCE_DIR}/rpm/preun)
-  set(CPACK_RPM_AMEMD_POST_UNINSTALL_SCRIPT_FILE ${CMAKE_CURRENT_SOURCE_DIR}/rpm/postun)
+  set(CPACK_RPM_AMEMD_USER_FILELIST "%config(noreplace) /etc/amem/amemd.toml" "%config(noreplace) /etc/logrotate.d/amemd")
+  set(CPACK_RPM_AMEMD_PRE_INSTALL_SCRIPT_FILE ${scripts}/pre)
+  set(CPACK_RPM_AMEMD_POST_INSTALL_SCRIPT_FILE ${scripts}/post)
+  set(CPACK_RPM_AMEMD_PRE_UNINSTALL_SCRIPT_FILE ${scripts}/preun)
+  set(CPACK_RPM_AMEMD_POST_UNINSTALL_SCRIPT_FILE ${scripts}/postun)
+  set(CPACK_RPM_SHIM_PRE_INSTALL_SCRIPT_FILE ${scripts}/pre)
+  set(CPACK_RPM_SHIM_PRE_UNINSTALL_SCRIPT_FILE ${scripts}/preun-shim)
   set(CPACK_RPM_CLIENT_DEV_PACKAGE_REQUIRES "libamem-client ${same}")
   set(CPACK_RPM_SIM_DRIVER_PACKAGE_REQUIRES "amemd ${same}, python3")
   # Nobody is to get it in place of NVIDIA's driver, nor the shim by the name of its file; what it needs of its own has no name then.
