@@ -42,7 +42,7 @@ while [[ $# -gt 0 ]]; do
 done
 [[ ${#arguments[@]} -le 1 ]] || die "one directory at most, not: ${arguments[*]}"
 target=$(realpath -m "${arguments[0]:-$root/dist}")
-preset=package tools=(cpack dpkg-deb dpkg-shlibdeps file) cmake_args=()
+preset=package tools=(cpack dpkg-deb dpkg-shlibdeps dh_installsystemd file) cmake_args=()
 case $system in
   '') ;;
   rhel9)

@@ -51,6 +51,8 @@ echo "$*" >>/packages/systemctl
 case $* in
   *--root*) exec /usr/bin/systemctl "$@" ;; # links alone, which needs nobody
   *is-enabled*) echo enabled ;;
+  *ActiveState*amemd.service) [ ! -e /packages/pid ] || echo active ;;
+  *MainPID*) cat /packages/pid ;;
 esac
 END
 chmod +x /usr/local/bin/systemctl
@@ -97,10 +99,11 @@ assert amem.__version__ == found.version
 END
 
 step "upgrade and removal beside a broker with a group that is paused"
-export LD_LIBRARY_PATH=/usr/lib/amem/sim AMEM_SIM_DIR=/packages/node AMEM_RUNTIME_DIR=/packages/run
-mkdir -p /packages/node /packages/run /packages/meet
+export LD_LIBRARY_PATH=/usr/lib/amem/sim AMEM_SIM_DIR=/packages/node
+mkdir -p /packages/node /packages/meet
 amemd --pool-size 256MiB >/packages/amemd.log 2>&1 &
 broker=$!
+echo $broker >/packages/pid
 for _ in $(seq 300); do
   if amemctl status >/dev/null 2>&1; then break; fi
   sleep 0.1
@@ -132,6 +135,11 @@ unset LD_LIBRARY_PATH
 run upgrade apt-get install --yes --reinstall --no-install-recommends /packages/*.deb
 if grep -Eq '(restart|stop) ' /packages/systemctl; then cat /packages/systemctl; fail "an upgrade has stopped the service"; fi
 grep -q 'the broker that runs goes on as version' /packages/upgrade.log || fail "the upgrade does not say that the broker goes on"
+: >/packages/systemctl
+if apt-get remove --yes amemd </dev/null >/packages/refused.log 2>&1; then fail "amemd was removed beside a group that is paused"; fi
+grep -q 'a removal would lose the memory of these groups: train\.' /packages/refused.log || { cat /packages/refused.log; fail "the removal does not say why not"; }
+if grep -Eq '(restart|stop|disable) ' /packages/systemctl; then cat /packages/systemctl; fail "a removal that was refused has stopped the service"; fi
+[[ $(dpkg-query -W -f '${db:Status-Status}' amemd) == installed ]] || fail "a removal that was refused has left amemd in pieces"
 kill -0 "$broker" || fail "the upgrade has ended the broker"
 amemctl resume train >/dev/null || fail "the group that was paused before the upgrade does not come back"
 echo checksum >&3 && said 3
@@ -143,11 +151,14 @@ echo exit >&3
 exec 3>&-
 kill "$broker"
 wait
+rm /packages/pid
 
 step "removal and purge"
 : >/packages/systemctl
 run remove apt-get remove --yes "${names[@]}"
-grep -q 'stop amemd.service amem-holder.socket amem-holder.service' /packages/systemctl || fail "the removal has not stopped the services"
+for units in amemd.service 'amem-holder.socket amem-holder.service'; do
+  grep -q "stop $units" /packages/systemctl || fail "the removal has not stopped $units"
+done
 [[ -f /etc/amem/amemd.toml ]] || fail "a removal has taken the configuration"
 run purge dpkg --purge "${names[@]}" # apt does not know those of which nothing is left
 rm -r /usr/local/bin/systemctl /run/systemd/system

@@ -16,7 +16,7 @@ run() {
 : >/files/rpm.log
 run -i /files/packages/*.rpm
 getent group amem >/dev/null || fail "there is no group amem"
-[[ -d /run/amem ]] || fail "there is no /run/amem"
+[[ -d /run/amem && -d /run/amem-holder ]] || fail "there is no /run/amem or no /run/amem-holder"
 for program in amemd amemctl; do "$program" --version >/dev/null || fail "the installed $program does not run"; done
 mapfile -t names < <(rpm -qa --qf '%{NAME}\n')
 [[ ${#names[@]} == $(find /files/packages -name '*.rpm' | wc -l) ]] || fail "installed: ${names[*]}"

@@ -33,6 +33,11 @@ eventually() {
 
 pid_of() { systemctl show --property MainPID --value "$1"; }
 state_is() { [[ $(amemctl --json groups train | grep -o '"state":"[A-Z_]*"' | head -n 1) == "\"state\":\"GROUP_STATE_$1\"" ]]; }
+# The only holder there is, in the control group of its own unit.
+holder_is_its_own() {
+  [[ $(pgrep -x amem-holder) == "$(pid_of amem-holder)" ]] && grep -q '/amem-holder\.service$' "/proc/$(pid_of amem-holder)/cgroup"
+}
+handed_over() { journalctl --unit amemd | grep -c 'info  *another holder has everything' || true; }
 runs_with_another_pid() { [[ $(pid_of "$1") != 0 && $(pid_of "$1") != "$2" ]] && amemctl health; }
 
 step "the simulated driver, in the place of NVIDIA's"
@@ -63,6 +68,18 @@ systemctl --quiet is-enabled amemd.service || fail "amemd is not enabled"
 for unit in amemd amem-holder; do
   [[ $(grep CapEff "/proc/$(pid_of $unit)/status" | tr -d '\t') == CapEff:0000000000000000 ]] || fail "$unit has powers of root's"
 done
+[[ $(stat -c %a /run/amem-holder) == 700 && -S /run/amem-holder/holder.sock ]] || fail "the holder's socket is not in a folder of its own"
+
+step "20 kills one after the other, while there is no job"
+began=$(date +%s%N)
+for _ in $(seq 20); do
+  old=$(pid_of amemd)
+  kill -KILL "$old"
+  eventually "systemd has started the next amemd" runs_with_another_pid amemd "$old"
+done
+echo "systemd.sh: they took $((($(date +%s%N) - began) / 1000000)) ms"
+holder_is_its_own || fail "amemd has a holder of its own, or none"
+
 step "systemd's own judgement: $(systemd-analyze security --no-pager amemd.service | tail -n 1 | sed 's/^[^A-Za-z]*//')"
 
 step "a member of the group runs a job, and another user may not"
@@ -116,15 +133,29 @@ for _ in 1 2 3; do
   comes_back "amemd was killed"
 done
 
-step "the holder is killed, then amemd"
-old=$(pid_of amem-holder)
-kill -KILL "$old"
-holder_is_new() { [[ $(pid_of amem-holder) != 0 && $(pid_of amem-holder) != "$old" ]] && journalctl --unit amemd | grep -q 'info  *another holder has everything'; }
-eventually "systemd has started the next holder, and amemd has given it everything" holder_is_new
+step "the holder is killed, then amemd, ten times"
+began=$(date +%s%N)
+holder_has_everything() { [[ $(handed_over) -gt $handed ]]; }
+for _ in $(seq 10); do
+  handed=$(handed_over)
+  kill -KILL "$(pid_of amem-holder)"
+  eventually "systemd has started the next holder, and amemd has given it everything" holder_has_everything
+  old=$(pid_of amemd)
+  kill -KILL "$old"
+  eventually "systemd has started the next amemd" runs_with_another_pid amemd "$old"
+done
+echo "systemd.sh: the 20 kills took $((($(date +%s%N) - began) / 1000000)) ms"
+holder_is_its_own || fail "amemd has a holder of its own, or none"
+comes_back "both were killed, one after the other"
+
+step "a restart of the holder and of its socket, then amemd is killed"
+handed=$(handed_over)
+systemctl restart amem-holder.socket amem-holder.service
+eventually "amemd has given the next holder everything" holder_has_everything
 old=$(pid_of amemd)
 kill -KILL "$old"
 eventually "systemd has started the next amemd" runs_with_another_pid amemd "$old"
-comes_back "both were killed, one after the other"
+comes_back "the holder and its socket were restarted"
 
 step "restart, with the drop-in that the package has as an example"
 cp /usr/share/doc/amemd/examples/pool.conf /etc/systemd/system/amemd.service.d/zz-pool.conf
@@ -144,9 +175,17 @@ run upgrade amemctl upgrade
 systemctl --quiet is-active amemd || fail "after amemctl upgrade systemd takes amemd for dead"
 comes_back "amemd was upgraded"
 
-step "an end by hand, and a start"
+step "a removal while a group is paused"
+if apt-get remove --yes amemd </dev/null >/packages/refused.log 2>&1; then fail "amemd was removed"; fi
+grep -q 'a removal would lose the memory of these groups: train\.' /packages/refused.log || { cat /packages/refused.log; fail "the removal does not say why not"; }
+[[ $(pid_of amemd) == "$old" ]] || fail "a removal that was refused has ended amemd"
+comes_back "a removal was refused"
+
+step "an end by hand, a removal, and a start"
 systemctl stop amemd
 systemctl --quiet is-active amem-holder || fail "the holder has gone with amemd"
+if apt-get remove --yes amemd </dev/null >/packages/refused.log 2>&1; then fail "amemd was removed while the holder has a group"; fi
+grep -q 'amemd does not answer' /packages/refused.log || { cat /packages/refused.log; fail "the removal does not say why not"; }
 systemctl start amemd
 amemctl health >/dev/null || fail "systemctl start has returned, and amemd does not serve"
 comes_back "amemd was stopped and started"
@@ -178,6 +217,14 @@ as member amemctl resume train >/dev/null
 echo exit >&3
 exec 3>&-
 wait
+
+step "removal, and installation again"
+no_groups() { [[ -z $(amemctl groups -o name) ]]; }
+eventually "the group is gone" no_groups
+run removal apt-get remove --yes amemd
+if pgrep -l '^amem'; then fail "the above is still there"; fi
+run again apt-get install --yes --no-install-recommends /packages/libamem-shim_*.deb /packages/amemd_*.deb
+eventually "amemd serves" amemctl health
 
 step "removal and purge"
 run remove apt-get purge --yes amemd

@@ -14,7 +14,8 @@ Makes a fresh root with mmdebstrap, installs all packages of DIRECTORY (default:
 shows that
   - the demonstration passes on the simulated driver, whose libraries no loader finds by itself;
   - Python has the package amem, and finds the shim;
-  - an installation enables and starts the service, an upgrade leaves it alone, with a group that is paused, and a removal stops it;
+  - an installation enables and starts the service, an upgrade leaves it alone, with a group that is paused, a removal is refused then, and
+    stops it afterwards;
   - a purge leaves nothing.
 The packages must be of that distribution. Needs root, mmdebstrap and the distribution's archive. The last line says OK or FAILED.
 END

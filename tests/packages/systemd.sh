@@ -13,12 +13,13 @@ Usage: tests/packages/systemd.sh [--suite NAME] [--mirror URL] [--keyring FILE] 
 Makes a fresh root with mmdebstrap, boots it with systemd-nspawn, installs the packages of DIRECTORY (default: dist, in the checkout) there,
 and shows, on the simulated driver, that under a real systemd
   - the installation starts the services, and a member of the group amem runs a job;
-  - amemd, killed, is back within a second, and the holder too; a restart, an upgrade and a new installation lose nothing of a group that
+  - amemd, killed, is back within a second, and the holder too, also after 20 kills, and always in a unit of its own; a restart, an upgrade and a new installation lose nothing of a group that
     is paused, and amemd's process stays the same over the last;
   - systemctl start returns when the sockets are there; an amemd that hangs is restarted, and nothing is lost;
     a start that is slower than TimeoutStartSec is not killed;
   - the drop-in with the size of the pool takes effect, and the services have none of root's powers;
-  - removal stops everything, and a purge leaves no unit.
+  - a removal is refused while a group is paused; otherwise it stops everything, an installation after it starts amemd, and a purge leaves no
+    unit.
 Needs root, mmdebstrap, systemd-nspawn (systemd-container) and the distribution's archive. The last line says OK or FAILED.
 END
   root_options "this machine's"
