@@ -1,11 +1,11 @@
 #!/bin/sh
 # Part of the scripts that run after an installation (scripts.sh).
 
-# Before 0.2.0 the holder's socket was in /run/amem. It moves at once if no holder runs.
+# move_socket PROGRAM: 0.1.0 had the holder's socket in /run/amem. It moves at once if no holder runs; PROGRAM restarts it.
 move_socket() {
   systemctl --system daemon-reload >/dev/null || :
   if [ ! -S /run/amem-holder/holder.sock ] && is_active amem-holder.socket && ! is_active amem-holder.service; then
-    systemctl restart amem-holder.socket || :
+    "$1" restart amem-holder.socket >/dev/null || :
   fi
 }
 
