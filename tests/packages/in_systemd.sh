@@ -175,6 +175,38 @@ run upgrade amemctl upgrade
 systemctl --quiet is-active amemd || fail "after amemctl upgrade systemd takes amemd for dead"
 comes_back "amemd was upgraded"
 
+step "upgrade beside a holder of 0.1.0, whose socket is in /run/amem"
+cd /lib/systemd/system
+sed -i 's,/run/amem-holder/,/run/amem/,; s/^DirectoryMode=.*/DirectoryMode=0755/' amem-holder.socket
+sed -i 's,/run/amem-holder/,/run/amem/,; s/^RuntimeDirectory=.*/RuntimeDirectory=amem/; s/^RuntimeDirectoryMode=.*/RuntimeDirectoryMode=0755/' amem-holder.service
+cd /
+systemctl daemon-reload
+handed=$(handed_over)
+systemctl restart amem-holder.socket amem-holder.service
+rm /run/amem-holder/holder.sock
+eventually "amemd has given the holder of 0.1.0 everything" holder_has_everything
+holder=$(pid_of amem-holder)
+run from-0.1.0 apt-get install --yes --reinstall --no-install-recommends /packages/libamem-shim_*.deb /packages/amemd_*.deb
+grep -q 'amemctl upgrade, and then: systemctl restart amem-holder.socket amem-holder.service$' /packages/from-0.1.0.log ||
+  { cat /packages/from-0.1.0.log; fail "the upgrade does not say what to do"; }
+[[ $(pid_of amemd) == "$old" && $(pid_of amem-holder) == "$holder" ]] || fail "the installation has restarted amemd or its holder"
+run upgrade-0.1.0 amemctl upgrade
+comes_back "amemd was upgraded beside a holder of 0.1.0"
+kill -KILL "$old"
+eventually "systemd has started the next amemd" runs_with_another_pid amemd "$old"
+comes_back "amemd was killed beside a holder of 0.1.0"
+[[ $(pid_of amem-holder) == "$holder" ]] || fail "amemd has left the holder of 0.1.0"
+handed=$(handed_over)
+systemctl restart amem-holder.socket amem-holder.service
+eventually "amemd has given the holder at the new place everything" holder_has_everything
+holder_is_its_own || fail "amemd has a holder of its own, or none"
+grep -q /run/amem-holder/holder.sock /proc/net/unix || fail "nobody listens at the new place"
+old=$(pid_of amemd)
+kill -KILL "$old"
+eventually "systemd has started the next amemd" runs_with_another_pid amemd "$old"
+comes_back "the holder has moved to its new place"
+old=$(pid_of amemd)
+
 step "a removal while a group is paused"
 if apt-get remove --yes amemd </dev/null >/packages/refused.log 2>&1; then fail "amemd was removed"; fi
 grep -q 'a removal would lose the memory of these groups: train\.' /packages/refused.log || { cat /packages/refused.log; fail "the removal does not say why not"; }

@@ -14,7 +14,7 @@ Makes a fresh root with mmdebstrap, boots it with systemd-nspawn, installs the p
 and shows, on the simulated driver, that under a real systemd
   - the installation starts the services, and a member of the group amem runs a job;
   - amemd, killed, is back within a second, and the holder too, also after 20 kills, and always in a unit of its own; a restart, an upgrade and a new installation lose nothing of a group that
-    is paused, and amemd's process stays the same over the last;
+    is paused, and amemd's process stays the same over the last; a holder of 0.1.0 goes on, until it is restarted at its new place;
   - systemctl start returns when the sockets are there; an amemd that hangs is restarted, and nothing is lost;
     a start that is slower than TimeoutStartSec is not killed;
   - the drop-in with the size of the pool takes effect, and the services have none of root's powers;

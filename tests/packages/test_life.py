@@ -234,6 +234,7 @@ def test_an_upgrade_from_0_1_0(node, packages, groups):
     # What it says: after that the holder is at its new place.
     node.run("systemctl", "restart", "amem-holder.socket", "amem-holder.service")
     assert node.path("run/amem-holder/holder.sock").is_socket()
+    assert "When it suits you: amemctl upgrade\n" in done(node.install(packages.files("3.0")))
 
 
 def test_the_holders_socket_of_0_1_0_moves_at_once_if_no_holder_runs(node, packages):
