@@ -24,7 +24,7 @@ in_a_line() { echo "$1" | tr '\n' ' ' | sed 's/ $//'; }
 
 refuse() {
   echo "amem: nothing has changed: $*" >&2
-  echo "amem: or lose the memory of all groups: sudo touch $may_lose, and try again" >&2
+  echo "amem: or, to lose the memory of all groups: sudo touch $may_lose, and try again" >&2
   exit 1
 }
 
@@ -46,5 +46,5 @@ may_upgrade() {
   was=$("$program" --speaks 2>/dev/null) || was="not known"
   [ "$was" = "#SPEAKS#" ] ||
     refuse "the next amemd could not go on with these groups: $(in_a_line "$found"). The one that runs speaks \"$was\", the next one" \
-      "\"#SPEAKS#\". Wait for their jobs to end, or end them, and install it again (apt: first apt --fix-broken install)"
+      "\"#SPEAKS#\". Wait for their jobs to end, or end them, and try again"
 }
