@@ -82,6 +82,8 @@ for _ in $(seq 20); do
     sleep 0.02
   done
   sleep 0.05
+  # Its holder may end at any time.
+  ! grep -s amemd.service "/proc/$(pgrep -x amem-holder | head -n 1)/cgroup" || fail "amemd has started a holder in its own control group"
 done
 echo "systemd.sh: they took $((($(date +%s%N) - began) / 1000000)) ms"
 eventually "amemd serves" amemctl health

@@ -27,8 +27,7 @@ package_arguments "$@"
 begin_guest
 
 make_package_root "$guest" apt "$here/in_root.sh"
-mount -t proc proc "$guest/proc"
-# Of a process of its own: whatever is left in it ends with it.
-timeout 1500 unshare --fork --pid --kill-child chroot "$guest" /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
+# Of a process of its own, with a /proc that shows it: whatever is left in it ends with it.
+timeout 1500 unshare --fork --pid --mount-proc="$guest/proc" --kill-child chroot "$guest" /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
   LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive bash /packages/in_root.sh || fail "see above"
 echo "OK: the packages of $packages in a fresh root of $suite"
