@@ -52,6 +52,7 @@ mkdocstrings-python-handlers reads the Python package for it
 black                    lays out signatures there
 abigail-tools            compares the ABI of libamem_client
 file                     packages: finds what is a library
+debhelper                packages: the usual parts of their scripts
 END
   if [[ $dev == 1 ]]; then
     cat <<'END'
@@ -64,6 +65,7 @@ clang-tidy               static checks
 shellcheck               checks the scripts
 jq                       the chart's hook reads the API server's answers with it
 lintian                  checks the packages
+logrotate                checks their file for it
 zsh                      what it completes after amemctl
 fish                     likewise
 mmdebstrap               fresh roots to try the packages in

@@ -231,6 +231,18 @@ systemctl start amemd
 amemctl health >/dev/null || fail "systemctl start has returned, and amemd does not serve"
 comes_back "amemd was stopped and started"
 
+step "a reload"
+cp /etc/amem/amemd.toml /srv/amemd.toml
+printf 'guests = "refuse"\n' | cat - /srv/amemd.toml >/etc/amem/amemd.toml
+systemctl reload amemd || fail "a reload failed"
+took_it() { grep -q 'reload: guests = "refuse"' <<<"$(journalctl --unit amemd --no-pager)"; }
+eventually "amemd has taken a setting" took_it
+printf 'no_such = 1\n' | cat - /srv/amemd.toml >/etc/amem/amemd.toml
+if systemctl reload amemd; then fail "a reload with a setting that does not exist succeeded"; fi
+cp /srv/amemd.toml /etc/amem/amemd.toml
+systemctl reload amemd || fail "a reload failed"
+systemctl --quiet is-active amemd || fail "a reload has ended amemd"
+
 step "a loop that hangs"
 cat >/etc/systemd/system/amemd.service.d/zz-watchdog.conf <<'END'
 [Service]

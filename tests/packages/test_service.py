@@ -62,6 +62,15 @@ def test_amemd_starts_no_holder_of_its_own():
     assert text.index("\nEnvironment=") < text.index("\nEnvironmentFile="), "an administrator's file comes after it"
 
 
+def test_a_reload_with_wrong_settings_fails():
+    [check, hangup] = lines("amemd", "ExecReload")
+    assert "amemd --check-config" in check and "kill -HUP" in hangup
+
+
+def test_a_holder_sees_an_amemd_with_more_capabilities():
+    assert read("amem-holder")["Service"]["ProtectProc"] == "default", "it looks at the namespaces of who connects"
+
+
 def test_systemd_brings_a_holder_however_often_amemd_is_killed():
     for unit in ("amemd", "amem-holder", "amem-holder.socket"):
         assert read(unit)["Unit"]["StartLimitIntervalSec"] == "0", unit

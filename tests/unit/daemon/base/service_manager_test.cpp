@@ -1,12 +1,18 @@
 #include "daemon/base/service_manager.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
 
 #include "tests/unit/daemon/base/manager_socket.h"
 
 namespace amem {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 TEST(ServiceManagerTest, SaysWhatSystemdUnderstands) {
@@ -47,12 +53,35 @@ TEST(ServiceManagerTest, WithoutAWatchdogNothingIsSaidOfIt) {
 }
 
 TEST(ServiceManagerTest, WithoutAManagerNothingHappens) {
-  for (const char* name : {"", "/nowhere/notify", "no path", "@"}) {
+  for (const char* name : {"/nowhere/notify", "no path", "@"}) {
     const ServiceManager manager(name, seconds(60));
     EXPECT_FALSE(manager.there()) << name;
     EXPECT_FALSE(manager.watchdog()) << name;
     manager.ready();
   }
+}
+
+TEST(ServiceManagerTest, WithoutASocketATimerWatchesIfItIsTold) {
+  EXPECT_FALSE(ServiceManager("", std::nullopt).there());
+  const auto status = [](bool guards, bool lives) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const ServiceManager manager("", milliseconds(200));
+      manager.guard(guards);
+      for (int i = 0; i < 10; ++i) {
+        std::this_thread::sleep_for(milliseconds(50));
+        if (lives) manager.alive();
+      }
+      ::_exit(0);
+    }
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    return status;
+  };
+  EXPECT_EQ(status(true, true), 0);
+  EXPECT_EQ(status(true, false), SIGKILL);
+  EXPECT_EQ(status(false, false), 0);
+  EXPECT_EQ(status(false, true), 0) << "it watches only when it is told";
 }
 
 TEST(ServiceManagerTest, TheEnvironmentSaysWhereAndHowLong) {
