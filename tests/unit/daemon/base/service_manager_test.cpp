@@ -63,7 +63,7 @@ TEST(ServiceManagerTest, WithoutAManagerNothingHappens) {
 
 TEST(ServiceManagerTest, WithoutASocketATimerWatchesIfItIsTold) {
   EXPECT_FALSE(ServiceManager("", std::nullopt).there());
-  const auto status = [](bool guards, bool lives) {
+  const auto ended = [](bool guards, bool lives) {
     const pid_t child = ::fork();
     if (child == 0) {
       const ServiceManager manager("", milliseconds(200));
@@ -78,10 +78,10 @@ TEST(ServiceManagerTest, WithoutASocketATimerWatchesIfItIsTold) {
     EXPECT_EQ(::waitpid(child, &status, 0), child);
     return status;
   };
-  EXPECT_EQ(status(true, true), 0);
-  EXPECT_EQ(status(true, false), SIGKILL);
-  EXPECT_EQ(status(false, false), 0);
-  EXPECT_EQ(status(false, true), 0) << "it watches only when it is told";
+  EXPECT_EQ(ended(true, true), 0);
+  EXPECT_EQ(ended(true, false), SIGKILL);
+  EXPECT_EQ(ended(false, false), 0);
+  EXPECT_EQ(ended(false, true), 0) << "it watches only when it is told";
 }
 
 TEST(ServiceManagerTest, TheEnvironmentSaysWhereAndHowLong) {
