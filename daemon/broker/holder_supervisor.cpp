@@ -58,8 +58,10 @@ Status HolderSupervisor::attach() {
   if (use_ == HolderUse::kOff) return {};
   Result<std::shared_ptr<HolderClient>> found = find(launch_);
   if (!found.ok()) {
-    // A holder that refuses amemd may have paused memory, which an amemd without it would lose.
     const Code code = found.status().code();
+    if (code == Code::kInvalidArgument)
+      return {code, found.status().text() + ". Set holder_socket to a shorter path"};
+    // A holder that refuses amemd may have paused memory, which an amemd without it would lose.
     if (use_ != HolderUse::kAuto || (code != Code::kNotFound && code != Code::kDeadlineExceeded &&
                                      code != Code::kResourceExhausted))
       return found.status();

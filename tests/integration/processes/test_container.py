@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sim_node import NOBODY, Child, as_user, eventually
+from sim_node import NOBODY, Broker, Child, as_user, eventually
 from sim_node.container import in_container, only_the_runtime_directory, possible
 
 pytestmark = pytest.mark.skipif(not possible(), reason="this machine allows no namespaces")
@@ -142,3 +142,27 @@ def test_it_is_an_operator_where_uids_tell_owners_apart(bare_node, isolation):
     asks = in_container(node, "asks", node.build.program("amemctl"), "groups", "-o", "name", mounts=only_the_runtime_directory(node))
     assert asks.wait() == 0, asks.output()
     assert asks.output("out").split() == ["train"]
+
+
+def test_a_holder_in_a_container_of_its_own_serves_an_amemd_that_it_does_not_see(bare_node):
+    """As with hostPID: false. Then only the holder's folder keeps others out."""
+    node = bare_node
+    holder = in_container(node, "holder", node.build.program("amem-holder"), "--stay", "--socket", node.holder_socket)
+    holder.wait_for("serves")
+    node.start_broker("--holder", "external")
+    job = node.job()
+    node.ctl("pause", "train")
+    node.broker.kill()
+    node.start_broker("--holder", "external", name="next")
+    node.ctl("resume", "train")
+    job.check()
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_named(bare_node):
+    node = bare_node
+    node.runtime_dir = os.path.join(node.dir, "r" * (107 - len("-holder/holder.sock") - len(node.dir)))  # with the slash one too many
+    broker = node.adopt(Broker(node))
+    assert broker.wait() != 0
+    assert "Set holder_socket to a shorter path" in broker.output()
+    node.start_broker("--holder-socket", os.path.join(node.dir, "held", "holder.sock"), name="shorter")
+    node.job().check()
