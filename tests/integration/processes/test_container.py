@@ -154,6 +154,7 @@ def test_a_holder_in_a_container_of_its_own_serves_an_amemd_that_it_does_not_see
     node.ctl("pause", "train")
     node.broker.kill()
     node.start_broker("--holder", "external", name="next")
+    eventually(lambda: node.ctl.state("train") == "paused", what="both ranks have reconnected")
     node.ctl("resume", "train")
     job.check()
 

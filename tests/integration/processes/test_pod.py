@@ -121,6 +121,7 @@ def test_a_holder_of_0_1_0_in_the_runtime_directory_is_used_until_another_comes(
     broker.kill()
     start(node, "third")
     assert node.holder_pid() == another.pid
+    eventually(lambda: node.ctl.state("train") == "paused", what="both ranks have reconnected")
     node.ctl("resume", "train")
     job.check()
 

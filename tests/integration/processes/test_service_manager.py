@@ -141,5 +141,6 @@ def test_without_a_manager_it_ends_itself_if_that_loses_nothing(bare_node, holde
     else:
         assert broker.wait() == -signal.SIGKILL
         bare_node.start_broker(name="next")
+    eventually(lambda: bare_node.ctl.state("train") == "paused", what="both ranks have reconnected")
     bare_node.ctl("resume", "train")
     job.check()

@@ -1,6 +1,7 @@
 """Node: one simulated node of a test: its driver's directory, its broker, its jobs, their logs."""
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
@@ -190,7 +191,8 @@ class Node:
                 child.signal(signal.SIGKILL)
         # One that has this process's pidfd, as that of a rank, would not end before it, and would keep the logs open.
         for pid in self.holders():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.kill(pid, signal.SIGKILL)
         for child in reversed(self.children):
             child.close()
         shutil.rmtree(self.dir, ignore_errors=True)
