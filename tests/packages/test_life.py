@@ -2,6 +2,7 @@
 deploy/packages; programs and systemd are played (node_root.py)."""
 import os
 import shutil
+import subprocess
 
 import pytest
 from node_root import SPEAKS, Node, Packages
@@ -11,7 +12,8 @@ OVERRIDE = "run/amem-may-lose-memory"
 GROUPS = "run/fake/groups"
 ALL = {"amemd.service", "amem-holder.socket", "amem-holder.service"}
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may enter another root")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0,
+                                reason="only root may enter another root, and not in a chroot")
 
 
 @pytest.fixture(scope="module", params=["deb", "rpm"])
