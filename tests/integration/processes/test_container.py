@@ -144,10 +144,11 @@ def test_it_is_an_operator_where_uids_tell_owners_apart(bare_node, isolation):
     assert asks.output("out").split() == ["train"]
 
 
-def test_a_holder_in_a_container_of_its_own_serves_an_amemd_that_it_does_not_see(bare_node):
-    """As with hostPID: false. Then only the holder's folder keeps others out."""
+@pytest.mark.parametrize("host_pid", [False, True])
+def test_a_holder_without_capabilities_in_a_container_serves_amemd(bare_node, host_pid):
+    """Also one that does not see amemd, as with hostPID: false. Then only the holder's folder keeps others out."""
     node = bare_node
-    holder = in_container(node, "holder", node.build.program("amem-holder"), "--stay", "--socket", node.holder_socket)
+    holder = in_container(node, "holder", node.build.program("amem-holder"), "--stay", "--socket", node.holder_socket, host_pid=host_pid)
     holder.wait_for("serves")
     node.start_broker("--holder", "external")
     job = node.job()
