@@ -11,9 +11,9 @@ move_socket() {
 
 # say_what_runs VERSION: what an upgrade leaves to the administrator.
 say_what_runs() {
-  then=
+  next=
   if [ ! -S /run/amem-holder/holder.sock ] && is_active amem-holder.service; then
-    then=", and then: systemctl restart amem-holder.socket amem-holder.service"
+    next=", and then: systemctl restart amem-holder.socket amem-holder.service"
   fi
-  echo "amemd: the broker that runs goes on${1:+ as version $1}. When it suits you: amemctl upgrade$then" >&2
+  echo "amemd: the broker that runs goes on${1:+ as version $1}. When it suits you: amemctl upgrade$next" >&2
 }
