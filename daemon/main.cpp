@@ -104,7 +104,8 @@ void find_socket_group(Config& config) {
         group.status().text(), ::geteuid() == 0 ? "root" : "this user", config.socket_group);
 }
 
-/// SIGHUP: opens the log file anew, and takes from the settings, as they are now, what it can.
+/// For SIGHUP: reopens the log file, reads the settings again, and applies those that can change
+/// while amemd runs.
 void reload(const Arguments& arguments, Config& config, Broker& broker) {
   reopen_log();
   ConfigErrors errors;

@@ -70,7 +70,11 @@ ServiceManager::ServiceManager(const std::string& socket, std::optional<Duration
     event.sigev_notify = SIGEV_SIGNAL;
     event.sigev_signo = SIGKILL;
     timer_t timer{};
-    if (!watchdog || ::timer_create(CLOCK_MONOTONIC, &event, &timer) != 0) return;
+    if (!watchdog) return;
+    if (::timer_create(CLOCK_MONOTONIC, &event, &timer) != 0) {
+      spdlog::warn("amemd has no watchdog (WATCHDOG_USEC): timer_create: {}", std::strerror(errno));
+      return;
+    }
     timer_ = timer;
     watchdog_ = watchdog;
     return;

@@ -48,7 +48,7 @@ class ServiceManager {
 
  private:
   bool send(const std::string& lines) const;
-  /// Nothing: never.
+  /// Zero: never.
   void kill_after(Duration time) const;
 
   Fd socket_;

@@ -115,7 +115,7 @@ void HolderSupervisor::took(const HolderClient& holder) {
   if (holder.path() != launch_.former) return launch_.former.clear();
   spdlog::warn(
       "the holder listens at {}, which containers of jobs may see. While amemd runs, start it "
-      "again, so that it listens at {} (docs/operating.md, Upgrades)",
+      "again, so that it listens at {} (docs/packages.md, Upgrades)",
       holder.path(), launch_.path);
 }
 

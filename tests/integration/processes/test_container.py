@@ -25,7 +25,7 @@ def greet(client):
         try:
             return client.recv(4096)
         except ConnectionResetError:
-            pass  # likewise
+            pass  # the same: read again, and its reason comes
 said, descriptors = collections.Counter(), 0
 print(json.dumps([os.path.isdir(os.path.dirname(path)) for path in sys.argv[1:]]), flush=True)
 while not select.select([sys.stdin], [], [], 0)[0]:
