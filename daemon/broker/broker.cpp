@@ -295,9 +295,10 @@ std::string Broker::summary() const {
 
 std::string Broker::under_way() const {
   for (const auto& [id, group] : node_.groups)
-    if (const GroupState state = group.machine.state();
-        state != GroupState::kRunning && state != GroupState::kPaused)
-      return "group '" + group.machine.name() + "' is " + std::string(to_string(state));
+    if (const Phase phase = group.machine.phase(); phase != Phase::kNone)
+      return "group '" + group.machine.name() + "' is " +
+             std::string(to_string(group.machine.state())) + " (" + std::string(phase_name(phase)) +
+             ")";
   return {};
 }
 

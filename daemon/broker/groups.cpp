@@ -69,10 +69,14 @@ Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, T
         !status.ok())
       return status;
   // While a pause waits for guests the group runs, and nothing of what is to be saved is settled.
-  if (group.machine.state() != GroupState::kRunning && group.machine.phase() != Phase::kGuests)
-    return {Code::kFailedPrecondition, "group '" + name + "' is " +
-                                           std::string(to_string(group.machine.state())) +
-                                           ". Its policies can change only while it is running"};
+  const Phase phase = group.machine.phase();
+  const bool at_rest = group.machine.state() == GroupState::kRunning && phase == Phase::kNone;
+  if (!at_rest && phase != Phase::kGuests)
+    return {Code::kFailedPrecondition,
+            "group '" + name + "' is " + std::string(to_string(group.machine.state())) +
+                (phase != Phase::kNone ? " (" + std::string(phase_name(phase)) + ")" : "") +
+                ". Its policies can change only while it is running, and no pause or resume of it "
+                "is under way"};
   if (node_.allocations.any(group.id,
                             [&](const Allocation& a) { return a.tag == tag && a.left(); }))
     return {Code::kFailedPrecondition, "tag '" + tag + "' of group '" + name +
@@ -105,19 +109,27 @@ Status Groups::set_policy(GroupEntry& group, const std::string& tag, TagDrop dro
 MemoryView Groups::memory_of(GroupId group) const {
   const auto can_leave = [this, group](const Selection& what) {
     return node_.allocations.any(
-        group, [&](const Allocation& a) { return what.takes(a.tag) && a.may_leave(); });
+        group, [&](const Allocation& a) { return what.takes(a.tag, a.sharers) && a.may_leave(); });
   };
   return {can_leave,
           [this, group](const Selection& what) {
-            return node_.allocations.any(
-                group, [&](const Allocation& a) { return what.takes(a.tag) && a.left(); });
+            return node_.allocations.any(group, [&](const Allocation& a) {
+              return what.takes(a.tag, a.sharers) && a.left();
+            });
           },
           [this, group](const Selection& what) {
             return node_.allocations.any(group, [&](const Allocation& a) {
-              return what.takes(a.tag) && a.may_leave() && a.opened();
+              return what.takes(a.tag, a.sharers) && a.may_leave() && a.opened();
             });
           },
-          can_leave};
+          can_leave,
+          [this, group](RankId rank, const Selection& what) {
+            std::set<RankId> ranks;
+            for (const Allocation* a : node_.allocations.shared_by(rank))
+              if (a->group == group && what.takes(a->tag))
+                ranks.insert(a->sharers.begin(), a->sharers.end());
+            return ranks;
+          }};
 }
 
 void Groups::drive(GroupEntry& group) {
@@ -152,6 +164,11 @@ void Groups::act(GroupEntry&, const action::Answer& answer) {
     sessions_.send(rank->session, reply_message(answer.seq, answer.status));
 }
 
+void Groups::act(GroupEntry& group, const action::Waits& waits) {
+  group.log().info("{}", waits.text);
+  events_.publish(&group, "waits", waits.text);
+}
+
 void Groups::act(GroupEntry& group, const action::StateChanged& changed) {
   events_.publish(&group, "state", std::string(to_string(changed.state)), to_proto(changed.state));
   stages_.state_changed(group.id);
@@ -161,7 +178,7 @@ void Groups::act(GroupEntry& group, const action::StateChanged& changed) {
 std::vector<TagSave> Groups::saves(const GroupEntry& group, const Task& task) const {
   std::map<std::string, TagSave> tags;
   for (const Allocation* a : std::as_const(node_.allocations).of_group(group.id)) {
-    if (!task.selection.takes(a->tag) || a->saved.empty() ||
+    if (!task.selection.takes(a->tag, a->sharers) || a->saved.empty() ||
         a->saved.attempt != group.machine.epoch().attempt)
       continue;
     TagSave& save = tags[a->tag];
@@ -193,6 +210,11 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
   action::Finished told = finished;
   Outcome& outcome = told.outcome;
   meter_.take(group.id, outcome.times);
+  if (outcome.again) {
+    spdlog::debug("{}", outcome.status.text());
+    (void)node_.records.write(group);
+    return operations_.run(group, told);
+  }
   if (outcome.status.ok() && outcome.task.op == Operation::kPause) {
     outcome.saves = saves(group, outcome.task);
     for (const TagSave& save : outcome.saves)
@@ -214,7 +236,7 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
                  static_cast<double>(to_us(outcome.total)) / 1000, times);
     if (task.op == Operation::kPause) {
       const Usage kept = node_.allocations.usage([&](const Allocation& a) {
-        return a.group == group.id && task.selection.takes(a.tag) && !a.saved.empty();
+        return a.group == group.id && task.selection.takes(a.tag, a.sharers) && !a.saved.empty();
       });
       spdlog::info("group '{}': {} of the pool hold the bytes of {}; {} dropped",
                    group.machine.name(), format_size(kept.saved), format_size(kept.allocated),

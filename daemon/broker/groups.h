@@ -60,6 +60,7 @@ class Groups {
   MemoryView memory_of(GroupId group) const;
   void forget(GroupId id);
   void act(GroupEntry& group, const action::Answer& answer);
+  void act(GroupEntry& group, const action::Waits& waits);
   void act(GroupEntry& group, const action::StateChanged& changed);
   void act(GroupEntry& group, const action::Finished& finished);
   std::string lets_go(const GroupEntry& group, const Outcome& outcome);

@@ -308,10 +308,17 @@ void RankRequests::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& m
   const bool its = known != nullptr && known->token == token &&
                    known->charge.account() == node_.group_of(rank).account;
   const Status device = its ? may_open(rank, known->device) : Status();
+  // Of what other ranks pause alone.
+  const PauseOperation* const pause = its && !guest ? operations_.pause_of(rank.group) : nullptr;
+  const bool leaves = pause != nullptr && pause->takes(*known) && !known->shared_by(rank.id);
   Result<Allocation*> redeemed =
       !device.ok() ? Result<Allocation*>(device)
-      : guest      ? open(rank, *known, token)
-                   : node_.allocations.redeem(message.id, token, rank.group, rank.id, loaded);
+      : leaves     ? Result<Allocation*>(
+                     Status(Code::kFailedPrecondition, "allocation " + std::to_string(known->id) +
+                                                               " is being paused with its tag '" +
+                                                               known->tag + "'. Resume this tag first"))
+      : guest ? open(rank, *known, token)
+              : node_.allocations.redeem(message.id, token, rank.group, rank.id, loaded);
   if (!redeemed.ok()) {
     node_.group_of(rank).refusals_log().warn("group '{}': {}: {}",
                                              node_.group_of(rank).machine.name(), node_.label(rank),
@@ -341,7 +348,8 @@ Result<Allocation*> RankRequests::open(const Rank& rank, const Allocation& a, co
   if (const auto owner = node_.groups.find(a.group); owner != node_.groups.end()) {
     const GroupEntry& group = owner->second;
     const PauseOperation* pause = operations_.pause_of(group.id);
-    const bool leaves = (pause != nullptr && pause->takes(a)) || will_take(group.machine, a.tag);
+    const bool leaves =
+        (pause != nullptr && pause->takes(a)) || will_take(group.machine, a.tag, a.sharers);
     if (leaves && !a.opened_by(rank.id))
       return Status(Code::kFailedPrecondition,
                     "allocation " + std::to_string(a.id) + " of group '" + group.machine.name() +
@@ -463,6 +471,15 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
   task.force = false;
   if (message.except && message.tags_count == 0)
     status = {Code::kInvalidArgument, "the request excepts no tag. Name the tags"};
+  RankSet together;
+  together.name = printable(message.set);
+  together.count = message.set_ranks;
+  if (together.name.empty() != (together.count == 0) ||
+      (!together.name.empty() && task.selection.all()))
+    status = {
+        Code::kInvalidArgument,
+        "a set of ranks needs a name, a number of ranks, and tags. A pause of everything is of "
+        "all ranks of the group"};
   if (status.ok()) status = operations_.allows(task);
   if (status.ok()) status = operations_.refusal();
   if (!status.ok()) {
@@ -470,7 +487,7 @@ void RankRequests::group_request(Rank& rank, std::uint64_t seq,
     return;
   }
   group.machine.request(rank.id, seq, task, std::chrono::milliseconds(message.timeout_ms),
-                        Clock::now());
+                        Clock::now(), together);
   groups_.drive(group);
 }
 

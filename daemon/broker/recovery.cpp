@@ -43,6 +43,7 @@ std::optional<Interrupted> interrupted(const v1::record::Group& row) {
   found.task.selection.except = what.except();
   found.task.deep = what.deep();
   found.task.partial = what.partial();
+  found.task.selection.ranks = {what.ranks().begin(), what.ranks().end()};
   found.restart = static_cast<OnRestart>(what.restart());
   found.phase = what.phase();
   found.loaded = what.loaded();
@@ -371,7 +372,7 @@ std::string Recovery::find_unknown_guest(const std::map<AllocationId, Memory>& m
 bool Recovery::rests(const v1::record::Group& group, const Interrupted& what,
                      const Memory& memory) {
   if (what.restart != OnRestart::kRelease || !memory.resident) return false;
-  if (!what.task.selection.takes(memory.row.tag())) return false;
+  if (!what.task.selection.takes(memory.row.tag(), memory.sharers)) return false;
   if (memory.saved == nullptr) return true;
   return !memory.saved->stayed() && group.under_way().waves() && !memory.saved->leaves();
 }
@@ -512,8 +513,8 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
     a.saved.row = adopt(RowKind::kSaved, id);
     // It came back in a resume that was opening.
     const bool back = what && what->restart == OnRestart::kOpen && what->loaded;
-    a.paused =
-        !a.resident() || (a.stayed ? saved.paused() : back && what->task.selection.takes(a.tag));
+    a.paused = !a.resident() ||
+               (a.stayed ? saved.paused() : back && what->task.selection.takes(a.tag, a.sharers));
   }
   // Of a pause that goes on in waves, what had been saved before its ranks were told: it needs its
   // saver no more, even should that end before it has come back.

@@ -96,6 +96,7 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
     what.set_waves(waves);
     what.set_deep(under_way->task.deep);
     what.set_partial(under_way->task.partial);
+    for (const RankId rank : under_way->task.selection.ranks) what.add_ranks(rank);
   }
   return row;
 }

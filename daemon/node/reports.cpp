@@ -275,7 +275,8 @@ Leftover leftover(const Node& node, const GroupEntry& group, const Selection& wh
   Leftover stays;
   stays.pinned =
       node.allocations
-          .usage(group.id, [&](const Allocation& a) { return what.takes(a.tag) && a.pinned(); })
+          .usage(group.id,
+                 [&](const Allocation& a) { return what.takes(a.tag, a.sharers) && a.pinned(); })
           .resident;
   std::set<std::string> unknown;
   for (RankId rank : group.machine.members().ids())
@@ -291,7 +292,8 @@ Leftover leftover(const Node& node, const GroupEntry& group, const Selection& wh
 
 std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection& what) {
   return node.allocations
-      .usage(group.id, [&](const Allocation& a) { return what.takes(a.tag) && a.dropped(); })
+      .usage(group.id,
+             [&](const Allocation& a) { return what.takes(a.tag, a.sharers) && a.dropped(); })
       .allocated;
 }
 

@@ -36,7 +36,7 @@ void GroupOperation::run(const action::Arrived& arrived) {
       means_.node.allocations.set_paused(rank, false);
   for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
     const bool in_place =
-        a->resident() && (!a->paused || (arrived.loaded && arrived.what.takes(a->tag)));
+        a->resident() && (!a->paused || (arrived.loaded && arrived.what.takes(a->tag, a->sharers)));
     if (!in_place) continue;
     means_.saved.retain(*a);
     a->saved.saver = 0;
@@ -61,7 +61,7 @@ BytesByDevice GroupOperation::drop(const Allocations::Filter& leaves,
   leaving->gone = std::move(gone);
   std::set<DeviceUuid> devices;
   for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
-    if (!a->resident() || !what_.takes(a->tag) || !leaves(*a)) continue;
+    if (!a->resident() || !what_.takes(a->tag, a->sharers) || !leaves(*a)) continue;
     a->paused = true;
     a->stayed = a->stayed || a->pinned();
     if (a->stayed) {

@@ -516,6 +516,7 @@ void Operations::run(GroupEntry& group, const action::Finished& finished) {
   const Running& running = ended.mapped();
   const RequestPtr request = running.request;
   const auto* const pause = std::get_if<PauseOperation>(&running.operation);
+  if (finished.outcome.again) return;
   remember(group, finished.outcome, request.get(),
            pause != nullptr ? pause->remarks() : std::vector<std::string>());
   if (request == nullptr) return;

@@ -30,8 +30,9 @@ void PauseOperation::run(const action::AwaitGuests& await) {
 }
 
 std::vector<GuestUse> PauseOperation::find_guests() const {
-  return guests_of(means_.node.allocations, group_.id,
-                   [this](const Allocation& a) { return what_.takes(a.tag) && a.may_leave(); });
+  return guests_of(means_.node.allocations, group_.id, [this](const Allocation& a) {
+    return what_.takes(a.tag, a.sharers) && a.may_leave();
+  });
 }
 
 Status PauseOperation::accept(const std::vector<GuestUse>& guests) const {
@@ -133,16 +134,27 @@ Status PauseOperation::prepare() {
   // A guest may have come while the ranks became quiet, or were looking for zeros.
   guests_ = find_guests();
   if (Status status = accept(guests_); !status.ok()) return status;
+  // A share that has come since its ranks asked for it is of a rank that runs on.
+  if (what_.local())
+    for (const Allocation* a : std::as_const(means_.node.allocations).of_group(group_.id))
+      for (const RankId rank : a->sharers)
+        if (what_.takes(a->tag) && !what_.takes(a->tag, a->sharers) && what_.of(rank))
+          return {Code::kAborted, "memory of tag '" + a->tag + "' of " +
+                                      group_.machine.members().label(rank) +
+                                      " is shared with another rank since the pause began. Pause "
+                                      "again: that rank must ask for it, too"};
   // What an earlier pause in waves took space for and could not save.
   for (Allocation* a : means_.node.allocations.of_group(group_.id))
-    if (what_.takes(a->tag) && a->may_leave() && !a->saved.empty()) means_.saved.give_back(*a);
+    if (what_.takes(a->tag, a->sharers) && a->may_leave() && !a->saved.empty())
+      means_.saved.give_back(*a);
   const Measurement* measured = measured_ ? &*measured_ : nullptr;
   if (Status status = means_.saved.take(group_, task_, means_.devices, measured); !status.ok())
     return status;
   settled_ = true;
   // What is not saved must not leave, though those who keep it here may go before the drop.
   for (Allocation* a : means_.node.allocations.of_group(group_.id))
-    if (what_.takes(a->tag) && a->resident() && !a->paused && (a->pinned() || a->opened()))
+    if (what_.takes(a->tag, a->sharers) && a->resident() && !a->paused &&
+        (a->pinned() || a->opened()))
       stay(*a);
   if (!guests_.empty())
     spdlog::info("group '{}': memory stays on its device: {}", group_.machine.name(),
@@ -151,7 +163,7 @@ Status PauseOperation::prepare() {
   if (!may_need_waves() || !lacks_space(*uses_)) return {};
   std::vector<Waves::Item> items;
   for (const Allocation* a : node.allocations.of_group(group_.id))
-    if (what_.takes(a->tag) && a->resident() && !a->paused)
+    if (what_.takes(a->tag, a->sharers) && a->resident() && !a->paused)
       items.push_back({a->id, a->keeper(), a->size});
   waves_.emplace(items, node.swap_wave);
   spdlog::debug("group '{}': there is no space for both groups, so it leaves in waves of {}",
@@ -163,7 +175,7 @@ Status PauseOperation::put_on_record() {
   Records& records = means_.node.records;
   std::uint64_t bytes = records.bytes_of_release(group_);
   for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
-    if (!what_.takes(a->tag) || !a->resident() || a->stayed) continue;
+    if (!what_.takes(a->tag, a->sharers) || !a->resident() || a->stayed) continue;
     if (!a->saved.empty())
       if (Status status = records.write_saved(*a); !status.ok()) return status;
     if (a->saved.empty() || waves_) bytes += records.bytes_of_release(*a);
@@ -221,7 +233,8 @@ void PauseOperation::run(const action::Release& release) {
   }
   if (!waves_) {
     for (Allocation* a : means_.node.allocations.of_group(group_.id))
-      if (what_.takes(a->tag) && a->resident() && !a->stayed && a->saved.empty() && !rests(*a)) {
+      if (what_.takes(a->tag, a->sharers) && a->resident() && !a->stayed && a->saved.empty() &&
+          !rests(*a)) {
         a->saved.attempt = release.epoch.attempt;
         (void)records.write_saved(*a, false, &space_);  // its bytes are dropped
       }
@@ -252,7 +265,8 @@ void PauseOperation::release_all(const action::Release& release) {
   const Allocations& table = means_.node.allocations;
   std::set<RankId> keepers;  // of something
   for (const Allocation* a : table.of_group(group_.id))
-    if (what_.takes(a->tag) && a->maker != 0 && keeps(a->maker, *a)) keepers.insert(a->maker);
+    if (what_.takes(a->tag, a->sharers) && a->maker != 0 && keeps(a->maker, *a))
+      keepers.insert(a->maker);
   for (const RankId rank : release.ranks) {
     // With tags alone a rank would take it that its group runs on.
     if (!keepers.contains(rank) && !task_.partial) {
@@ -261,7 +275,7 @@ void PauseOperation::release_all(const action::Release& release) {
     }
     std::vector<AllocationId> ids;
     for (const Allocation* a : table.of_group(group_.id))
-      if (what_.takes(a->tag) && a->shared_by(rank) && !keeps(rank, *a) && !rests(*a))
+      if (what_.takes(a->tag, a->sharers) && a->shared_by(rank) && !keeps(rank, *a) && !rests(*a))
         ids.push_back(a->id);
     if (what_.all())
       for (const Allocation* a : table.opened_by(rank)) ids.push_back(a->id);

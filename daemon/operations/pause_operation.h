@@ -62,7 +62,7 @@ class PauseOperation final : public GroupOperation {
     return waits_for().empty();
   }
   /// It is settled what becomes of the allocation's bytes, so nobody new may open it.
-  bool takes(const Allocation& a) const { return settled_ && what_.takes(a.tag); }
+  bool takes(const Allocation& a) const { return settled_ && what_.takes(a.tag, a.sharers); }
   /// Those for whom memory stays on its device.
   const std::vector<GuestUse>& guests() const { return guests_; }
   /// Its error, and which owners keep the space in the pool that it lacked, which only operators

@@ -41,7 +41,8 @@ Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Device
                         const Measurement* measured) {
   OwnPool& pool = node_.pools.of(group.account);
   for (const Allocation* a : node_.allocations.of_group(group.id))
-    if (pause.selection.takes(a->tag) && group.discards(*a, pause.discard)) forget_retained(*a);
+    if (pause.selection.takes(a->tag, a->sharers) && group.discards(*a, pause.discard))
+      forget_retained(*a);
   std::vector<Allocation*> fresh;
   std::vector<std::pair<Allocation*, RetainedCopy>> again;
   // Of thousands of allocations each has the same few ranks, and a rank may have many calls.

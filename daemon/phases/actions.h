@@ -91,7 +91,6 @@ using Event = std::variant<event::CutStatus, event::PhaseDone, event::Copied, ev
 enum class GroupState : std::uint8_t { kRunning, kPausing, kPaused, kResuming };
 std::string_view to_string(GroupState state);
 
-/// How an operation went.
 /// What a pause did with the bytes of one tag that it kept.
 struct TagSave {
   std::string tag;
@@ -102,6 +101,7 @@ struct TagSave {
   bool hashed = false;          // a later pause may compare
 };
 
+/// How an operation went.
 struct Outcome {
   Task task = Operation::kPause;
   Status status;
@@ -109,6 +109,7 @@ struct Outcome {
   std::vector<PhaseTime> times;
   std::vector<PhaseSpan> spans = {};
   std::vector<TagSave> saves = {};  // of a pause, by tag
+  bool again = false;               // it will be tried again: its ranks wait
 };
 
 namespace action {
@@ -185,6 +186,9 @@ struct Answer {  // a rank's GroupRequest
   std::uint64_t seq;
   Status status;
 };
+struct Waits {  // ranks that have asked for something, for so long that people should know
+  std::string text;
+};
 struct Progress {
   Phase phase;
   std::uint32_t ranks_done;
@@ -209,7 +213,7 @@ using Action =
                  action::Reported, action::Measure, action::Save, action::Leaves, action::Ready,
                  action::Unready, action::Release, action::Left, action::Drop, action::Checkpoint,
                  action::Restore, action::Admit, action::Create, action::Load, action::Vacated,
-                 action::Ask, action::Arrived, action::Answer, action::Progress,
+                 action::Ask, action::Arrived, action::Answer, action::Waits, action::Progress,
                  action::StateChanged, action::Overdue, action::Finished>;
 
 }  // namespace amem

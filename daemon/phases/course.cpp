@@ -15,8 +15,8 @@ constexpr Duration kTellCopiesAgain = std::chrono::milliseconds(100);
 
 Course::Course(Home home, Terms terms, Epoch epoch, Time now)
     : home_(home), terms_(std::move(terms)), epoch_(epoch), began_(now), deep_(terms_.deep) {
-  const std::vector<RankId> ranks = home_.members.ids();
-  participants_.insert(ranks.begin(), ranks.end());
+  for (const RankId rank : home_.members.ids())
+    if (terms_.task.selection.of(rank)) participants_.insert(rank);
   if (terms_.interrupted)
     take_up(*terms_.interrupted, now);
   else
@@ -59,8 +59,7 @@ void Course::enter(Phase phase, Time now) {
   if (begins.counts == Counts::kWaves) ++epoch_.wave;
   if (begins.counts == Counts::kAttempts) epoch_ = epoch_.attempt + 1;
   if (begins.answer == RankPhase::kOpen) {
-    // Those that joined on the way have their gates shut too.
-    const std::vector<RankId> all = home_.members.ids();
+    const std::vector<RankId> all = shut();
     participants_.insert(all.begin(), all.end());
   }
   // In save the broker says first whom it asked.
@@ -193,7 +192,7 @@ void Course::fail(const Status& status, Time now) {
   switch (failure) {
     case OnFailure::kCallOff:
       home_.actions.push_back(action::Arrived{false, terms_.task.selection});
-      home_.actions.push_back(action::Ask{epoch_, RankPhase::kOpen, home_.members.ids()});
+      home_.actions.push_back(action::Ask{epoch_, RankPhase::kOpen, shut()});
       return finish(GroupState::kRunning, trouble_, now);
     case OnFailure::kGoOn:
       return;
@@ -395,7 +394,7 @@ bool Course::gates_open() const {
 
 void Course::join(RankId rank) {
   // One that runs while memory comes back may get hold of it, so it is in on what follows.
-  if (gates_open()) participants_.insert(rank);
+  if (gates_open() && terms_.task.selection.of(rank)) participants_.insert(rank);
 }
 
 void Course::come_back(RankId rank) {
@@ -436,6 +435,10 @@ void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Ti
       home_.note = what;
       if (rule(phase_).waits_for_ranks()) advance_if_done(now);
   }
+}
+
+void Course::set_aside(Time now) {
+  fail({Code::kDeadlineExceeded, "another operation goes first"}, now);
 }
 
 void Course::lose(RankId rank, const std::string& what, Time now) {
@@ -494,6 +497,10 @@ std::string_view Course::waiting_for(RankId rank) const {
 
 std::vector<RankId> Course::participants() const {
   return {participants_.begin(), participants_.end()};
+}
+
+std::vector<RankId> Course::shut() const {
+  return terms_.task.selection.local() ? participants() : home_.members.ids();
 }
 
 std::string Course::laggards() const {

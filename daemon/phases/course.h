@@ -90,6 +90,8 @@ class Course {
   void come_back(RankId rank);
   /// `who`, a member until now. `leaves_unloaded`: it was to load bytes that others hold.
   void leave(RankId rank, const std::string& who, bool leaves_unloaded, Time now);
+  /// Others go first: it is called off. REQUIRES: it waits for busy devices.
+  void set_aside(Time now);
   /// `what` has happened: it stays a member that answers nothing.
   void lose(RankId rank, const std::string& what, Time now);
 
@@ -154,6 +156,8 @@ class Course {
   void note_quiet(RankId rank, Time now);
   void report_progress(Time now);
   std::vector<RankId> participants() const;
+  /// Also those that have joined on the way, with their gates shut.
+  std::vector<RankId> shut() const;
   std::string laggards() const;
 
   Home home_;
@@ -167,7 +171,7 @@ class Course {
   bool more_ = false;              // this is a wave, and not the last
   bool deep_;                      // see deep()
   bool loaded_ = false;            // the ranks have everything that was to come back
-  std::set<RankId> participants_;  // the ranks that were members when it began
+  std::set<RankId> participants_;  // the ranks that were members when it began; of some: these
   std::set<RankId> waiting_;       // of these, the ones whose answer to this phase is to come
   std::set<RankId> mapped_;        // in map+load: those that have answered Map
   std::uint32_t asked_ = 0;        // ranks that this phase was asked of

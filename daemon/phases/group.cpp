@@ -4,6 +4,14 @@
 #include <utility>
 
 namespace amem {
+namespace {
+
+/// Ranks that ask for some of their memory may wait for others for long, as in a collective.
+constexpr Duration kTellWaits = std::chrono::seconds(30);
+/// How long the devices of one pause of tags may keep others of the group from having theirs.
+constexpr Duration kBusyTurn = std::chrono::seconds(1);
+
+}  // namespace
 
 std::string_view to_string(GroupState state) {
   switch (state) {
@@ -40,6 +48,7 @@ Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView 
   interrupted_ = standing.under_way;
   patience_ = now + patience;
   const bool pause = interrupted_->task.op == Operation::kPause;
+  if (interrupted_->task.selection.local()) return;
   state_ = pause ? GroupState::kPausing : GroupState::kResuming;
 }
 
@@ -56,11 +65,11 @@ bool Group::join(RankId rank, std::string label) {
   if (expected_.erase(rank) > 0) {
     if (interrupted_ && expected_.empty()) patience_ = {};
     if (course_) course_->come_back(rank);  // it has begun without it
-    return !gates_open();
+    return !gates_open() && !aside(rank);
   }
   members_.add(rank, std::move(label));
   if (course_) course_->join(rank);
-  return !gates_open();
+  return !gates_open() && !aside(rank);
 }
 
 void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
@@ -111,16 +120,23 @@ Standing standing_of(const Group& group) {
           group.deep()};
 }
 
-bool will_take(const Group& group, const std::string& tag) {
+bool will_take(const Group& group, const std::string& tag, const std::vector<RankId>& sharers) {
   const auto what = standing_of(group).under_way;
-  return what && what->restart == OnRestart::kRelease && what->task.selection.takes(tag);
+  return what && what->restart == OnRestart::kRelease && what->task.selection.takes(tag, sharers);
+}
+
+bool Group::aside(RankId rank) const {
+  const Task* const task = course_        ? &course_->terms().task
+                           : interrupted_ ? &interrupted_->task
+                                          : nullptr;
+  return task != nullptr && !task->selection.of(rank);
 }
 
 bool Group::may_allocate(RankId rank) const {
   // A call that passed the gate before it shut must be able to end; one that joined since has
   // passed nothing. In the open phase some gates are open before all ranks have answered.
   // What a restart calls off has gates that are open still.
-  return gates_open() ||
+  return gates_open() || aside(rank) ||
          (course_ && rule(phase()).answer == RankPhase::kQuiet && course_->takes_part(rank)) ||
          (interrupted_ && interrupted_->restart == OnRestart::kCallOff);
 }
@@ -146,9 +162,11 @@ bool Group::has_rest(const Task& task) const {
 }
 
 Status Group::can_start(const Task& task) const {
-  if (course_)
+  if (course_ && !yields())
     return {Code::kFailedPrecondition,
-            "group '" + name_ + "' is " + std::string(to_string(state_)) + " (" +
+            (course_->terms().task.selection.local()
+                 ? describe(course_->terms().task, name_) + " is under way ("
+                 : "group '" + name_ + "' is " + std::string(to_string(state_)) + " (") +
                 std::string(phase_name(phase())) + "). Try again when that has ended"};
   // A restore needs only the processes. The phase after it waits for the ranks.
   const bool restores = deep_ && task.op == Operation::kResume;
@@ -173,7 +191,12 @@ Status Group::can_start(const Task& task) const {
 
 Status Group::start(const Task& task, Duration timeout, Time now, Held held) {
   Status status = can_start(task);
-  if (status.ok()) begin(task, timeout, false, held, now);
+  if (!status.ok()) return status;
+  if (course_) {
+    course_->set_aside(now);
+    settle(now);
+  }
+  begin(task, timeout, false, held, now);
   return status;
 }
 
@@ -185,10 +208,12 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Ti
   rest_ = state_;
   const GroupState rest = rest_of(task);
   note_.clear();
-  state_ = pause ? GroupState::kPausing : GroupState::kResuming;
-  since_ = now;
   actions_.push_back(action::Begun{task, deepens});
-  actions_.push_back(action::StateChanged{state_});
+  if (!task.selection.local()) {  // else the group runs
+    state_ = pause ? GroupState::kPausing : GroupState::kResuming;
+    since_ = now;
+    actions_.push_back(action::StateChanged{state_});
+  }
   epoch_ = epoch_.attempt + 1;
   Phase begins = deep_ ? kDeepResumeBegins : kResumeBegins;
   if (deepens)
@@ -208,30 +233,44 @@ void Group::tell(Event event, Time now) {
 
 void Group::settle_if_ended(Time now) {
   if (!course_ || !course_->end()) return;
-  state_ = course_->end()->state;
-  if (state_ == GroupState::kRunning) by_operator_ = false;
-  since_ = now;
+  settle(now);
+  look_at_requests(now);
+}
+
+void Group::settle(Time now) {
+  const bool inside = course_->terms().inside;
+  const bool local = course_->terms().task.selection.local();
   epoch_ = course_->epoch();
   deep_ = course_->deep();
-  const bool inside = course_->terms().inside;
+  if (!local) {
+    state_ = course_->end()->state;
+    since_ = now;
+  }
+  if (state_ == GroupState::kRunning) by_operator_ = false;
   Outcome outcome = course_->take_outcome(now);
   course_.reset();
   const Task task = outcome.task;
   Status& status = outcome.status;
+  // Its ranks run on. Their devices are busy, with what may need ranks that wait to be next.
+  outcome.again = inside && local && status.code() == Code::kDeadlineExceeded &&
+                  outcome.spans.back().phase == kPauseBegins;
   if (!status.ok()) {
     std::string text = describe(task, name_) + ": " + status.text();
     if (!members_.empty()) text += "; the group is " + std::string(to_string(state_));
     status = Status(status.code(), std::move(text));
-    note_ = status.text();
+    note_ = outcome.again ? "" : status.text();
   } else {
     (task.op == Operation::kPause ? last_pause_ : last_resume_) = outcome;
   }
   const Status result = status;
-  if (!members_.empty()) actions_.push_back(action::StateChanged{state_});
+  const bool again = outcome.again;
+  if (!members_.empty() && !local) actions_.push_back(action::StateChanged{state_});
   actions_.push_back(action::Finished{std::move(outcome)});
 
-  if (inside || satisfied(task)) answer(task, result);
-  look_at_requests(now);
+  if (local)
+    answer_local(task, result, again, now);
+  else if (inside || satisfied(task))
+    answer(requests_.take(task), result);
 }
 
 // ---- time ---------------------------------------------------------------------------------------
@@ -239,11 +278,12 @@ void Group::settle_if_ended(Time now) {
 Time Group::wakeup() const {
   Time time = course_ ? course_->wakeup() : std::min(patience_, deepens_at());
   for (const Task& task : requests_.tasks()) time = std::min(time, request_deadline(task));
-  return time;
+  return std::min(time, tell_at_);
 }
 
 void Group::tick(Time now) {
   for (const Task& task : requests_.tasks()) expire_requests(task, now);
+  tell_waits(now);
   if (course_) course_->tick(now);
   go_on_if_all_are_back(now);
   settle_if_ended(now);
@@ -262,28 +302,106 @@ Time Group::deepens_at() const {
 
 // ---- requests from inside -----------------------------------------------------------------------
 
-void Group::request(RankId rank, std::uint64_t seq, const Task& task, Duration timeout, Time now) {
-  if (!course_ && !interrupted_ && satisfied(task)) {
+void Group::request(RankId rank, std::uint64_t seq, const Task& task, Duration timeout, Time now,
+                    const RankSet& together) {
+  if (!course_ && !interrupted_ && !is_local(task) && satisfied(task)) {
     actions_.push_back(action::Answer{rank, seq, {}});
     return;
   }
   if (timeout == Duration::zero()) timeout = deadlines_.request;
-  if (Status status = requests_.add({rank, seq, task, now + timeout}); !status.ok()) {
+  if (Status status = requests_.add({rank, seq, task, now + timeout, together, now});
+      !status.ok()) {
     actions_.push_back(
         action::Answer{rank, seq, {status.code(), "group '" + name_ + "': " + status.text()}});
     return;
   }
+  if (tell_at_ == kNever) tell_at_ = now + kTellWaits;
   look_at_requests(now);
+}
+
+bool Group::is_local(const Task& task) const {
+  const GroupState state = course_ || interrupted_ ? rest_ : state_;
+  return !task.selection.all() && state == GroupState::kRunning;
+}
+
+std::vector<RankUnit> Group::units(const Task& task) const {
+  const std::vector<RankId> ids = members_.ids();
+  const std::set<RankId> members(ids.begin(), ids.end());
+  return requests_.units(task, [&](RankId rank) {
+    std::set<RankId> others = memory_.sharers(rank, task.selection);
+    std::erase_if(others, [&](RankId other) { return !members.contains(other); });
+    return others;
+  });
 }
 
 void Group::look_at_requests(Time now) {
   if (course_ || interrupted_) return;
-  for (const Task& task : requests_.tasks())
-    if (satisfied(task)) answer(task, {});
-  for (const Task& task : requests_.tasks())
+  for (const Task& task : requests_.tasks()) {
+    if (!is_local(task)) {
+      if (satisfied(task)) answer(requests_.take(task), {});
+      continue;
+    }
+    for (const RankUnit& unit : units(task)) {
+      // Some of a set may have none of it. All of them are asked for it all the same.
+      const bool known = unit.complete() || !unit.sets;
+      if (known && satisfied(task.of(unit.ranks)))
+        answer(requests_.take(task, [&](const auto& r) { return unit.ranks.contains(r.rank); }),
+               {});
+    }
+  }
+  for (const Task& task : requests_.tasks()) {
+    if (is_local(task)) {
+      if (begin_local(task, now)) return;
+      continue;
+    }
     if (requests_.complete(task, members_.ids()) && !waits_for_operator(task) &&
         can_start(task).ok())
       return begin(task, Duration::zero(), true, Held::kNo, now);
+  }
+}
+
+bool Group::begin_local(const Task& task, Time now) {
+  std::set<RankId> ranks;
+  for (const RankUnit& unit : units(task)) {
+    if (!unit.complete() || (unit.alone && !ranks.empty())) continue;
+    ranks.insert(unit.ranks.begin(), unit.ranks.end());
+    if (unit.alone) break;
+  }
+  if (ranks.empty() || !can_start(task.of(ranks)).ok()) return false;
+  Duration turn{};
+  if (task.op == Operation::kPause) {
+    turn = std::min(kBusyTurn, deadlines_.quiesce);
+    for (const Requests::Request& r : requests_.of(task))
+      if (ranks.contains(r.rank) && r.deadline != kNever) turn = std::min(turn, r.deadline - now);
+    turn = std::max(turn, Duration(1));
+  }
+  begin(task.of(ranks), turn, true, Held::kNo, now);
+  return true;
+}
+
+void Group::answer_local(const Task& task, const Status& status, bool again, Time now) {
+  const std::set<RankId>& ranks = task.selection.ranks;
+  const Task asked = task.of({});
+  const auto its = [&](const Requests::Request& r) { return ranks.contains(r.rank); };
+  if (again) {
+    answer(requests_.take(asked, [&](const auto& r) { return its(r) && r.deadline <= now; }),
+           status);
+    return requests_.put_back(asked, ranks, [&](Requests::Request& r) { r.why = status.text(); });
+  }
+  std::vector<RankUnit> tried = units(asked);
+  std::erase_if(tried, [&](const RankUnit& unit) {
+    return std::none_of(unit.ranks.begin(), unit.ranks.end(),
+                        [&](RankId rank) { return ranks.contains(rank); });
+  });
+  // What one rank lacks is no reason for the others to fail.
+  if (!status.ok() && tried.size() > 1 && !satisfied(task))
+    return requests_.put_back(asked, ranks, [](Requests::Request& r) { r.alone = true; });
+  answer(requests_.take(asked, its), status);
+}
+
+bool Group::yields() const {
+  return course_ && course_->terms().inside && course_->terms().task.selection.local() &&
+         course_->phase() == kPauseBegins;
 }
 
 bool Group::waits_for_operator(const Task& task) const {
@@ -291,27 +409,82 @@ bool Group::waits_for_operator(const Task& task) const {
          !task.selection.all();
 }
 
-void Group::answer(const Task& task, const Status& status) {
-  for (const Requests::Request& r : requests_.take(task))
+void Group::answer(const std::vector<Requests::Request>& requests, const Status& status) {
+  for (const Requests::Request& r : requests)
     actions_.push_back(action::Answer{r.rank, r.seq, status});
+  if (requests_.tasks().empty()) tell_at_ = kNever;
+}
+
+bool Group::under_way(const Task& task, RankId rank) const {
+  return course_ && course_->terms().task.of({}) == task && course_->takes_part(rank);
 }
 
 // Requests for what is under way, or will be as soon as the group can, wait for that and not for
 // other ranks.
 Time Group::request_deadline(const Task& task) const {
   if (interrupted_ || waits_for_operator(task)) return kNever;
-  if (course_ && (task == course_->terms().task || requests_.complete(task, members_.ids())))
-    return kNever;
-  return requests_.deadline(task);
+  if (!is_local(task)) {
+    const bool now = course_ && task == course_->terms().task;
+    return now || (course_ && requests_.complete(task, members_.ids())) ? kNever
+                                                                        : requests_.deadline(task);
+  }
+  Time earliest = kNever;
+  for (const Requests::Request& r : requests_.of(task))
+    if (!under_way(task, r.rank)) earliest = std::min(earliest, r.deadline);
+  return earliest;
 }
 
 void Group::expire_requests(const Task& task, Time now) {
   if (request_deadline(task) > now) return;
-  answer(task,
-         {Code::kDeadlineExceeded,
-          describe(task, name_) + " from inside: not every rank asked for it in time; missing: " +
-              members_.names(requests_.missing(task, members_.ids())) + "; the group is " +
-              std::string(to_string(state_))});
+  if (!is_local(task)) {
+    answer(requests_.take(task),
+           {Code::kDeadlineExceeded,
+            describe(task, name_) + " from inside: not every rank asked for it in time; missing: " +
+                members_.names(requests_.missing(task, members_.ids())) + "; the group is " +
+                std::string(to_string(state_))});
+    return;
+  }
+  for (const RankUnit& unit : units(task)) {
+    const auto late = [&](const Requests::Request& r) {
+      return unit.ranks.contains(r.rank) && r.deadline <= now && !under_way(task, r.rank);
+    };
+    const std::string why = what_it_waits_for(task, unit);
+    answer(requests_.take(task, late),
+           {Code::kDeadlineExceeded,
+            describe(task.of(unit.ranks), name_) + " from inside: not done in time; " + why});
+  }
+}
+
+std::string Group::what_it_waits_for(const Task& task, const RankUnit& unit) const {
+  if (!unit.complete()) {
+    std::string missing = members_.names({unit.missing.begin(), unit.missing.end()});
+    for (const std::string& set : unit.lacking) missing += (missing.empty() ? "" : ", ") + set;
+    return "missing, because they share this memory or are of one set: " + missing;
+  }
+  for (const Requests::Request& r : requests_.of(task))
+    if (unit.ranks.contains(r.rank) && !r.why.empty()) return r.why;
+  return course_ ? describe(course_->terms().task, name_) + " is under way (" +
+                       std::string(phase_name(phase())) + ")"
+                 : "group '" + name_ + "' is not ready for it";
+}
+
+void Group::tell_waits(Time now) {
+  if (now < tell_at_) return;
+  tell_at_ = now + kTellWaits;
+  for (const Task& task : requests_.tasks()) {
+    if (!is_local(task)) {
+      const std::vector<RankId> missing = requests_.missing(task, members_.ids());
+      const std::string what = describe(task, name_) + " from inside waits";
+      if (!missing.empty())
+        actions_.push_back(action::Waits{what + "; missing: " + members_.names(missing)});
+      else if (waits_for_operator(task))
+        actions_.push_back(action::Waits{what + " until an operator resumes the group"});
+      continue;
+    }
+    for (const RankUnit& unit : units(task))
+      actions_.push_back(action::Waits{describe(task.of(unit.ranks), name_) +
+                                       " from inside waits; " + what_it_waits_for(task, unit)});
+  }
 }
 
 }  // namespace amem

@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "common/status.h"
 #include "daemon/base/clock.h"
@@ -37,6 +38,10 @@ struct MemoryView {
   Question opened = [](const Selection&) { return false; };
   /// Of a group that is paused: some of it is on a device and free to leave.
   Question has_rest = [](const Selection&) { return false; };
+  /// The ranks that share some of what the selection takes with this rank; with it or without.
+  std::function<std::set<RankId>(RankId, const Selection&)> sharers = [](RankId, const Selection&) {
+    return std::set<RankId>();
+  };
 };
 
 /// What the next broker must know of a group.
@@ -77,14 +82,17 @@ class Group {
   void expect(RankId rank);
   /// Whether Create and Redeem of this rank are served now.
   bool may_allocate(RankId rank) const;
-  /// A pause or resume asked for from inside. `timeout` 0: the configured one. A resume of some
-  /// tags waits while an operator has all of it paused: it would set the group running without the
-  /// rest.
-  void request(RankId rank, std::uint64_t seq, const Task& task, Duration timeout, Time now);
+  /// A pause or resume asked for from inside. `timeout` 0: the configured one. While the group runs
+  /// one of tags is of this rank and of those that must ask with it (Requests::units): others run
+  /// on. Any other is of all ranks. A resume of some tags waits while an operator has all of it
+  /// paused: it would set the group running without the rest. `together`: it is one with these.
+  void request(RankId rank, std::uint64_t seq, const Task& task, Duration timeout, Time now,
+               const RankSet& together = {});
 
   // ---- an operation ----
   /// kFailedPrecondition: the group is in that state already, or in transition. `timeout`, when not
-  /// 0, replaces the deadline of quiesce (pause) or map+load (resume).
+  /// 0, replaces the deadline of quiesce (pause) or map+load (resume). A pause that ranks have
+  /// asked for, and whose devices are busy still, lets it go first.
   Status start(const Task& task, Duration timeout, Time now, Held held = Held::kNo);
   /// Whether start() would be refused, and how.
   Status can_start(const Task& task) const;
@@ -112,13 +120,16 @@ class Group {
  private:
   friend class Insight;  // of the tests: copies it, and says in what state it is
   friend Standing standing_of(const Group& group);
+  /// Of the ranks that take part in what is under way.
   bool gates_open() const {
     if (course_) return course_->gates_open();
     // What was coming back to a group that runs goes away again; the group runs.
-    const bool runs_on = interrupted_ && interrupted_->task.op == Operation::kResume &&
-                         rest_ == GroupState::kRunning;
-    return runs_on || state_ == GroupState::kRunning;
+    if (interrupted_)
+      return interrupted_->task.op == Operation::kResume && rest_ == GroupState::kRunning;
+    return state_ == GroupState::kRunning;
   }
+  /// What is under way is of other ranks.
+  bool aside(RankId rank) const;
   GroupState rest_of(const Task& task) const { return task.stops() ? GroupState::kPaused : rest_; }
   void go_on_if_all_are_back(Time now);
   /// The group is as the task would leave it.
@@ -127,11 +138,27 @@ class Group {
   bool has_rest(const Task& task) const;
   void begin(const Task& task, Duration timeout, bool inside, Held held, Time now);
   void settle_if_ended(Time now);
+  /// REQUIRES: what is under way has ended.
+  void settle(Time now);
   void look_at_requests(Time now);
   bool waits_for_operator(const Task& task) const;
-  void answer(const Task& task, const Status& status);
-  void expire_requests(const Task& task, Time now);
+  /// It is of the ranks that ask for it, and of no others.
+  bool is_local(const Task& task) const;
+  /// Of the ranks that wait for it.
+  std::vector<RankUnit> units(const Task& task) const;
+  /// Begins what complete units wait for. True: something has begun.
+  bool begin_local(const Task& task, Time now);
+  /// It waits for its devices, and others may go first.
+  bool yields() const;
+  void answer(const std::vector<Requests::Request>& requests, const Status& status);
+  /// `again`: it was called off because devices were busy.
+  void answer_local(const Task& task, const Status& status, bool again, Time now);
+  /// What the rank has asked for.
+  bool under_way(const Task& task, RankId rank) const;
+  std::string what_it_waits_for(const Task& task, const RankUnit& unit) const;
+  void tell_waits(Time now);
   Time request_deadline(const Task& task) const;
+  void expire_requests(const Task& task, Time now);
   /// When it is to be made deep; kNever: not as it is now.
   Time deepens_at() const;
 
@@ -155,12 +182,13 @@ class Group {
   std::set<RankId> expected_;               // members without a session that may come back
   std::optional<Interrupted> interrupted_;  // waits for them
   Time patience_ = kNever;
-  Time overdue_;  // the last action::Overdue
+  Time overdue_;           // the last action::Overdue
+  Time tell_at_ = kNever;  // when waiting requests are reported next
 };
 
 Standing standing_of(const Group& group);
 /// A pause that is under way, or that the broker's end has interrupted, takes memory of this tag
-/// for certain: its first Release has been sent.
-bool will_take(const Group& group, const std::string& tag);
+/// that these ranks share for certain: its first Release has been sent.
+bool will_take(const Group& group, const std::string& tag, const std::vector<RankId>& sharers = {});
 
 }  // namespace amem

@@ -1,8 +1,8 @@
 // Requests: the pause and resume requests of ranks (GroupRequest) that wait to be answered.
 //
-// An operation from inside begins when every rank of the group has asked for it; this class knows
-// who has asked, who has not, and when patience ends. It answers nobody: what it returns is to be
-// answered by the caller.
+// An operation from inside begins when every rank of the group has asked for it, or every rank of a
+// unit; this class knows who has asked, who has not, and when patience ends. It answers nobody:
+// what it returns is to be answered by the caller.
 //
 // Each event of a group asks what waits, so what waits is kept by task, and few different tasks do.
 //
@@ -11,8 +11,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "common/status.h"
@@ -22,6 +25,24 @@
 
 namespace amem {
 
+/// Ranks that call as one: their requests are one operation.
+struct RankSet {
+  std::string name;         // of these ranks alone, in their group; empty: there is no set
+  std::uint32_t count = 0;  // of its ranks
+};
+
+/// Ranks that must ask for the same: for one of them alone the others would lose memory, or their
+/// set would be in two states.
+struct RankUnit {
+  std::set<RankId> ranks;         // those that have asked, and the others that are known
+  std::set<RankId> missing;       // of these, have not asked
+  std::set<std::string> lacking;  // sets of which fewer ranks have asked than there are: "2 of 4 …"
+  bool sets = false;              // some rank is of a set
+  bool alone = false;             // has been tried together with others, and failed
+
+  bool complete() const { return missing.empty() && lacking.empty(); }
+};
+
 class Requests {
  public:
   struct Request {
@@ -29,6 +50,10 @@ class Requests {
     std::uint64_t seq = 0;  // of the rank's message; the Reply repeats it
     Task task = Operation::kPause;
     Time deadline = kNever;
+    RankSet set = {};
+    Time asked = {};
+    bool alone = false;    // is not to be tried together with other units again
+    std::string why = {};  // of one that was tried and waits again: what it waits for
   };
 
   /// A rank may have several threads ask, but not without limit.
@@ -48,6 +73,18 @@ class Requests {
 
   /// All requests for `task`, which leave this object.
   std::vector<Request> take(const Task& task);
+  /// Those that match.
+  std::vector<Request> take(const Task& task, const std::function<bool(const Request&)>& match);
+  /// Calls `change` with each request of these ranks for `task`, and puts the task behind others.
+  void put_back(const Task& task, const std::set<RankId>& ranks,
+                const std::function<void(Request&)>& change);
+  /// All requests for `task`, in order.
+  const std::vector<Request>& of(const Task& task) const;
+
+  /// What the ranks that have asked for `task` are parts of; each rank is in one. `linked`: ranks
+  /// that must ask with this one.
+  std::vector<RankUnit> units(const Task& task,
+                              const std::function<std::set<RankId>(RankId)>& linked) const;
 
   /// Every one of `ranks` (and there is one) has asked for `task`.
   bool complete(const Task& task, const std::vector<RankId>& ranks) const;
@@ -65,6 +102,7 @@ class Requests {
     Time deadline = kNever;         // the earliest
   };
   const Waiting* find(const Task& task) const;
+  Waiting* find(const Task& task) { return const_cast<Waiting*>(std::as_const(*this).find(task)); }
 
   std::vector<Waiting> waiting_;  // by the first request for each
   std::map<RankId, std::size_t> counts_;

@@ -2,6 +2,7 @@
 // bytes it drops. And which half of a transaction it is. Plain values.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <set>
@@ -9,18 +10,33 @@
 #include <string_view>
 #include <utility>
 
+#include "daemon/base/ids.h"
+
 namespace amem {
 
 enum class Operation : std::uint8_t { kPause, kResume };
 std::string_view to_string(Operation op);
 
-/// Which allocations: those of some tags, all but those of some tags, or all.
+/// Which allocations: those of some tags, all but those of some tags, or all; of all ranks of the
+/// group, or of some.
 struct Selection {
-  std::set<std::string> tags;  // empty: all
-  bool except = false;         // all but these
+  std::set<std::string> tags;   // empty: all
+  bool except = false;          // all but these
+  std::set<RankId> ranks = {};  // only these take part; empty: all ranks of the group
 
+  /// Of all tags.
   bool all() const { return tags.empty(); }
+  bool local() const { return !ranks.empty(); }
+  /// Whether the rank takes part.
+  bool of(RankId rank) const { return !local() || ranks.contains(rank); }
   bool takes(const std::string& tag) const { return all() || tags.contains(tag) != except; }
+  /// An allocation with this tag. What a rank that takes no part shares, too, is not taken.
+  template <class Ranks>
+  bool takes(const std::string& tag, const Ranks& sharers) const {
+    return takes(tag) && (!local() || (!sharers.empty() &&
+                                       std::all_of(sharers.begin(), sharers.end(),
+                                                   [this](RankId rank) { return of(rank); })));
+  }
   friend bool operator==(const Selection&, const Selection&) = default;
 };
 
@@ -50,6 +66,12 @@ struct Task {
 
   /// The group does not run afterwards.
   bool stops() const { return op == Operation::kPause && (selection.all() || partial); }
+  /// The same, of these ranks alone.
+  Task of(std::set<RankId> ranks) const {
+    Task task = *this;
+    task.selection.ranks = std::move(ranks);
+    return task;
+  }
   friend bool operator==(const Task&, const Task&) = default;
 };
 

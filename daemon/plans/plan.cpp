@@ -24,7 +24,7 @@ void add_copies(const Allocation& allocation, std::vector<CopyRange>& copies) {
 
 /// A resume brings it back: it is on its device again, and not yet in the ranks' hands.
 bool comes_back(const Allocation& a, const Selection& what) {
-  return a.paused && a.resident() && what.takes(a.tag);
+  return a.paused && a.resident() && what.takes(a.tag, a.sharers);
 }
 
 }  // namespace
@@ -86,8 +86,9 @@ Status may_drop(const Allocations& table, GroupId group, const std::string& tag,
 
 std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
                                  const Allocations::Filter& keeps) {
-  return table.of_group(
-      group, [&](const Allocation& a) { return what.takes(a.tag) && a.can_leave() && keeps(a); });
+  return table.of_group(group, [&](const Allocation& a) {
+    return what.takes(a.tag, a.sharers) && a.can_leave() && keeps(a);
+  });
 }
 
 Plan plan_save(const Allocations& table, GroupId group, const FormOf& form,
@@ -115,7 +116,7 @@ BytesByDevice needs(const Allocations& table, const std::vector<GroupId>& groups
   BytesByDevice bytes;
   for (const GroupId group : groups)
     for (const Allocation* a : table.of_group(group))
-      if (!a->resident() && what.takes(a->tag)) bytes[a->device] += a->size;
+      if (!a->resident() && what.takes(a->tag, a->sharers)) bytes[a->device] += a->size;
   return bytes;
 }
 
@@ -124,7 +125,7 @@ std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId grou
                                           const std::vector<std::string>& order) {
   std::vector<std::vector<const Allocation*>> by_tag(order.size() + 1);
   for (const Allocation* a : table.of_group(group)) {
-    if (!a->paused || !what.takes(a->tag)) continue;
+    if (!a->paused || !what.takes(a->tag, a->sharers)) continue;
     const auto tag = std::find(order.begin(), order.end(), a->tag);
     by_tag[static_cast<std::size_t>(tag - order.begin())].push_back(a);
   }

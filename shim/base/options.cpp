@@ -202,7 +202,9 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
   read_choice(getenv, "AMEM_GATE", o.gate_waits, {{"wait", true}, {"error", false}},
               "wait or error. amem uses wait", complaints);
   read_seconds(getenv, "AMEM_GATE_TIMEOUT", o.gate_timeout, complaints);
-  read_seconds(getenv, "AMEM_TIMEOUT", o.timeout, complaints);
+  if (std::chrono::seconds timeout{};
+      read_seconds(getenv, "AMEM_TIMEOUT", timeout, complaints), timeout.count() > 0)
+    o.timeout = timeout;
   read_duration(getenv, "AMEM_RECONNECT", o.reconnect, complaints);
   read_choice(
       getenv, "AMEM_ORPHAN", o.orphan,

@@ -60,7 +60,7 @@ struct Options {
   std::optional<std::uint64_t> slab_size;
   bool gate_waits = true;                       // AMEM_GATE=wait|error
   std::chrono::seconds gate_timeout{};          // AMEM_GATE_TIMEOUT; 0: none
-  std::chrono::seconds timeout{60};             // AMEM_TIMEOUT: ncclPause, ncclResume
+  std::optional<std::chrono::seconds> timeout;  // AMEM_TIMEOUT: of pauses and resumes from inside
   std::chrono::milliseconds reconnect{30'000};  // AMEM_RECONNECT: to a new broker; 0: never
   OrphanRule orphan = OrphanRule::kWait;        // AMEM_ORPHAN=wait|exit|restore
   LogLevel log_level = LogLevel::kWarn;         // AMEM_LOG=error|warn|info|debug

@@ -189,7 +189,26 @@ AMEM_PUBLIC int amem_shim_resume(const char* const* tags, std::size_t tag_count,
 }
 
 /// A client of another version may call it: with other parameters it gets another name, which that
-/// client does not find, and says so. op: 1 a pause, 2 a resume. Of all but `except`, when there
+/// client does not find, and says so. `set`, with tags: the call is one operation, all or none,
+/// with those of `set_ranks` ranks that pass the same; empty: there is no set. The rest is as of
+/// amem_shim_request_4.
+AMEM_PUBLIC int amem_shim_request_5(int op, const char* const* tags, std::size_t tag_count,
+                                    const char* const* except, std::size_t except_count,
+                                    const char* const* discard, std::size_t discard_count,
+                                    int guests, int deep, int force, const char* set,
+                                    std::uint32_t set_ranks, std::uint32_t timeout_ms, char* error,
+                                    std::size_t size) {
+  if (guests < _amem_v1_GuestRule_MIN || guests > _amem_v1_GuestRule_MAX)
+    return report({Code::kInvalidArgument, "guests must be pin or refuse"}, error, size);
+  return report(
+      request({static_cast<amem_v1_GroupOp>(op), names(tags, tag_count),
+               names(except, except_count), names(discard, discard_count),
+               static_cast<amem_v1_GuestRule>(guests), deep != 0, force != 0, set, set_ranks},
+              timeout_ms),
+      error, size);
+}
+
+/// op: 1 a pause, 2 a resume. Of all but `except`, when there
 /// are such; a pause drops the bytes of `discard`. guests: of a pause, 1 pin, 2 refuse, 0 what is
 /// configured.
 /// deep: of a pause, not 0: the processes are checkpointed afterwards. force: of a pause, not 0:
@@ -199,13 +218,8 @@ AMEM_PUBLIC int amem_shim_request_4(int op, const char* const* tags, std::size_t
                                     const char* const* discard, std::size_t discard_count,
                                     int guests, int deep, int force, std::uint32_t timeout_ms,
                                     char* error, std::size_t size) {
-  if (guests < _amem_v1_GuestRule_MIN || guests > _amem_v1_GuestRule_MAX)
-    return report({Code::kInvalidArgument, "guests must be pin or refuse"}, error, size);
-  return report(request({static_cast<amem_v1_GroupOp>(op), names(tags, tag_count),
-                         names(except, except_count), names(discard, discard_count),
-                         static_cast<amem_v1_GuestRule>(guests), deep != 0, force != 0},
-                        timeout_ms),
-                error, size);
+  return amem_shim_request_5(op, tags, tag_count, except, except_count, discard, discard_count,
+                             guests, deep, force, "", 0, timeout_ms, error, size);
 }
 
 AMEM_PUBLIC int amem_shim_request_3(int op, const char* const* tags, std::size_t tag_count,

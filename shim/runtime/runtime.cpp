@@ -26,6 +26,9 @@ namespace {
 // The broker's own deadlines bound the phases; this is only for a broker that no longer answers at
 // all.
 constexpr std::chrono::minutes kPhasesDeadline{10};
+/// Without AMEM_TIMEOUT: for the other ranks to ask for the same.
+constexpr std::chrono::seconds kTimeout{60};
+constexpr std::chrono::minutes kTagsTimeout{30};
 /// For what the broker answers at once.
 constexpr std::chrono::seconds kAnswerDeadline{30};
 
@@ -334,9 +337,19 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
       !s.ok())
     return s;
   if (const Status s = put_tags(what.discard, body.discard, body.discard_count); !s.ok()) return s;
+  if (what.set.size() >= sizeof body.set)
+    return {Code::kInvalidArgument, "the set \"" + what.set + "\" has more than " +
+                                        std::to_string(sizeof body.set - 1) + " bytes"};
+  set_text(body.set, what.set);
+  body.set_ranks = what.set_ranks;
+  // What a rank asks for of tags it may have to wait for as long as for a collective.
+  const bool of_tags = body.tags_count > 0;
   if (timeout_ms == 0)
     timeout_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(
-        std::chrono::milliseconds(runtime.options().timeout).count(), UINT32_MAX));
+        std::chrono::milliseconds(
+            runtime.options().timeout.value_or(of_tags ? kTagsTimeout : kTimeout))
+            .count(),
+        UINT32_MAX));
   body.op = what.op;
   body.guests = what.guests;
   body.deep = what.deep;

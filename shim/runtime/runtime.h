@@ -46,6 +46,9 @@ struct GroupRequest {
   amem_v1_GuestRule guests = amem_v1_GuestRule_GUEST_RULE_UNSPECIFIED;
   bool deep = false;   // a pause of everything: the processes are checkpointed afterwards
   bool force = false;  // `discard` may have "heap"
+  // It is one with those of this number of ranks that name the same set. Empty: there is no set.
+  std::string set = {};
+  std::uint32_t set_ranks = 0;
 };
 
 class Runtime {

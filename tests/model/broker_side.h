@@ -63,6 +63,7 @@ class BrokerSide {
   void act(int group, const action::Finished& finished);
   void act(int, const action::Step&) {}
   void act(int, const action::Overdue&) {}
+  void act(int, const action::Waits&) {}
   void act(int, const action::Reported&) {}  // no transaction of the model spans nodes
   void act(int, const action::StateChanged& changed) { ended_in_ = changed.state; }
 

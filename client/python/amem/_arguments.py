@@ -150,3 +150,15 @@ def milliseconds(timeout: float | None) -> int:
     if not timeout >= 0:
         raise InvalidArgumentError(f"the timeout {timeout} s is not valid. It must be 0 or more")
     return int(min(max(1.0, timeout * 1000), _LONGEST_MS))
+
+
+def rank_set(ranks: tuple[str, int] | None) -> tuple[str, int] | None:
+    """Checks the name and the number of ranks of a set."""
+    if ranks is None:
+        return None
+    name, count = ranks
+    if not 1 <= len(name.encode()) <= 63 or not name.isprintable():
+        raise InvalidArgumentError(f"the set {name!r} of ranks needs a name of 1 to 63 printable characters")
+    if not 1 <= count <= 0xFFFFFFFF:
+        raise InvalidArgumentError(f"the set {name!r} needs at least one rank, not {count}")
+    return name, count

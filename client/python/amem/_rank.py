@@ -5,7 +5,8 @@ import os
 
 from amem import _shim, _stats
 from amem._arguments import (
-    Guests, PolicyChoice, Tags, group_name, guest_policy, milliseconds, optional_tags, policy_number, selection, tag_name)
+    Guests, PolicyChoice, Tags, group_name, guest_policy, milliseconds, optional_tags, policy_number, rank_set, selection,
+    tag_name)
 from amem._stats import Stats
 from amem.errors import InvalidArgumentError
 
@@ -51,17 +52,20 @@ def set_group(name: str) -> None:
 
 
 def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
-          discard: Tags = None, guests: Guests | None = None, deep: bool = False, force: bool = False) -> None:
-    """Pauses this rank's group: frees its GPU memory and keeps every address.
+          discard: Tags = None, guests: Guests | None = None, deep: bool = False, force: bool = False,
+          ranks: tuple[str, int] | None = None) -> None:
+    """Pauses this rank's group, or some memory of this rank: frees the GPU memory and keeps every address.
 
-    The pause begins when every rank of the group has called pause(). The call returns when the group is paused, and returns
-    at once if it is already paused. After a pause of everything, threads of this process that launch GPU work wait until
-    resume() has returned. Any thread may call pause(). Other threads run on while it waits.
+    A pause of everything begins when every rank of the group has called pause(). A pause of tags is of this rank, and of the
+    ranks that share some of this memory with it: these must call it, too. All others run on. The call returns when the memory
+    has left, and returns at once if it is already paused. After a pause of everything, threads of this process that launch
+    GPU work wait until resume() has returned. Any thread may call pause(). Other threads run on while it waits.
 
     Args:
-        tags: One tag, or at most 64. The pause takes only memory with these tags, and the group runs on. Every rank must pass
-            the same tags. The program must not let the GPU touch that memory before the resume. None: everything.
-        timeout: Timeout in seconds for the other ranks to call. None: AMEM_TIMEOUT of the environment, else 60.
+        tags: One tag, or at most 64. The pause takes only memory with these tags, and the group runs on. The program must not
+            let the GPU touch that memory before the resume. None: everything.
+        timeout: Timeout in seconds for the other ranks to call, and of tags also for the devices of these ranks to become idle.
+            None: AMEM_TIMEOUT of the environment, else 60, and 1800 for tags.
         except_tags: Instead of `tags`: all memory except memory with these tags.
         discard: Tags whose bytes this pause drops, whatever their policy. A resume provides zeros for them. Not "nccl", and
             "heap" only with `force`.
@@ -72,6 +76,8 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
             which restores them, each CUDA call of these processes waits. Also for a group that is paused already. Every rank
             must pass it. Only where the broker allows it (`deep.enabled`), and not with tags.
         force: `discard` may have "heap": all memory that no region names, such as weights and optimizer state.
+        ranks: A name and a number, with tags. The call is one operation, all or none, with the calls of so many ranks that pass
+            the same name, such as the ranks of one engine.
 
     Raises:
         FailedPreconditionError: This process has no shim, or the broker does not allow deep pauses.
@@ -85,19 +91,23 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
     """
     chosen = selection(tags, except_tags)
     _shim.operate("amem_shim_pause", chosen["tags"], chosen["except_tags"], optional_tags(discard),
-                  guest_policy(guests), milliseconds(timeout), bool(deep), bool(force))
+                  guest_policy(guests), milliseconds(timeout), bool(deep), bool(force), rank_set(ranks))
 
 
-def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> None:
-    """Resumes this rank's group: restores its memory at the same addresses.
+def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None,
+           ranks: tuple[str, int] | None = None) -> None:
+    """Resumes this rank's group, or some memory of this rank: restores the memory at the same addresses.
 
-    Like pause(), the resume begins when every rank has called it. If it fails, the group stays as it was and its bytes are safe.
+    As with pause(), every rank must call a resume of everything. While the group runs, a resume of tags is of this rank and of
+    the ranks that share some of this memory. If it fails, everything stays as it was and the bytes are safe.
 
     Args:
         tags: One tag, or at most 64. The resume restores only memory with these tags. The group runs afterwards, but must not
             touch memory that is still paused. None: everything.
-        timeout: Timeout in seconds for the other ranks to call. None: AMEM_TIMEOUT of the environment, else 60.
+        timeout: Timeout in seconds for the other ranks to call. None: AMEM_TIMEOUT of the environment, else 60, and 1800 for
+            tags.
         except_tags: Instead of `tags`: all memory except memory with these tags.
+        ranks: As of pause().
 
     Raises:
         ResourceExhaustedError: A device has too little free memory. The text has both sizes.
@@ -105,7 +115,8 @@ def resume(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags
         Error: The other errors of pause().
     """
     chosen = selection(tags, except_tags)
-    _shim.operate("amem_shim_resume", chosen["tags"], chosen["except_tags"], [], 0, milliseconds(timeout))
+    _shim.operate("amem_shim_resume", chosen["tags"], chosen["except_tags"], [], 0, milliseconds(timeout),
+                  ranks=rank_set(ranks))
 
 
 def set_policy(tag: str, policy: PolicyChoice, *, force: bool = False) -> None:

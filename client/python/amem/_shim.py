@@ -33,6 +33,9 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "amem_shim_request_2": (ctypes.c_int, *_NAMES * 3, ctypes.c_int, ctypes.c_uint32, *_TEXT),
     "amem_shim_request_3": (ctypes.c_int, *_NAMES * 3, ctypes.c_int, ctypes.c_int, ctypes.c_uint32, *_TEXT),
     "amem_shim_request_4": (ctypes.c_int, *_NAMES * 3, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_uint32, *_TEXT),
+    "amem_shim_request_5": (
+        ctypes.c_int, *_NAMES * 3, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32,
+        *_TEXT),
     "amem_shim_set_group": (ctypes.c_char_p, *_TEXT),
     "amem_shim_region_begin": (ctypes.c_char_p, ctypes.c_int, *_TEXT),
     "amem_shim_region_end": _TEXT,
@@ -87,15 +90,17 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def operate(name: str, tags: list[str], except_tags: list[str], discard: list[str], guests: int, timeout_ms: int,
-            deep: bool = False, force: bool = False) -> None:
+            deep: bool = False, force: bool = False, ranks: tuple[str, int] | None = None) -> None:
     """Calls amem_shim_pause or amem_shim_resume, which every shim has, or a newer function if they are not enough."""
     names = [(ctypes.c_char_p * len(each))(*(tag.encode() for tag in each)) for each in (tags, except_tags, discard)]
-    if not except_tags and not discard and guests == 0 and not deep:
+    if not except_tags and not discard and guests == 0 and not deep and ranks is None:
         call(name, names[0], len(tags), timeout_ms)
         return
     counted = [argument for each in names for argument in (each, len(each))]
     operation = {"amem_shim_pause": 1, "amem_shim_resume": 2}[name]
-    if force:
+    if ranks is not None:
+        call("amem_shim_request_5", operation, *counted, guests, int(deep), int(force), ranks[0].encode(), ranks[1], timeout_ms)
+    elif force:
         call("amem_shim_request_4", operation, *counted, guests, int(deep), 1, timeout_ms)
     elif deep:
         call("amem_shim_request_3", operation, *counted, guests, 1, timeout_ms)

@@ -161,8 +161,9 @@ TEST_F(GroupTest, AResumeOfTagsWaitsUntilTheOperatorResumes) {
   now += seconds(1000);
   group.tick(now);
   drain();
-  EXPECT_TRUE(actions.empty()) << "it would run without the rest";
-  EXPECT_EQ(group.wakeup(), kNever);
+  ASSERT_EQ(actions.size(), 1U) << "it would run without the rest";
+  ASSERT_NE(find<action::Waits>(), nullptr);
+  EXPECT_NE(find<action::Waits>()->text.find("resumes"), std::string::npos);
   ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
   group.admitted(kOk, now);
   group.created(kOk, now);

@@ -7,12 +7,16 @@ namespace {
 const Task kPauseKv{Operation::kPause, {{"kv"}}};
 const Task kResumeKv{Operation::kResume, {{"kv"}}};
 
-/// The group has memory of `kv` and of `weights`; the test says what is paused.
+/// Both ranks share memory of `kv` and of `weights`; the test says what is paused.
 class GroupTagsTest : public GroupTest {
  protected:
   GroupTagsTest()
-      : GroupTest({[this](const Selection& what) { return any(what, false); },
-                   [this](const Selection& what) { return any(what, true); }}) {}
+      : GroupTest({.can_leave = [this](const Selection& what) { return any(what, false); },
+                   .paused = [this](const Selection& what) { return any(what, true); },
+                   .sharers =
+                       [](RankId, const Selection&) {
+                         return std::set<RankId>{1, 2};
+                       }}) {}
 
   bool any(const Selection& what, bool is_paused) const {
     for (const auto& [tag, paused] : memory)
@@ -198,13 +202,13 @@ TEST_F(GroupTagsTest, RequestsMustAgreeOnTheTags) {
   ASSERT_EQ(answers.size(), 1U);
   EXPECT_EQ(answers[0].seq, 11U);
   EXPECT_EQ(answers[0].status.text(),
-            "pause of tag kv of group 'train' from inside: not every rank asked for it in time; "
-            "missing: rank 1 (pid 22); the group is running");
+            "pause of tag kv of 2 ranks of group 'train' from inside: not done in time; missing, "
+            "because they share this memory or are of one set: rank 1 (pid 22)");
   group.request(2, 22, kPauseKv, {}, now);
   group.request(1, 12, kPauseKv, {}, now);
   EXPECT_EQ(group.phase(), Phase::kQuiesce);
   drain();
-  EXPECT_EQ(find<action::Begun>()->task, kPauseKv);
+  EXPECT_EQ(find<action::Begun>()->task, kPauseKv.of({1, 2}));
 }
 
 TEST_F(GroupTagsTest, RequestsForWhatIsSoAlreadySucceed) {

@@ -1,0 +1,150 @@
+"""A pause of tags that a rank asks for is its own: ranks that share nothing with it run on."""
+from __future__ import annotations
+
+import pathlib
+import time
+
+import pytest
+
+from sim_node.child import eventually
+from sim_node.evaluator import Evaluator
+
+PAUSED_AT_ONCE = 5.0  # seconds; the ranks of a group used to wait for each other
+
+
+class Rank(Evaluator):
+    """Has 16 MiB in region w, filled with 7."""
+
+    def __init__(self, node, number, **env):
+        super().__init__(node, f"rank{number}", number, env={"AMEM_SCOPE": "regions", **env})
+        tutorial = pathlib.Path(__file__).parents[3] / "examples" / "tutorial"
+        self.ask(f"sys.path[:0] = [{node.build.directory + '/python'!r}, {str(tutorial)!r}]")
+        self.ask("import amem, memory")
+        self.ask("with amem.region('w'): m = memory.DriverMemory(16 << 20)")
+        self.ask("m.fill(7)")
+
+    def begin(self, call):
+        self.send(f"amem.{call}")
+
+    def does(self, call):
+        before = time.monotonic()
+        self.ask(f"amem.{call}", PAUSED_AT_ONCE * 4)
+        assert time.monotonic() - before < PAUSED_AT_ONCE
+
+    def fails(self, call):
+        self.begin(call)
+        return self.failure()
+
+    def on_device(self):
+        return self.value("[t.resident_bytes >> 20 for t in amem.stats().brokered]") == [16]
+
+
+@pytest.fixture
+def ranks(node):
+    return [Rank(node, number) for number in range(2)]
+
+
+def test_the_others_run_on(node, ranks):
+    a, b = ranks
+    a.does("pause('w')")
+    assert not a.on_device() and b.on_device()
+    assert node.ctl.state("train") == "running"
+    assert b.value("m.holds(7)")
+    a.does("pause('w')")  # it is so already
+    b.does("pause('w')")
+    a.does("resume('w')")
+    assert a.value("m.holds(7)") and not b.on_device()
+    b.does("resume('w')")
+    assert b.value("m.holds(7)")
+
+
+def test_unequal_numbers_of_turns(ranks):
+    """As where one rank calls a tool more often, and the other waits in a collective."""
+    a, b = ranks
+    for rank, turns in ((a, 1), (b, 5)):
+        for _ in range(turns):
+            rank.does("pause('w')")
+            rank.does("resume('w')")
+    assert a.value("m.holds(7)") and b.value("m.holds(7)")
+
+
+def test_an_operators_pause_takes_all_ranks_and_brings_all_back(node, ranks):
+    a, b = ranks
+    a.does("pause('w')")
+    node.ctl("pause", "train")
+    assert node.ctl.state("train") == "paused" and not b.on_device()
+    node.ctl("resume", "train")
+    assert a.value("m.holds(7)") and b.value("m.holds(7)")
+
+
+def test_a_set_is_one(ranks):
+    a, b = ranks
+    a.begin("pause('w', ranks=('engine', 2))")
+    time.sleep(0.3)
+    assert b.on_device()
+    b.does("pause('w', ranks=('engine', 2))")
+    a.answer()
+    assert not a.on_device() and not b.on_device()
+    b.begin("resume('w', ranks=('engine', 2))")
+    a.does("resume('w', ranks=('engine', 2))")
+    b.answer()
+    assert a.value("m.holds(7)") and b.value("m.holds(7)")
+
+
+def test_a_set_that_is_not_complete_names_it(ranks):
+    a, b = ranks
+    assert "1 of the 2 ranks of 'engine'" in a.fails("pause('w', 1, ranks=('engine', 2))")
+    assert a.on_device() and b.on_device()
+    assert "a set of ranks needs" in a.fails("pause(ranks=('engine', 2))")
+
+
+def test_a_set_whose_wake_fails_on_one_rank_sleeps_and_wakes_later(node, ranks):
+    a, b = ranks
+    a.begin("pause('w', ranks=('engine', 2))")
+    b.ask("amem.pause('w', ranks=('engine', 2))")
+    a.answer()
+    b.faults("cuMemMap:1:999")
+    a.begin("resume('w', ranks=('engine', 2))")
+    assert "rank 1" in b.fails("resume('w', ranks=('engine', 2))")
+    assert "rank 1" in a.failure()
+    assert not a.on_device() and not b.on_device()
+    b.faults()
+    a.begin("resume('w', ranks=('engine', 2))")
+    b.ask("amem.resume('w', ranks=('engine', 2))")
+    a.answer()
+    assert a.value("m.holds(7)") and b.value("m.holds(7)")
+
+
+def test_a_pool_that_is_too_small_for_one_of_a_set_leaves_both_awake(bare_node):
+    bare_node.start_broker("--pool-size", "24MiB")
+    a, b = [Rank(bare_node, number) for number in range(2)]
+    a.begin("pause('w', ranks=('engine', 2))")
+    assert "pool" in b.fails("pause('w', ranks=('engine', 2))")
+    assert "pool" in a.failure()
+    assert a.on_device() and b.on_device()
+    a.does("pause('w')")
+    assert "pool" in b.fails("pause('w')")
+    assert not a.on_device() and b.value("m.holds(7)")
+
+
+def test_a_rank_that_is_killed_in_its_pause_is_in_nobodys_way(node, ranks):
+    a, b = ranks
+    a.begin("pause('w', ranks=('engine', 2))")
+    time.sleep(0.3)
+    a.kill()
+    assert "1 of the 2 ranks" in b.fails("pause('w', 1, ranks=('engine', 2))")
+    b.does("pause('w')")
+    b.does("resume('w')")
+    assert b.value("m.holds(7)")
+
+
+def test_the_next_amemd_knows_whose_memory_is_paused(node, ranks):
+    a, b = ranks
+    a.does("pause('w')")
+    node.broker.kill()
+    node.start_broker()
+    for rank in ranks:
+        rank.wait_for("has reconnected to the broker")
+    assert not a.on_device() and b.value("m.holds(7)")
+    a.does("resume('w')")
+    assert a.value("m.holds(7)")
