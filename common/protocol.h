@@ -30,6 +30,9 @@ inline constexpr std::size_t kMaxUnknownCallsPerMessage = 32;  // session.option
 inline constexpr std::size_t kMaxDevices = 64;  // session.options: CutStatus.devices, Hello.devices
 inline constexpr std::size_t kMaxTags = 64;     // session.options: GroupRequest.tags, Release.tags
 
+/// Who has paused a group whose ranks have asked for it: Quiesce.paused_by, Welcome.paused_by.
+inline constexpr std::string_view kPausedByItself = "the group itself";
+
 inline constexpr std::string_view kSessionSocket = "session.sock";
 inline constexpr std::string_view kControlSocket = "control.sock";
 

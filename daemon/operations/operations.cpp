@@ -381,7 +381,7 @@ void Operations::run(GroupEntry& group, const action::Begun& begun) {
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   if (begun.task.op == Operation::kPause) {
     if (!begun.deepens)
-      group.paused_by = request != nullptr ? request->asker.who : "the group itself";
+      group.paused_by = request != nullptr ? request->asker.who : std::string(kPausedByItself);
     const bool duplex = request != nullptr && request->transaction.swaps() && duplex_;
     running.operation.emplace<PauseOperation>(means_, group, begun.task,
                                               duplex ? &request->exchange : nullptr,

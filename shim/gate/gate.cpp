@@ -171,7 +171,7 @@ CUresult Gate::await_answer(Waiter& waiter, Lock& lock) {
     if (now >= deadline) return CUDA_ERROR_TIMEOUT;
     if (mode() != Mode::kShut && !std::exchange(said, true)) {
       lock.unlock();
-      wait_log().waits_for_itself(waiter.submission.call, true);
+      wait_log().waits_for_itself(waiter.submission.call);
       lock.lock();
       continue;
     }

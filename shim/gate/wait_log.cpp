@@ -4,17 +4,13 @@
 #include <ctime>
 #include <utility>
 
+#include "common/protocol.h"
 #include "shim/base/log.h"
 
 namespace amem::shim {
 namespace {
 
-/// What the thread has paused from inside.
-struct Paused {
-  bool everything = false;
-  std::uint64_t pause = 0;  // which; 0: nothing
-};
-thread_local Paused paused_by_this_thread;
+thread_local std::uint64_t paused_by_this_thread = 0;  // which pause; 0: nothing
 
 /// "2026-11-26 00:37:14 UTC".
 std::string time_of(WaitLog::Clock::time_point then, WaitLog::Clock::time_point now) {
@@ -58,6 +54,11 @@ void WaitLog::paused_by(const std::string& who) {
   ++pauses_;
 }
 
+bool WaitLog::paused_by_itself() const {
+  std::lock_guard lock(mutex_);
+  return who_ == kPausedByItself;
+}
+
 std::string WaitLog::awaited() const {
   std::lock_guard lock(mutex_);
   if (who_.starts_with("stage '"))
@@ -88,20 +89,19 @@ void WaitLog::still_waits(const std::string& what, Clock::time_point since,
            " s) " + awaited());
 }
 
-void WaitLog::paused_here(bool everything) const {
+void WaitLog::paused_here() const {
   std::lock_guard lock(mutex_);
-  paused_by_this_thread = {everything, pauses_};
+  paused_by_this_thread = pauses_;
 }
 
-void WaitLog::resumed_here() { paused_by_this_thread = {}; }
+void WaitLog::resumed_here() { paused_by_this_thread = 0; }
 
-void WaitLog::waits_for_itself(const char* call, bool everything) const {
+void WaitLog::waits_for_itself(const char* call) const {
   {
     std::lock_guard lock(mutex_);
-    const Paused paused = paused_by_this_thread;
-    if (paused.pause == 0 || paused.pause != pauses_ || paused.everything != everything) return;
+    if (paused_by_this_thread == 0 || paused_by_this_thread != pauses_) return;
   }
-  paused_by_this_thread = {};
+  paused_by_this_thread = 0;
   log_warn(std::string(call != nullptr ? call : "a call that allocates, frees or maps memory") +
            " waits for the resume of group " + group_ +
            ", but its own thread has paused that group. Let this thread resume the group before "

@@ -27,6 +27,8 @@ class WaitLog {
   /// A pause has begun. `who`, as the broker says it: "pid 12 of uid 1000", or
   /// "stage 'night'", which resumes it. Empty: it did not say.
   void paused_by(const std::string& who);
+  /// It is a pause that this process and perhaps others of the group have asked for.
+  bool paused_by_itself() const;
 
   /// A caller begins to wait. True: it says so, because no line was written for the interval.
   bool begins(Clock::time_point now);
@@ -37,13 +39,15 @@ class WaitLog {
   /// The line. `what`: "calls wait", or a call and the memory that is paused.
   void still_waits(const std::string& what, Clock::time_point since, Clock::time_point now) const;
 
-  /// The calling thread has paused its group, or memory of it, from inside; or resumed it.
-  void paused_here(bool everything) const;
+  /// The calling thread has paused its group from inside; or resumed it.
+  void paused_here() const;
   static void resumed_here();
-  /// It makes a call that waits for what it has paused itself, which is an error of the program.
-  /// Says so, once for each such pause. `call`: its name, or nullptr. `everything`: the group is
-  /// paused.
-  void waits_for_itself(const char* call, bool everything) const;
+  /// It makes a call that waits for the group, which it has paused itself: an error of the program.
+  /// Says so, once for each such pause. `call`: its name, or nullptr.
+  void waits_for_itself(const char* call) const;
+  /// Threads of this process wait for a resume that they have asked for.
+  void resumes(bool begins) { resumes_ += begins ? 1U : -1U; }
+  bool resumes() const { return resumes_ != 0; }
 
  private:
   /// What callers wait for, and what to do about it.
@@ -54,6 +58,7 @@ class WaitLog {
   mutable std::mutex mutex_;  // guards what follows
   std::string who_;
   std::uint64_t pauses_ = 0;
+  std::atomic<unsigned> resumes_{0};
   bool is_shut_ = false;
   Clock::time_point shut_since_;
   Clock::duration shut_before_{};    // without the present time

@@ -34,7 +34,7 @@ const Mapping* first_paused(Holdings& holdings, const Operand& operand) {
 
 std::atomic<bool> Absence::any_{false};
 
-std::optional<std::string> Absence::of(Holdings& holdings, std::span<const Operand> operands) {
+std::optional<Absence::Missing> Absence::of(Holdings& holdings, std::span<const Operand> operands) {
   if (operands.empty()) return std::nullopt;
   const std::lock_guard lock(holdings.mutex);
   for (const Operand& operand : operands) {
@@ -44,7 +44,9 @@ std::optional<std::string> Absence::of(Holdings& holdings, std::span<const Opera
     char address[2 + 16 + 1];
     std::snprintf(address, sizeof address, "0x%llx",
                   std::max<CUdeviceptr>(operand.address, m->address));
-    return std::string(address) + " in " + describe(a) + " is paused with its tag '" + a.tag + "'";
+    return Missing{
+        std::string(address) + " in " + describe(a) + " is paused with its tag '" + a.tag + "'",
+        a.tag, a.by_itself && a.where() == Where::kAway};
   }
   return std::nullopt;
 }

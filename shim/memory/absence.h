@@ -32,8 +32,14 @@ class Absence {
   /// False: nothing is paused.
   static bool any() noexcept { return any_.load(std::memory_order_acquire); }
 
-  /// For messages, of the first that is paused: its address, allocation and tag. Nothing: none is.
-  static std::optional<std::string> of(Holdings& holdings, std::span<const Operand> operands);
+  /// The first that is paused.
+  struct Missing {
+    std::string text;  // its address, allocation and tag
+    std::string tag;
+    bool by_itself = false;  // this process has asked for the pause
+  };
+  /// Nothing: none is paused.
+  static std::optional<Missing> of(Holdings& holdings, std::span<const Operand> operands);
 
   /// For messages: the tags of what is paused, with their bytes. Empty: nothing is.
   static std::string tags(Holdings& holdings);

@@ -93,10 +93,11 @@ struct HeldAllocation {
   int device = 0;            // ordinal in this process
   std::string tag;
   bool gpu_direct_rdma = false;
-  bool imported = false;  // redeemed, not created here
-  bool guest = false;     // another group's; its tag is that group's, too
-  bool shared = false;    // a peer may have been given a ticket for it
-  bool own = false;       // this process has made the memory itself
+  bool imported = false;   // redeemed, not created here
+  bool guest = false;      // another group's; its tag is that group's, too
+  bool shared = false;     // a peer may have been given a ticket for it
+  bool own = false;        // this process has made the memory itself
+  bool by_itself = false;  // while it is away: this process has asked for that
   Token token{};
   std::uint32_t refs = 0;          // handles the program holds
   std::vector<Address> mapped_at;  // where its mappings begin

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
+#include "shim/gate/wait_log.h"
 #include "shim/memory/absence.h"
 #include "shim/memory/handles.h"
 
@@ -141,8 +142,10 @@ Status Residency::take(std::vector<HeldAllocation*> going, std::uint64_t& bytes)
 
   std::erase_if(going, [](const HeldAllocation* a) { return !a->on_device() || !a->pins.empty(); });
   std::vector<Mapping*> mapped;
+  const bool by_itself = wait_log().paused_by_itself();
   for (HeldAllocation* a : going) {
     const bool unmapped = !a->mapped();
+    a->by_itself = by_itself;
     holdings_.table.move(*a, Where::kAway);
     if (unmapped) continue;
     // What is refused here and below is left to drop_leftovers().

@@ -48,9 +48,9 @@ CUresult await_memory(const char* call, const Operands& named,
   const NoCancel no_cancel;
   Runtime& runtime = Runtime::get();
   Holdings& holdings = runtime.memory().holdings;
-  const std::optional<std::string> missing = Absence::of(holdings, named);
+  const std::optional<Absence::Missing> missing = Absence::of(holdings, named);
   if (!missing) return CUDA_SUCCESS;
-  const std::string what = std::string(call) + ": " + *missing;
+  const std::string what = std::string(call) + ": " + missing->text;
   if (Absence::lost()) {
     log_error(what + ", and the broker has ended, so this memory is lost");
     return CUDA_ERROR_SYSTEM_NOT_READY;
@@ -65,8 +65,14 @@ CUresult await_memory(const char* call, const Operands& named,
               "thread that has begun it");
     return CUDA_ERROR_NOT_READY;
   }
+  if (missing->by_itself && !wait_log().resumes()) {
+    log_error(
+        what +
+        ", and this process has paused it itself, so the call would wait for ever. Resume tag '" +
+        missing->tag + "' before this call (amem.resume)");
+    return CUDA_ERROR_NOT_READY;
+  }
   if (wait_log().begins(WaitLog::Clock::now())) log_warn(what + ". The call waits for its resume");
-  wait_log().waits_for_itself(call, false);
   switch (Absence::wait(holdings, named, runtime.options().gate_timeout, CapturesAwaited(),
                         wait_log(), what)) {
     case Absence::Waited::kIsHere:

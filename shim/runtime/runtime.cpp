@@ -355,12 +355,15 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
   body.deep = what.deep;
   body.force = what.force;
   body.timeout_ms = timeout_ms;
+  const bool resumes = what.op == amem_v1_GroupOp_GROUP_OP_RESUME;
+  if (resumes) wait_log().resumes(true);
   const Status status =
       runtime.ask(*request, std::chrono::milliseconds(timeout_ms) + kPhasesDeadline);
-  if (status.ok() && what.op == amem_v1_GroupOp_GROUP_OP_PAUSE)
-    wait_log().paused_here(what.tags.empty() && what.except.empty());
-  else if (status.ok())
+  if (resumes) wait_log().resumes(false);
+  if (status.ok() && resumes)
     WaitLog::resumed_here();
+  else if (status.ok() && !of_tags)
+    wait_log().paused_here();
   return status;
 }
 

@@ -148,3 +148,23 @@ def test_the_next_amemd_knows_whose_memory_is_paused(node, ranks):
     assert not a.on_device() and b.value("m.holds(7)")
     a.does("resume('w')")
     assert a.value("m.holds(7)")
+
+
+def test_a_copy_of_what_the_process_has_paused_itself_fails(ranks):
+    """As a checkpoint that is saved while the framework has offloaded its state."""
+    a, b = ranks
+    a.does("pause('w')")
+    a.send("m.holds(7)")
+    assert "600" in a.failure(5) or "NOT_READY" in a.failure(1)
+    assert "Resume tag 'w' before this call" in a.wait_for("this process has paused it itself")
+    a.does("resume('w')")
+    assert a.value("m.holds(7)") and b.value("m.holds(7)")
+
+
+def test_a_copy_waits_where_an_operator_has_paused_it(node, ranks):
+    a, _ = ranks
+    node.ctl("pause", "train", "--tag", "w")
+    a.send("m.holds(7)")
+    a.wait_for("The call waits for its resume")
+    node.ctl("resume", "train", "--tag", "w")
+    assert a.answer()["value"]

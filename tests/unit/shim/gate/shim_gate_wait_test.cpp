@@ -107,7 +107,7 @@ TEST_F(LongWaitTest, AThreadThatHasPausedItsGroupAndWaitsForItIsNamedOnce) {
   EXPECT_EQ(gate_.enter(), CUDA_ERROR_TIMEOUT);
   EXPECT_EQ(lines_with(testing::internal::GetCapturedStderr(), "itself"), 0);
   wait_log().paused_by("the group itself");
-  wait_log().paused_here(true);
+  wait_log().paused_here();
   testing::internal::CaptureStderr();
   for (int i = 0; i < 2; ++i)
     EXPECT_EQ(gate_.enter([] {
@@ -120,12 +120,12 @@ TEST_F(LongWaitTest, AThreadThatHasPausedItsGroupAndWaitsForItIsNamedOnce) {
                        "paused that group"),
             1)
       << said;
-  wait_log().paused_here(true);
+  wait_log().paused_here();
   testing::internal::CaptureStderr();
   WaitLog::resumed_here();
   EXPECT_EQ(gate_.enter(), CUDA_ERROR_TIMEOUT);
   EXPECT_EQ(lines_with(testing::internal::GetCapturedStderr(), "itself"), 0);
-  wait_log().paused_here(true);
+  wait_log().paused_here();
   wait_log().paused_by("pid 12 of uid 1000");
   testing::internal::CaptureStderr();
   EXPECT_EQ(gate_.enter(), CUDA_ERROR_TIMEOUT);
