@@ -66,7 +66,10 @@ class _Reader(ast.NodeVisitor):
         return left + right if isinstance(node.op, ast.Add) and type(left) is type(right) and type(left) in (str, list) else None
 
     def _value_Subscript(self, node):
-        return self.value(node.slice) if self.value(node.value) == "sys.modules" else None
+        owner, name = self.value(node.value), self.value(node.slice)
+        if owner == "sys.modules":
+            return name
+        return f"{owner}.{name}" if isinstance(owner, str) and isinstance(name, str) else None  # vars(module)[name]
 
     def _value_GeneratorExp(self, node):
         found, outer = [], dict(self.names)
@@ -94,6 +97,8 @@ class _Reader(ast.NodeVisitor):
         if isinstance(node.func, ast.Name) and function is None:
             if node.func.id == "super":
                 return self.base
+            if node.func.id == "vars":
+                return given[0] if given else None
             if node.func.id == "zip":
                 return [list(each) for each in itertools.zip_longest(*map(self._elements, given))]
             if node.func.id == "next":
@@ -226,7 +231,7 @@ class _Reader(ast.NodeVisitor):
         owner, name, *more = [*given, *[None] * (2 - len(given))]
         if called == "hook" or function == "amem.frameworks.hook":
             self._ask(node, owner, name, more)
-        elif function == "amem.frameworks.replace" or called == "setattr":
+        elif function in ("amem.frameworks.replace", "amem.frameworks.phases.reads") or called == "setattr":
             if not self.file.startswith("frameworks/"):  # which replace what they are given
                 self._ask(node, owner, name)
         elif called == "getattr" and self._is_framework(owner):

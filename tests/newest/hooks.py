@@ -27,6 +27,7 @@ def _trainer(name):
 
 
 _ENGINES = "verl/workers/engine"
+_VERL_READERS = {"save_checkpoint": ("self", "local_path"), "load_checkpoint": ("self", "local_path"), "get_per_tensor_param": ("self",)}
 PROJECTS = (
     Project("vllm", (
         *_hooks("vllm/engine/arg_utils.py", "EngineArgs", add_cli_args=("parser",), from_cli_args=("cls", "args"),
@@ -60,18 +61,26 @@ PROJECTS = (
     Project("verl", (
         *_hooks("verl/workers/engine_workers.py", "ActorRolloutRefWorker", update_weights=("self", "global_steps")),
         *_hooks(f"{_ENGINES}/base.py", "BaseEngineCtx", __enter__=("self",), __exit__=("self",)),
-        *_hooks(f"{_ENGINES}/fsdp/transformer_impl.py", None, offload_fsdp_model_to_cpu=("model",), load_fsdp_model_to_gpu=("model",),
-                offload_fsdp_optimizer=("optimizer",), load_fsdp_optimizer=("optimizer",)),
-        *_hooks(f"{_ENGINES}/fsdp/transformer_impl.py", "FSDPEngine", get_per_tensor_param=("self",)),
-        *_hooks(f"{_ENGINES}/fsdp/transformer_impl.py", "FSDPEngine", True, get_per_tensor_param_shard=("self",)),
+        *(hook for engine, owner in (("fsdp", "FSDPEngine"), ("torchtitan", "TorchTitanEngine"), ("megatron", "MegatronEngine"))
+          for optional, functions in ((False, _VERL_READERS), (True, {"get_per_tensor_param_shard": ("self",)}))
+          for hook in _hooks(f"{_ENGINES}/{engine}/transformer_impl.py", owner, optional, **functions)),
+        *(hook for engine in ("fsdp", "torchtitan")
+          for hook in _hooks(f"{_ENGINES}/{engine}/transformer_impl.py", None, offload_fsdp_model_to_cpu=("model",),
+                             load_fsdp_model_to_gpu=("model",), offload_fsdp_optimizer=("optimizer",), load_fsdp_optimizer=("optimizer",))),
         *_hooks(f"{_ENGINES}/megatron/transformer_impl.py", None, offload_megatron_model_to_cpu=("models",),
                 load_megatron_model_to_gpu=("models", "load_grad"), offload_megatron_optimizer=("optimizers",),
-                load_megatron_optimizer=("optimizers",))), "verl/__init__.py"),
+                load_megatron_optimizer=("optimizers",)),
+        *_hooks("verl/utils/megatron_utils.py", None, True, copy_megatron_model_to_cpu=("models",),
+                restore_megatron_model_from_cpu=("models",), _clear_te_fp8_weight_workspaces=("model_chunk",)),
+        *_hooks("verl/utils/fsdp_utils.py", None, True, fsdp1_sharded_save_to_cpu=("model",), fsdp1_sharded_load_from_cpu=("model",),
+                fsdp2_sharded_save_to_cpu=("model",), fsdp2_sharded_load_from_cpu=("model",))), "verl/__init__.py"),
     Project("deepspeed", (
-        *_hooks("deepspeed/runtime/zero/stage_1_and_2.py", "DeepSpeedZeroOptimizer", offload_states=("self", "include", "device"),
-                reload_states=("self",)),
-        *_hooks("deepspeed/runtime/zero/stage3.py", "DeepSpeedZeroOptimizer_Stage3", offload_states=("self", "include", "device"),
-                reload_states=("self",))), "deepspeed/__init__.py", repository="https://github.com/deepspeedai/DeepSpeed"),
+        *(hook for file, owner in (("stage_1_and_2", "DeepSpeedZeroOptimizer"), ("stage3", "DeepSpeedZeroOptimizer_Stage3"))
+          for hook in _hooks(f"deepspeed/runtime/zero/{file}.py", owner, offload_states=("self", "include", "device"),
+                             reload_states=("self",), step=("self",), state_dict=("self",), load_state_dict=("self", "state_dict_list"))),
+        *_hooks("deepspeed/runtime/engine.py", "DeepSpeedEngine", save_checkpoint=("self", "save_dir"), load_checkpoint=("self", "load_dir"),
+                module_state_dict=("self",), save_16bit_model=("self", "save_dir"))),
+            "deepspeed/__init__.py", repository="https://github.com/deepspeedai/DeepSpeed"),
     Project("ray", (
         *_hooks("ray/__init__.py", None, init=(), shutdown=()),
         *_hooks("ray/actor.py", "ActorClass", options=("self",), remote=("self",)))),

@@ -69,10 +69,9 @@ def test_one_hook_is_renamed(tmp_path, name, hook):
 def test_a_hook_that_its_file_imports(tmp_path, how):
     verl = unpack(tmp_path, project("verl"))
     engine, utils = verl / "verl/workers/engine/fsdp/transformer_impl.py", verl / "verl/utils/fsdp_utils.py"
-    utils.parent.mkdir()
     text = engine.read_text(encoding="utf-8")
-    utils.write_text(text, encoding="utf-8")
-    imports = "".join(f"{how} {hook.name}\n" for hook in project("verl").hooks if "fsdp" in hook.name)
+    utils.write_text(text + utils.read_text(encoding="utf-8"), encoding="utf-8")
+    imports = "".join(f"{how} {hook.name}\n" for hook in project("verl").hooks if "/fsdp/" in hook.file and hook.owner is None)
     engine.write_text(imports + text[text.index("class "):], encoding="utf-8")
     assert run("--unpacked", f"verl={verl}")[0] == 0
     utils.write_text(text.replace("offload_fsdp_model_to_cpu(model,", "offload_fsdp_model_to_cpu(chunks,"), encoding="utf-8")

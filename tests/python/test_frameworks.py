@@ -1,6 +1,7 @@
 """amem's modules for DeepSpeed, SGLang, slime, Miles and verl, on the simulated driver. The frameworks are those of fake_frameworks; NCCL is
 the one of the simulated driver; shim, broker, modules and the distribution torch_memory_saver are real."""
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -55,6 +56,7 @@ class Job:
         variables = self.node.env({"PYTHONPATH": ":".join(paths), **({"AMEM_GROUP": "job"} if hook else {}), **(env or {})})
         if hook:
             variables["LD_PRELOAD"] = os.path.join(self.build.directory, "dropin", HOOK)
+        variables["SCRIPT"] = BEGIN + textwrap.dedent(script)
         variables = {name: value for name, value in variables.items() if value is not None}
         done = subprocess.run([sys.executable, "-c", BEGIN + textwrap.dedent(script)], text=True, env=variables,
                               capture_output=True, timeout=patience(120))
@@ -197,6 +199,47 @@ assert during == [{"nccl"}] * 3 and groups.made == []
 """, env={"NAME": name, "TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"})
 
 
+@pytest.mark.parametrize("name", ["slime", "miles"])
+def test_an_actor_sleeps_while_its_critic_trains(job: Job, name: str) -> None:
+    """Both roles get one environment, so they are one group of a node. A role sleeps and wakes alone: its ranks share NCCL's memory with
+    each other, and not with the other role."""
+    job(SLIME + """
+import subprocess
+role = os.environ.get("ROLE", "critic")
+amem.slime.megatron_init(None)
+actor, model, _ = actors.MegatronTrainRayActor(), torch.Tensor(4 * MIB), communicator()
+model.fill(7)
+before = model.sum()
+
+def turn():
+    actor.sleep()
+    assert here() == set(), here()
+    actor.wake_up()
+    assert here() == {"heap", "nccl"} and model.sum() == before
+
+if role == "actor":
+    print("here", flush=True)
+    while sys.stdin.readline():
+        turn()
+        print("done", flush=True)
+    sys.exit()
+
+other = subprocess.Popen([sys.executable, "-c", os.environ["SCRIPT"]], env={**os.environ, "ROLE": "actor"}, text=True,
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+assert other.stdout.readline() == "here\\n"
+for _ in range(2):
+    turn()                                       # the other trains meanwhile
+    actor.sleep()
+    other.stdin.write("\\n")
+    other.stdin.flush()
+    assert other.stdout.readline() == "done\\n"   # while this one sleeps
+    assert here() == set(), here()
+    actor.wake_up()
+other.stdin.close()
+assert other.wait(60) == 0
+""", env={"NAME": name, "TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1", "AMEM_TIMEOUT": "5"})
+
+
 def test_slime_fails_early(job: Job) -> None:
     """But not for a version that was not tried."""
     whole = {"NAME": "slime", "TMS_INIT_ENABLE": "1"}
@@ -253,6 +296,9 @@ class Module:
     def parameters(self):
         return [types.SimpleNamespace(data=types.SimpleNamespace(_local_tensor=self.part))]
 
+    def buffers(self):
+        return []
+
 class Adam:
     def __init__(self):
         self.state = {}
@@ -261,6 +307,14 @@ class Adam:
         self.state = self.state or {"part": {"exp_avg": torch.Tensor(2 * MIB), "step": 1}}
         self.state["part"]["exp_avg"].fill(1)
         return self.state["part"]["exp_avg"].sum()
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, saved):
+        "As torch: the moments are new tensors."
+        self.state = {"part": {"exp_avg": torch.Tensor(2 * MIB), "step": 1}}
+        self.state["part"]["exp_avg"].fill(5)
 
 def step(engine):
     with base.BaseEngineCtx(engine, "train"):
@@ -293,6 +347,151 @@ for _ in range(3):
     assert here() == {{"nccl", "verl.params.0"}}, here()
 assert fsdp.copied == []
 """, env={"AMEM_SCOPE": "regions"})
+
+
+ENGINES = pytest.mark.parametrize("engine", ["fsdp.FSDPEngine(Module(), Adam())",
+                                             "megatron.MegatronEngine([DistributedDataParallel()], MegatronOptimizer())"])
+OFFLOADED = """
+import amem.verl.external_lib
+worker = engine_workers.ActorRolloutRefWorker(engine)
+step(engine)
+asyncio.run(worker.update_weights(1))
+assert here() == set(), here()
+"""
+PAUSED_FAILS = {"AMEM_SCOPE": "regions", "AMEM_GATE_TIMEOUT": "20"}  # what reads memory that is paused fails, instead of waiting
+
+
+@ENGINES
+def test_a_verl_checkpoint_leaves_nothing_behind(job: Job, engine: str) -> None:
+    """The engine wakes right after it. The optimizer, too, is saved and loaded while it is offloaded."""
+    job(VERL + f"""
+engine = {engine}
+""" + OFFLOADED + """
+first = engine.optimizer.step()
+engine.to("cpu")
+for _ in range(2):
+    engine.save_checkpoint("checkpoints")
+    assert here() == set(), here()
+    step(engine)
+    engine.save_checkpoint("checkpoints")  # as verl does after a step, whose parameters stay for the update of weights
+    assert here() == set(), here()
+    engine.load_checkpoint("checkpoints")
+    assert here() - {"verl.params.0"} == set(), here()
+    asyncio.run(worker.update_weights(2))
+    assert here() == set(), here()
+state = engine.optimizer.state_dict()
+assert here() == set() and fsdp.copied == [], (here(), fsdp.copied)
+""", env=PAUSED_FAILS)
+
+
+def test_a_verl_checkpoint_on_a_full_disk(job: Job) -> None:
+    """Everything leaves again, and verl's error comes out."""
+    job(VERL + """
+engine = fsdp.FSDPEngine(Module(), Adam())
+""" + OFFLOADED + """
+engine.checkpoint_manager.full = True
+fails("No space left on device", engine.save_checkpoint, "checkpoints")
+assert here() == set() and engine.checkpoint_manager.saved, here()
+step(engine)
+fails("No space left on device", engine.save_checkpoint, "checkpoints")
+assert here() == set() and fsdp.copied == [], (here(), fsdp.copied)
+""", env=PAUSED_FAILS)
+
+
+def test_verl_copies_a_model_that_is_offloaded(job: Job) -> None:
+    job(VERL + """
+engine = megatron.MegatronEngine([DistributedDataParallel()], MegatronOptimizer())
+_ = communicator()
+""" + OFFLOADED + """
+from verl.utils import megatron_utils
+saved = megatron_utils.copy_megatron_model_to_cpu(engine.module)
+assert here() == set(), here()
+with base.BaseEngineCtx(engine, "eval"):
+    for each in engine.module[0].parameters():
+        each.fill(99)
+engine.to("cpu")
+megatron_utils.restore_megatron_model_from_cpu(engine.module, saved)
+assert "verl.params.0" not in here(), here()
+with base.BaseEngineCtx(engine, "eval"):
+    assert engine.module[0].params[0].sum() == saved[0].sum()
+assert megatron_utils.cleared and set(megatron_utils.cleared) == set(engine.module)
+""", env=PAUSED_FAILS)
+
+
+def test_a_verl_update_that_offloads_nothing_itself(job: Job) -> None:
+    """Through a checkpoint engine, verl does not call the engine's to("cpu")."""
+    job(VERL + """
+engine = fsdp.FSDPEngine(Module(), Adam())
+sent = [engine.module.part.sum()]
+""" + OFFLOADED + """
+for _ in range(2):
+    asyncio.run(worker.update_weights(2, mode="nccl"))
+    assert worker.sent == sent and here() == set(), here()
+    step(engine)
+""", env=PAUSED_FAILS)
+
+
+def test_verls_torchtitan_engine(job: Job) -> None:
+    job(VERL + """
+from verl.workers.engine.torchtitan.transformer_impl import TorchTitanEngine
+engine = TorchTitanEngine([Module(), Module()], Adam())
+sent = [each.part.sum() for each in engine.module]
+""" + OFFLOADED + """
+for _ in range(2):
+    assert worker.sent == sent and fsdp.copied == []
+    engine.load_checkpoint("checkpoints")
+    assert here() == set(), here()
+    step(engine)
+    asyncio.run(worker.update_weights(1))
+    assert here() == set(), here()
+""", env=PAUSED_FAILS)
+
+
+def test_verl_moves_what_amem_cannot(job: Job) -> None:
+    """All of the model or of the optimizer that has it, and a warning says how much. An engine that amem does not know: the same."""
+    said = job(VERL + """
+import amem.verl.external_lib
+
+class Quantized(torch.Tensor):
+    pass
+
+engine = fsdp.FSDPEngine(Module(), Adam())
+engine.module.part = Quantized(2 * MIB)
+engine.optimizer.state = {"part": {"exp_avg": Quantized(MIB), "step": 1}}
+for _ in range(2):
+    step(engine)
+    assert here() == set(), here()
+assert fsdp.copied.count(engine.optimizer) == 3 and fsdp.copied.count(engine.module) == 3, "the first load was before amem could know"
+asyncio.run(engine_workers.ActorRolloutRefWorker(engine).update_weights())
+engine.save_checkpoint("checkpoints")
+assert here() == set(), here()
+
+class Other(fsdp.FSDPEngine):
+    def to(self, *arguments, **options):
+        pass
+
+for _ in range(2):
+    with base.BaseEngineCtx(Other(Module(), Adam()), "eval"):
+        pass
+""", env=PAUSED_FAILS)
+    assert said.count("amem cannot move 2097152 bytes of the type Quantized, so verl itself moves the memory of verl.params.0") == 1, said
+    assert said.count("amem cannot move 1048576 bytes of the type Quantized, so verl itself moves the memory of verl.optimizer.") == 1, said
+    assert said.count("amem does not know verl's engine Other, which moves its memory itself") == 1, said
+
+
+def test_verls_gradients_leave_with_the_parameters(job: Job) -> None:
+    """As a module's to("cpu") does, if verl keeps them between steps."""
+    job(VERL + """
+import amem.verl.external_lib
+engine, grad = fsdp.FSDPEngine(Module(), Adam()), torch.Tensor(4 * MIB)
+grad.fill(3)
+before = grad.sum()
+engine.module.parameters = lambda: [types.SimpleNamespace(data=engine.module.part, grad=grad)]
+engine.to("cpu")
+assert here() == set() and sum(each.paused_bytes for each in amem.stats().brokered) == 6 * MIB, amem.stats()
+with base.BaseEngineCtx(engine, "eval"):
+    assert grad.sum() == before
+""", env=PAUSED_FAILS)
 
 
 def test_verl_that_is_imported_later(job: Job) -> None:
@@ -399,6 +598,7 @@ DEEPSPEED = """
 from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum, OffloadStateTypeEnum as State
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+import deepspeed.runtime.engine
 
 OPENRLHF = [State.optim_states, State.contiguous_grad_buffer, State.hp_params, State.lp_grads]
 """
@@ -428,6 +628,81 @@ assert "deepspeed.lp_params.0" in {{each.tag for each in amem.stats().brokered}}
 zero.reload_states()
 assert zero.sums() == before
 """, env={"AMEM_SCOPE": "regions"})
+
+
+@pytest.mark.parametrize("stage", ["DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"])
+def test_deepspeed_saves_while_its_states_are_offloaded(job: Job, stage: str, tmp_path: pathlib.Path) -> None:
+    """As OpenRLHF does after each step. Whatever reads or writes the states brings them, and they leave again."""
+    job(DEEPSPEED + f"""
+from deepspeed.runtime.engine import DeepSpeedEngine
+amem.enable(require=True)
+zero, folder = {stage}(), {str(tmp_path)!r}
+""" + """
+engine = DeepSpeedEngine(zero)
+zero.step()
+for include in (OPENRLHF, None):
+    before = zero.sums()
+    zero.offload_states(include)
+    left = here()
+    assert engine.save_checkpoint(folder) and here() == left, here()
+    fails("No such file", engine.save_checkpoint, folder + "/nowhere")  # as when the disk is full
+    assert here() == left and zero.offloaded_states >= set(OPENRLHF), here()
+    state = zero.state_dict()["single_partition_of_fp32_groups"][0]
+    assert state.device.type == "cpu" and state.sum() == before[0] and here() == left, here()
+    zero.reload_states()
+    assert zero.sums() == before
+    zero.single_partition_of_fp32_groups[0].fill(50)
+    zero.optimizer.state["flat"]["exp_avg"].fill(50)
+    zero.offload_states(include)
+    engine.load_checkpoint(folder)
+    assert here() == left, here()
+    assert engine.save_16bit_model(folder) and len(engine.module_state_dict()) == 1 and here() == left
+    zero.reload_states()
+    assert zero.sums() == before
+zero.offload_states(OPENRLHF)
+zero.step()
+assert zero.sums() == before and not zero.offloaded_states - {State.contiguous_grad_buffer, State.lp_grads}
+""", env=PAUSED_FAILS)
+
+
+def test_deepspeed_saves_in_another_thread(job: Job, tmp_path: pathlib.Path) -> None:
+    """A reload meanwhile waits for it, and the save has the bytes."""
+    job(DEEPSPEED + f"folder = {str(tmp_path)!r}" + """
+import pickle, threading
+from deepspeed.runtime.engine import DeepSpeedEngine
+amem.enable(require=True)
+zero = DeepSpeedZeroOptimizer()
+engine = DeepSpeedEngine(zero)
+zero.step()
+before = zero.sums()
+zero.offload_states(OPENRLHF)
+threads = [threading.Thread(target=engine.save_checkpoint, args=(folder, str(each))) for each in range(3)]
+for each in threads:
+    each.start()
+zero.reload_states()
+for each in threads:
+    each.join()
+assert zero.sums() == before and here() == {"deepspeed.hp_params.0", "deepspeed.optim_states.0"}, here()
+for each in range(3):
+    saved = pickle.loads(open(folder + "/" + str(each), "rb").read())
+    assert saved[1]["single_partition_of_fp32_groups"][0].sum() == before[0]
+""", env=PAUSED_FAILS)
+
+
+def test_deepspeed_moves_what_amem_cannot(job: Job) -> None:
+    said = job(DEEPSPEED + """
+amem.enable(require=True)
+
+class Quantized(torch.Tensor):
+    pass
+
+zero = DeepSpeedZeroOptimizer()
+zero.step()
+zero.optimizer.state["flat"]["exp_avg"] = Quantized(2 * MIB)
+zero.offload_states(OPENRLHF)
+assert zero.copied == [["contiguous_grad_buffer", "lp_grads", "optim_states"]], zero.copied
+""", env=PAUSED_FAILS)
+    assert "cannot move 2097152 bytes of the type Quantized, so DeepSpeed itself moves the memory of deepspeed.optim_states.0" in said, said
 
 
 def test_deepspeeds_optimizers_have_tags_of_their_own(job: Job) -> None:

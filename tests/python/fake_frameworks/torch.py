@@ -37,7 +37,10 @@ class Copy:
 
 
 class Device:
-    type, index = "cuda", 0
+    index = 0
+
+    def __init__(self, type: str = "cuda") -> None:
+        self.type = type
 
 
 class Storage:
@@ -82,6 +85,16 @@ class Storage:
         assert driver().cuMemcpyHtoD_v2(self.address, data, ctypes.c_size_t(len(data))) == 0
 
 
+class OnCpu(Storage):
+    device = Device("cpu")
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.size = data, len(data)
+
+    def read(self) -> bytes:
+        return self.data
+
+
 class Tensor:
     def __init__(self, size: int = 0, storage: Storage | None = None) -> None:
         self.storage = storage or Storage(size)
@@ -89,6 +102,23 @@ class Tensor:
 
     def untyped_storage(self) -> Storage:
         return self.storage
+
+    @property
+    def device(self) -> Device:
+        return self.storage.device
+
+    def detach(self) -> Tensor:
+        return self
+
+    def cpu(self) -> Tensor:
+        """The bytes alone are on the CPU."""
+        return Tensor(storage=OnCpu(self.storage.read()))
+
+    def numel(self) -> int:
+        return self.storage.nbytes()
+
+    def element_size(self) -> int:
+        return 1
 
     def fill(self, seed: int) -> None:
         self.storage.write(bytes((seed + at) % 251 + 1 for at in range(4096)) * (self.storage.size // 4096))

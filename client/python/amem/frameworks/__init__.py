@@ -16,6 +16,7 @@ import inspect
 import logging
 import os
 import re
+import types
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -112,7 +113,10 @@ class Framework(abc.ABC):
         Raises:
             FailedPreconditionError: A function is missing or has other parameters.
         """
-        found = self.hooks()
+        try:
+            found = self.hooks()
+        except FailedPreconditionError as error:
+            raise FailedPreconditionError(f"{error}. This is {self.title} {self.version()}") from error
         if self.tried is not None:
             _warn_of_version(self.logger, self.title, self.version(), *self.tried, found)
 
@@ -217,24 +221,26 @@ def hook(owner: Any, name: str, *parameters: str) -> Callable[..., Any]:
 
 
 def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Replaces a function of a class or a module. A second call changes nothing.
+    """Replaces a function of a class, a module or an object. A second call changes nothing.
 
     Args:
-        owner: A class or a module.
+        owner: A class, a module or an object. A method of an object stays a bound method.
         name: The name of its function.
         function: The new function. Calls become `function(original, *arguments)`.
     """
     original = getattr(owner, name)
     if getattr(original, "_amem", False):
         return
+    bound = inspect.ismethod(original) and not inspect.isclass(owner)  # torch's LR schedulers ask the optimizer's step for __func__
+    begin = 1 if bound else 0
 
     def changed(*arguments: Any, **options: Any) -> Any:
-        return function(original, *arguments, **options)
+        return function(original, *arguments[begin:], **options)
 
     async def changed_later(*arguments: Any, **options: Any) -> Any:
-        return await function(original, *arguments, **options)
+        return await function(original, *arguments[begin:], **options)
 
     # Frameworks ask whether it is a coroutine's, and keep attributes at it.
     wrapped = functools.wraps(original)(changed_later if inspect.iscoroutinefunction(original) else changed)
     wrapped._amem = True  # type: ignore[attr-defined]
-    setattr(owner, name, wrapped)
+    setattr(owner, name, types.MethodType(wrapped, owner) if bound else wrapped)

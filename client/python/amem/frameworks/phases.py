@@ -1,12 +1,14 @@
 """Pauses and resumes tags of this rank's group around a phase of a training step.
 
-Every rank must make the same calls. The calls run in the threads of the callers. Only State.come() uses the package's own thread.
+Ranks that share memory of these tags must make the same calls. The calls run in the threads of the callers. Only State.come() and
+taking() use the package's own thread.
 """
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import itertools
+import logging
 import sys
 import threading
 import weakref
@@ -18,9 +20,12 @@ from amem import _background
 from amem.frameworks import replace
 from amem._rank import pause, resume
 from amem.errors import Error, NotFoundError
+from amem.frameworks.tensors import on_cpu
 
 
-__all__ = ["State", "Tags", "bring", "idle", "take", "taking"]
+__all__ = ["State", "Tags", "bring", "idle", "lent", "reads", "take", "taking"]
+
+_logger = logging.getLogger("amem")
 
 
 class Tags:
@@ -141,39 +146,105 @@ def _gate() -> None:
         ctypes.CDLL("libcuda.so.1").cuMemsetD8Async(ctypes.c_uint64(0), ctypes.c_ubyte(0), ctypes.c_size_t(0), None)
 
 
-class State:
-    """Tracks the memory that the methods of an object touch, such as an optimizer's state.
+@contextlib.contextmanager
+def lent(what: str, come: Callable[[], None], leave: Callable[[], None]) -> Iterator[bool]:
+    """Brings memory for the body, and pauses it again afterwards, also if the body fails.
 
-    These methods first resume the memory if it is paused, or wait for a running resume.
+    If the memory cannot leave again, it stays on the GPU with a warning: what the body has done, or its error, counts more.
+
+    Args:
+        what: The name of the memory in the warning.
+        come: Brings the memory.
+        leave: Pauses it.
+
+    Returns:
+        A context manager. Its value is True: the memory was paused.
+
+    Raises:
+        Error: The errors of `come`, before the body runs.
+    """
+    come()
+    try:
+        yield True
+    finally:
+        try:
+            leave()
+        except Exception as error:  # noqa: BLE001: with a body that broke the GPU's context, torch raises, too
+            _logger.warning("amem: %s came back to be read, and cannot leave again: %s", what, error)
+
+
+def reads(owner: Any, name: str, states: Callable[..., Iterable[contextlib.AbstractContextManager[bool]]]) -> None:
+    """Says that a function of a framework reads or writes states, such as a save, a load or a state_dict().
+
+    A call first brings those states that are paused, and they leave again when the function has returned or failed. Tensors in its
+    answer are then on the CPU, as they would be if the framework had offloaded them itself. A second call of reads() changes nothing.
+
+    Args:
+        owner: The class, module or object that has the function.
+        name: The function's name.
+        states: Gets the function's arguments, and returns State.borrowed() of each state, always in the same order.
+    """
+    def call(original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            paused = [stack.enter_context(each) for each in states(*arguments, **options)]
+            answer = original(*arguments, **options)
+            return on_cpu(answer) if any(paused) else answer
+
+    replace(owner, name, call)
+
+
+class State:
+    """Tracks memory that a framework offloads, such as an optimizer's state.
 
     Attributes:
         paused: Whether the memory is paused, or its resume is still running.
+        turn: The lock of this object. A thread that reads the memory holds it, so that another one cannot pause the memory meanwhile.
     """
 
-    def __init__(self, tags: list[str], owner: Any, methods: Iterable[str]) -> None:
-        """Makes the methods wait for the memory.
+    def __init__(self, tags: list[str], owner: Any = None, methods: Iterable[str] = (), readers: Iterable[str] = (),
+                 prepare: Callable[[], object] | None = None) -> None:
+        """Makes methods of an object wait for the memory.
 
         Args:
             tags: The tags of the memory.
             owner: The object.
-            methods: The names of its methods that touch the memory. Names that the object lacks do not count.
+            methods: The names of its methods that need the memory. They first bring it, or wait for a running resume, and it stays.
+                Names that the object lacks do not count.
+            readers: The names of those of its methods that only read or write the memory: reads() with this state.
+            prepare: Called before each pause. It moves memory that is not in the region yet, such as what a load has made.
         """
-        self._tags = tags
-        self._coming: Future[None] | None = None
+        self.tags = tags
         self.paused = False
+        self.turn = threading.RLock()
+        self._prepare = prepare or (lambda: None)
+        self._coming: Future[None] | None = None
+        for name in readers:
+            if hasattr(owner, name):
+                reads(owner, name, lambda *_, **__: [self.borrowed()])
         for name in methods:
             if hasattr(owner, name):
                 replace(owner, name, self._after)
 
-    def leave(self) -> None:
-        """Pauses the memory. Call idle() first.
+    def prepare(self) -> None:
+        """Brings the memory if it is paused, and moves into the region what is not there yet.
 
         Raises:
-            Error: The errors of take().
+            Error: The errors of amem.resume() and amem.move().
         """
         self.here()
-        take(self._tags)
-        self.paused = True
+        self._prepare()
+
+    def leave(self) -> None:
+        """Prepares the memory, waits until the GPU is idle, and pauses the memory.
+
+        Raises:
+            Error: The errors of prepare() and take().
+        """
+        with self.turn:
+            self.prepare()
+            idle()
+            take(self.tags)
+            self.paused = True
 
     def come(self, timeout: float | None = None) -> None:
         """Starts to resume the memory in the background.
@@ -181,9 +252,10 @@ class State:
         Args:
             timeout: Timeout in seconds, as for amem.resume().
         """
-        if self.paused and self._coming is None:
-            _gate()
-            self._coming = _background.submit(lambda: _each(resume, self._tags, timeout))
+        with self.turn:
+            if self.paused and self._coming is None:
+                _gate()
+                self._coming = _background.submit(lambda: _each(resume, self.tags, timeout))
 
     def here(self) -> None:
         """Waits until the memory is on the GPU.
@@ -191,10 +263,29 @@ class State:
         Raises:
             Error: The errors of amem.resume(). The memory is still paused, and the next call retries.
         """
-        coming, self._coming = self._coming, None
-        if self.paused and (coming is None or coming.exception() is not None):
-            bring(self._tags)
-        self.paused = False
+        with self.turn:
+            coming, self._coming = self._coming, None
+            if self.paused and (coming is None or coming.exception() is not None):
+                bring(self.tags)
+            self.paused = False
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[bool]:
+        """Brings the memory for the body. If it was paused, it leaves again afterwards.
+
+        Returns:
+            A context manager. Its value is whether the memory was paused.
+
+        Raises:
+            Error: The errors of amem.resume().
+        """
+        with self.turn:
+            if self.paused and self._coming is None:
+                with lent(", ".join(self.tags), self.here, lambda: None if self.paused else self.leave()):
+                    yield True
+            else:
+                self.here()
+                yield False
 
     def _after(self, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         self.here()

@@ -23,15 +23,17 @@ from amem.errors import FailedPreconditionError
 from amem.frameworks import Framework, hook, replace
 from amem.frameworks._known import known
 from amem.frameworks.phases import State, bring, idle, take
-from amem.frameworks.tensors import others, plain
+from amem.frameworks.tensors import left_to, others, plain
 
-__all__ = ["GRADS", "Megatron", "OPTIMIZER", "PARAMS", "TOUCHING", "add_arguments", "gradients", "offloaded", "optimizer_state",
-           "parameters", "prepare", "state_of"]
+__all__ = ["GRADS", "Megatron", "OPTIMIZER", "PARAMS", "READERS", "TOUCHING", "add_arguments", "gradients", "offloaded", "optimizer_state",
+           "parameters", "prepare", "state_of", "state_tensors"]
 
 PARAMS, GRADS, OPTIMIZER = "megatron.params", "megatron.grads", "megatron.optimizer"
 TOUCHING = ("step", "prepare_grads", "step_with_ready_grads", "state_dict", "load_state_dict", "sharded_state_dict",
             "reload_model_params", "save_parameter_state", "load_parameter_state")
 """The methods of an optimizer that touch its state."""
+READERS = ("state_dict", "load_state_dict", "reload_model_params", "save_parameter_state", "load_parameter_state")
+"""Those of TOUCHING after which a state that was paused leaves again. The answer of sharded_state_dict() has the memory itself."""
 
 
 class Megatron(Framework):
@@ -90,17 +92,23 @@ class Megatron(Framework):
             idle()
             take([GRADS])
 
-        def leave(_: Any, self: Any) -> None:
-            state_of(self).here()
-            prepare(None, self)
-            idle()
-            state_of(self).leave()
+        def leave(original: Callable[[Any], None], self: Any) -> None:
+            if _is_megatrons(self):
+                original(self)
+            else:
+                state_of(self).leave()
+
+        def come(original: Callable[[Any], None], self: Any) -> None:
+            if _is_megatrons(self):
+                original(self)
+            else:
+                state_of(self).come()
 
         replace(DistributedDataParallel, "offload_grad_buffers", drop)
         replace(DistributedDataParallel, "restore_grad_buffers", lambda _, self, synchronize=True: bring([GRADS]))
         for optimizer in (MegatronOptimizer, ChainedOptimizer):
             replace(optimizer, "offload_to_cpu", leave)
-            replace(optimizer, "restore_from_cpu", lambda _, self: state_of(self).come())
+            replace(optimizer, "restore_from_cpu", come)
 
 
 # ---- which tensors ----
@@ -157,6 +165,18 @@ def gradients(model: Any) -> list[Any]:
                   (buffer.param_data for buffer in buffers))  # one buffer may serve as both
 
 
+def state_tensors(optimizer: Any) -> list[Any]:
+    """Finds main parameters and moments, also those that amem cannot move.
+
+    Args:
+        optimizer: MegatronOptimizer or ChainedOptimizer.
+
+    Returns:
+        The tensors, and other values of the state.
+    """
+    return _state_and_models(optimizer)[0]
+
+
 def optimizer_state(optimizer: Any) -> list[Any]:
     """Finds main parameters and moments, without the model's own parameters, which an fp32 optimizer also holds.
 
@@ -166,6 +186,11 @@ def optimizer_state(optimizer: Any) -> list[Any]:
     Returns:
         The tensors that can be moved.
     """
+    return others(*_state_and_models(optimizer))
+
+
+def _state_and_models(optimizer: Any) -> tuple[list[Any], list[Any]]:
+    """The optimizer's own tensors, and those of the model that it holds."""
     found: list[Any] = []
     models: list[Any] = []
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
@@ -175,7 +200,15 @@ def optimizer_state(optimizer: Any) -> list[Any]:
         for each in (each for group in part.optimizer.param_groups for each in group["params"]):
             (models if hasattr(each, "main_grad") else found).append(each.data)
         found += [each for state in part.optimizer.state.values() for each in state.values()]
-    return others(found, models)
+    return found, models
+
+
+def _is_megatrons(optimizer: Any) -> bool:
+    """Whether Megatron itself moves the optimizer's state, because amem cannot move all of it. That stays so."""
+    if not hasattr(optimizer, "_amem_left"):
+        optimizer._amem_left = False
+    optimizer._amem_left = optimizer._amem_left or left_to("Megatron", OPTIMIZER, state_tensors(optimizer))
+    return bool(optimizer._amem_left)
 
 
 def prepare(model: Any = None, optimizer: Any = None, *, params: bool = False, grads: bool = True) -> int:
@@ -215,7 +248,7 @@ def state_of(optimizer: Any) -> State:
         The State. Each optimizer has one.
     """
     if not hasattr(optimizer, "_amem_state"):
-        optimizer._amem_state = State([OPTIMIZER], optimizer, TOUCHING)
+        optimizer._amem_state = State([OPTIMIZER], optimizer, TOUCHING, READERS, lambda: prepare(None, optimizer))
     state: State = optimizer._amem_state
     return state
 
@@ -266,8 +299,11 @@ def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False,
     tags = [tag for tag, on in ((PARAMS, params and model is not None), (GRADS, grads and model is not None), ("nccl", nccl)) if on]
 
     def leave() -> None:
-        take(tags + [OPTIMIZER] if state is not None else tags, timeout)
-        if state is not None:
+        if state is None:
+            take(tags, timeout)
+            return
+        with state.turn:
+            take(tags + [OPTIMIZER], timeout)
             state.paused = True
 
     idle()

@@ -10,5 +10,6 @@ class ActorRolloutRefWorker:
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> str:
         parameters, _ = self.actor.engine.get_per_tensor_param(base_sync_done=True)
         self.sent = list(parameters)
-        self.actor.engine.to("cpu", optimizer=False)
+        if mode in ("auto", "naive"):
+            self.actor.engine.to("cpu", optimizer=False)
         return "updated"

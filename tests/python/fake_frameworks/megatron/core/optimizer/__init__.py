@@ -33,8 +33,11 @@ class MegatronOptimizer:
             each.fill(each.sum() + self.steps)
         return True, self.main.sum(), None
 
-    def state_dict(self) -> dict[str, int]:
-        return {"main": self.main.sum()}
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"main": self.main}
+
+    def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        self.main.fill(13)
 
     def offload_to_cpu(self) -> None:
         self.copied += 1

@@ -23,12 +23,36 @@ def load_fsdp_optimizer(optimizer: object, device_id: int) -> None:
     copied.append(optimizer)
 
 
+class CheckpointManager:
+    """`full`: the disk is full."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.full, self.saved = engine, False, []
+
+    def save(self) -> None:
+        self.saved = [each.sum() for each in (*tensors(self.engine.module), *moments(self.engine.optimizer.state_dict()))]
+        if self.full:
+            raise OSError("No space left on device")
+
+    def load(self) -> None:
+        self.engine.optimizer.load_state_dict(None)
+
+
+def tensors(module: Any) -> list[Any]:
+    return [getattr(each.data, "_local_tensor", each.data) for each in module.parameters()]
+
+
+def moments(state: dict[str, dict[str, Any]]) -> list[Any]:
+    return [each for part in state.values() for each in part.values() if hasattr(each, "sum")]
+
+
 class FSDPEngine:
     is_param_offload_enabled = True
 
     def __init__(self, module: Any, optimizer: object, staged: bool = False) -> None:
         """`staged`: as with FSDP 1. With FSDP 2 verl copies each parameter from where it is."""
         self.module, self.optimizer, self.staged = module, optimizer, staged
+        self.checkpoint_manager = CheckpointManager(self)
 
     def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
         if device == "cpu":
@@ -40,10 +64,22 @@ class FSDPEngine:
             if optimizer:
                 load_fsdp_optimizer(self.optimizer, 0)
 
+    def save_checkpoint(self, local_path: str, hdfs_path: str | None = None, global_step: int = 0) -> None:
+        """The model alone is loaded, as verl does. The optimizer is saved from the CPU."""
+        load_fsdp_model_to_gpu(self.module)
+        self.checkpoint_manager.save()
+        offload_fsdp_model_to_cpu(self.module)
+
+    def load_checkpoint(self, local_path: str, hdfs_path: str | None = None) -> None:
+        load_fsdp_model_to_gpu(self.module)
+        self.checkpoint_manager.load()
+        offload_fsdp_model_to_cpu(self.module)
+        offload_fsdp_optimizer(self.optimizer)
+
     def get_per_tensor_param(self, layered_summon: bool = False, base_sync_done: bool = False) -> tuple[Iterator[int], None]:
         if self.staged:
             load_fsdp_model_to_gpu(self.module)
-        parameters = [each.data._local_tensor for each in self.module.parameters()]
+        parameters = tensors(self.module)
         if self.staged:
             offload_fsdp_model_to_cpu(self.module)
         return (each.sum() for each in parameters), None

@@ -1,0 +1,1 @@
+"""As verl has it."""
