@@ -586,6 +586,22 @@ fails("libamem_shim.so is not loaded", amem.enable, require=True)
 """, hook=False)
 
 
+@pytest.mark.parametrize("gone, said", [
+    ("fsdp.FSDPEngine.save_checkpoint", "verl.workers.engine.fsdp.transformer_impl.FSDPEngine has no save_checkpoint(), which amem needs."),
+    ("fsdp.FSDPEngine", "verl.workers.engine.fsdp.transformer_impl has no FSDPEngine, which amem needs."),
+    ("deepspeed.runtime.engine.DeepSpeedEngine.load_checkpoint", "deepspeed.runtime.engine.DeepSpeedEngine has no load_checkpoint(), which"),
+])
+def test_a_reader_that_is_gone(job: Job, gone: str, said: str) -> None:
+    """The framework runs without amem, and the sentence has the version."""
+    version = "This is DeepSpeed 0.19.6" if "deepspeed" in gone else "This is verl 0.9.1"
+    job((DEEPSPEED if "deepspeed" in gone else VERL) + f"""
+del {gone}
+fails({said!r}, amem.enable, require=True)
+fails({version!r}, amem.enable, require=True)
+assert "is not switched on and runs without amem" in amem.enable().text
+""", env=PAUSED_FAILS)
+
+
 def test_without_verl_its_module_changes_nothing(job: Job) -> None:
     job("""
 import amem.verl
@@ -666,26 +682,66 @@ assert zero.sums() == before and not zero.offloaded_states - {State.contiguous_g
 
 
 def test_deepspeed_saves_in_another_thread(job: Job, tmp_path: pathlib.Path) -> None:
-    """A reload meanwhile waits for it, and the save has the bytes."""
+    """Several at once, too, and while this thread reloads the states."""
     job(DEEPSPEED + f"folder = {str(tmp_path)!r}" + """
 import pickle, threading
-from deepspeed.runtime.engine import DeepSpeedEngine
 amem.enable(require=True)
 zero = DeepSpeedZeroOptimizer()
-engine = DeepSpeedEngine(zero)
+engine = deepspeed.runtime.engine.DeepSpeedEngine(zero)
 zero.step()
 before = zero.sums()
-zero.offload_states(OPENRLHF)
-threads = [threading.Thread(target=engine.save_checkpoint, args=(folder, str(each))) for each in range(3)]
-for each in threads:
-    each.start()
+for reloads in (False, True):
+    zero.offload_states(OPENRLHF)
+    threads = [threading.Thread(target=engine.save_checkpoint, args=(folder, str(each))) for each in range(3)]
+    for each in threads:
+        each.start()
+    if reloads:
+        zero.reload_states()
+    for each in threads:
+        each.join()
+    assert here() == ({"deepspeed.hp_params.0", "deepspeed.optim_states.0"} if reloads else set()), here()
+    for each in range(3):
+        saved = pickle.loads(open(folder + "/" + str(each), "rb").read())
+        assert saved[1]["single_partition_of_fp32_groups"][0].sum() == before[0]
+assert zero.sums() == before
+""", env=PAUSED_FAILS)
+
+
+def test_states_that_cannot_leave_again_stay(job: Job, tmp_path: pathlib.Path) -> None:
+    """The checkpoint counts more. The next offload tries again."""
+    said = job(DEEPSPEED + f"folder = {str(tmp_path)!r}" + """
+import amem.frameworks.phases as phases
+amem.enable(require=True)
+zero = DeepSpeedZeroOptimizer()
+engine = deepspeed.runtime.engine.DeepSpeedEngine(zero)
+zero.step()
+before = zero.sums()
+zero.offload_states([State.hp_params])
+
+def refuse(*arguments):
+    raise amem.ResourceExhaustedError("the pool is full")
+
+phases.take, take = refuse, phases.take
+assert engine.save_checkpoint(folder)
+assert here() == {"deepspeed.hp_params.0"}, here()
+phases.take = take
+zero.offload_states([State.hp_params])
+assert here() == set(), here()
 zero.reload_states()
-for each in threads:
-    each.join()
-assert zero.sums() == before and here() == {"deepspeed.hp_params.0", "deepspeed.optim_states.0"}, here()
-for each in range(3):
-    saved = pickle.loads(open(folder + "/" + str(each), "rb").read())
-    assert saved[1]["single_partition_of_fp32_groups"][0].sum() == before[0]
+assert zero.sums() == before
+""", env=PAUSED_FAILS)
+    assert "deepspeed.hp_params.0 came back to be read, and cannot leave again: the pool is full" in said, said
+
+
+def test_a_module_that_is_switched_on_twice(job: Job) -> None:
+    job(DEEPSPEED + VERL + """
+from amem.frameworks._known import known
+for name in ("deepspeed", "verl"):
+    for _ in range(2):
+        known()[name].install()
+for each in (deepspeed.runtime.engine.DeepSpeedEngine.save_checkpoint, DeepSpeedZeroOptimizer.state_dict, fsdp.FSDPEngine.save_checkpoint,
+             fsdp.offload_fsdp_optimizer, base.BaseEngineCtx.__enter__):
+    assert each._amem and not hasattr(each.__wrapped__, "_amem"), each
 """, env=PAUSED_FAILS)
 
 

@@ -96,7 +96,8 @@ class _Stage:
         target = () if device is None else (device,)
         wanted = [each for each in self._all if include is None or each in include]
         to_cpu = getattr(device, "value", "cpu") == "cpu"
-        ours = self._ours(zero, [each for each in wanted if each not in zero.offloaded_states]) if to_cpu else {}
+        stay = {kind for kind, state in _states(zero).items() if not state.paused}  # or could not leave again after a read
+        ours = self._ours(zero, [each for each in wanted if each in stay or each not in zero.offloaded_states]) if to_cpu else {}
         with contextlib.ExitStack() as turns:
             for state in ours.values():
                 turns.enter_context(state.turn)
@@ -124,8 +125,7 @@ class _Stage:
         original(zero, *arguments, **options)
 
     def step(self, original: Callable[..., Any], zero: Any, *arguments: Any, **options: Any) -> Any:
-        """DeepSpeed's step fails with states on the CPU. On paused memory it would lose the GPU's context."""
-        self._here(zero)
+        self._here(zero)  # with states on the CPU DeepSpeed's step fails, but on paused memory it would lose the GPU's context
         return original(zero, *arguments, **options)
 
 

@@ -5,7 +5,7 @@
     train_step()                                         # the resume of the optimizer's state may still run; step() waits
 
 For Megatron's own RL loop, use amem.enable(). The option `--rl-amem-offload-during-rollout` calls it, if you pass
-`extra_args_provider=amem.megatron.add_arguments`. Gradients, optimizer state and parameters are three tags of the group, so a rollout
+`extra_args_provider=amem.megatron.add_arguments`. Gradients, optimizer state and parameters have three tags, so a rollout
 in the same process runs on meanwhile. docs/rl-frameworks.md is the manual. This module imports neither Megatron nor torch.
 """
 from __future__ import annotations
@@ -270,8 +270,8 @@ def offloaded(model: Any = None, optimizer: Any = None, *, params: bool = False,
               wait: bool = True, late: bool = True, timeout: float | None = None) -> Iterator[Future[None]]:
     """Pauses memory within the context: the optimizer's state and the gradients, and optionally the parameters and NCCL's memory.
 
-    The pause drops the bytes of the gradients. The rest of the process runs on. Every rank of the group must enter and leave the
-    context.
+    The pause drops the bytes of the gradients. The rest of the process runs on. Ranks that share some of this memory, such as NCCL's,
+    must enter and leave the context together.
 
     Args:
         model: DistributedDataParallel, or the list of its chunks.

@@ -108,8 +108,8 @@ def _offload_model(original: Callable[..., None], model: Any, *arguments: Any, *
 
 def _forget_workspaces(chunks: list[Any]) -> None:
     """Of Transformer Engine, as verl does. They are copies of the parameters in fp8, which the next forward makes again."""
-    forget = getattr(sys.modules.get("verl.utils.megatron_utils"), "_clear_te_fp8_weight_workspaces", None)
-    for each in chunks if forget is not None else ():
+    forget = getattr(sys.modules.get("verl.utils.megatron_utils"), "_clear_te_fp8_weight_workspaces", lambda chunk: 0)  # of newer versions
+    for each in chunks:
         forget(each)
 
 
@@ -260,19 +260,21 @@ async def _update_weights(original: Callable[..., Any], worker: Any, *arguments:
 
 
 def _enter(original: Callable[..., Any], context: Any) -> Any:
-    _say_who_moves(type(context.engine))
+    kind = type(context.engine)
+    _say_who_moves(kind.__name__, kind.to.__module__)
     _pause_staying(_models(context.engine))
     _bring_nccl()
     return original(context)
 
 
 @functools.lru_cache(maxsize=None)
-def _say_who_moves(engine: Any) -> None:
-    if engine.to.__module__ in [_ENGINES.format(each) for each, *_ in _SERVED]:
-        _logger.info("amem: amem moves the memory of verl's engine %s", engine.__name__)
+def _say_who_moves(engine: str, module: str) -> None:
+    """`module`: that of the engine's to()."""
+    if module in [_ENGINES.format(each) for each, *_ in _SERVED]:
+        _logger.info("amem: amem moves the memory of verl's engine %s", engine)
     else:
         _logger.warning("amem: amem does not know verl's engine %s, which moves its memory itself, as without amem. amem knows %s",
-                        engine.__name__, ", ".join(each for _, each, _ in _SERVED))
+                        engine, ", ".join(each for _, each, _ in _SERVED))
 
 
 def _exit(original: Callable[..., Any], context: Any, *error: Any) -> Any:
@@ -320,6 +322,9 @@ class Verl(Framework):
                 _must_be_missing(engine, error)
                 continue
             found += [hook(module, name, *parameters) for name, parameters in hooks.items()]
+            if kind not in vars(module):
+                raise FailedPreconditionError(f"{module.__name__} has no {kind}, which amem needs. amem does not support this version. Use an "
+                                              "older version, or a newer amem. `amemctl pause` and `swap` work with any version")
             found += [hook(vars(module)[kind], name, *parameters) for name, parameters in _READERS.items()]
         if len(found) == others:
             raise FailedPreconditionError("verl has no engine here that amem knows, with FSDP, torchtitan or Megatron")

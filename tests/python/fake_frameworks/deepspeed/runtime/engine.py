@@ -29,7 +29,7 @@ class DeepSpeedEngine:
         self.optimizer.load_state_dict(pickle.loads(pathlib.Path(load_dir, tag or "latest").read_bytes())[1:])
 
     def module_state_dict(self) -> dict[str, Any]:
-        return dict(enumerate(self.optimizer.bit16_groups_flat))
+        return {str(at): each for at, each in enumerate(self.optimizer.bit16_groups_flat)}
 
     def save_16bit_model(self, save_dir: str) -> bool:
         return bool(_read(self.module_state_dict()))

@@ -27,7 +27,8 @@ class CheckpointManager:
     """`full`: the disk is full."""
 
     def __init__(self, engine: Any) -> None:
-        self.engine, self.full, self.saved = engine, False, []
+        self.engine, self.full = engine, False
+        self.saved: list[int] = []
 
     def save(self) -> None:
         self.saved = [each.sum() for each in (*tensors(self.engine.module), *moments(self.engine.optimizer.state_dict()))]

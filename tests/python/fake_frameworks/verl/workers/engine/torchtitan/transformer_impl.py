@@ -14,7 +14,10 @@ class TorchTitanEngine:
 
     def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
         for each in self.module:
-            (offload_fsdp_model_to_cpu if device == "cpu" else load_fsdp_model_to_gpu)(each)
+            if device == "cpu":
+                offload_fsdp_model_to_cpu(each)
+            else:
+                load_fsdp_model_to_gpu(each)
         if optimizer and device == "cpu":
             offload_fsdp_optimizer(self.optimizer)
         elif optimizer:
