@@ -147,6 +147,27 @@ def _give_up(torch: Any, device: int) -> None:
                     _idle[key].remove(kept)
 
 
+def give_back(tag: str) -> int:
+    """Gives what is free in a tag's idle pools back to the current device. The next region with this tag has a new pool.
+
+    Returns the free bytes that stay, because the rest of their segments is in use.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return 0
+    with contextlib.suppress(RuntimeError, AttributeError):  # as in _give_up()
+        device = int(torch.cuda.current_device())
+        with _lock:
+            for keep in (True, False):
+                idle = _idle[tag, keep, device]
+                while idle:
+                    torch._C._cuda_releasePool(device, idle[-1].pool.id)
+                    _given_up.add(tuple(idle.pop().pool.id))
+        torch.cuda.empty_cache()
+        return _free_in_segments(device)[1].get(tag, 0)
+    return 0
+
+
 def _make_space(torch: Any) -> None:
     """Empties PyTorch's ordinary cache, so that the stretch that this thread is about to enter has space on the device.
 
@@ -268,6 +289,11 @@ def _within(entered: _Stretch) -> Iterator[None]:
         else:  # a suspended generator that another thread's garbage collection has closed
             _logger.warning("amem: a thread that had not entered %s tried to leave it. The thread that entered it is still in it",
                             entered.name)
+
+
+def is_inside() -> bool:
+    """Whether this thread is in a region or in an unbrokered stretch."""
+    return _thread.stretch is not None
 
 
 @contextlib.contextmanager

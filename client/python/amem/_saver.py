@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +62,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.within: list[Optional[_Region]] = []  # None: disable()
         self.off = False  # tms_set_interesting_region(False)
+        self.ranks: Optional[tuple[str, int]] = None  # those whose pauses and resumes are one with this thread's
 
 
 _thread = _Thread()
@@ -93,6 +95,16 @@ def _within(what: Optional[_Region]) -> Iterator[None]:
     finally:
         _turn(False)  # what is switched off within a region ends with it, and before it
         _thread.within.pop()
+
+
+@contextlib.contextmanager
+def together(ranks: Optional[tuple[str, int]]) -> Iterator[None]:
+    """Within the context, pauses and resumes of this thread are one operation with those of other ranks."""
+    outer, _thread.ranks = _thread.ranks, ranks
+    try:
+        yield
+    finally:
+        _thread.ranks = outer
 
 
 def _default_backend() -> str:
@@ -410,7 +422,7 @@ class TorchMemorySaver:
         """The hook mode: always "preload".
 
         You may also set "torch". It has no effect: the shim must still be preloaded, and the program need not choose an allocator.
-        Any other value raises InvalidArgumentError.
+        Without a shim, amem then logs one warning. Any other value raises InvalidArgumentError.
         """
         return "preload"
 
@@ -418,6 +430,8 @@ class TorchMemorySaver:
     def hook_mode(self, mode: str) -> None:
         if mode not in ("preload", "torch"):
             raise InvalidArgumentError(f"{mode!r} is not a valid hook mode. Use preload or torch")
+        if mode == "torch" and not _shim.is_loaded():
+            _warn_of_torch_mode()
 
     @property
     def retain_cpu_backup(self) -> bool:
@@ -459,11 +473,20 @@ class TorchMemorySaver:
             raise ValueError("cpu_backup_backend requires enable_cpu_backup=True")
 
     def _operate(self, operation: Callable[..., None], tag: str | None) -> None:
+        together = {} if _thread.ranks is None else {"ranks": _thread.ranks}
         with contextlib.suppress(NotFoundError):
             if tag:
-                operation([_tag(tag)])
+                operation([_tag(tag)], **together)
             else:
-                operation(except_tags=["nccl"] if whole_process() else ["nccl", _HEAP])
+                operation(except_tags=["nccl"] if whole_process() else ["nccl", _HEAP], **together)
+
+
+@functools.lru_cache(maxsize=None)
+def _warn_of_torch_mode() -> None:
+    logging.getLogger("amem").warning(
+        'amem: torch_memory_saver is amem\'s in this environment, and hook_mode = "torch" does not load libamem_shim.so. So regions do '
+        "nothing in process %d, and a pause fails. Start the process with `amemctl run --group NAME --scope regions -- COMMAND`, or "
+        "install the original torch_memory_saver", os.getpid())
 
 
 def _tag(tag: str) -> str:

@@ -8,12 +8,13 @@ that does not use amem. This module imports neither SGLang nor torch. docs/frame
 """
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from amem import _saver, _shim
+from amem import _saver, _shim, _together
 from amem._enable import called_by
 from amem.errors import Error, FailedPreconditionError
 from amem.frameworks import Framework, check_broker, hook
@@ -25,7 +26,8 @@ __all__ = ["Sglang", "register"]
 _ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter.TorchMemorySaverAdapter"
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _ENGINE = frozenset(("kv_cache", "weights"))  # with these paused no collective runs
-_paused = False  # NCCL's memory, of this process's group
+_paused = False  # NCCL's memory, of this process
+_stage: tuple[tuple[str, int] | None, bool] | None = None  # _stage_of()
 
 
 class Sglang(Framework):
@@ -108,24 +110,55 @@ def _create(original: Callable[..., Any], enable: bool) -> Any:
 
 
 def _chosen() -> bool:
-    """Whether SGLang's memory saver is amem's. FailedPreconditionError: it is another one, but the process has the shim."""
+    """Whether SGLang's memory saver is amem's. FailedPreconditionError: it is another one, and amem is required."""
     module = sys.modules.get("torch_memory_saver")
     if module is None:
         return False
     if isinstance(module.torch_memory_saver, _saver.TorchMemorySaver):
         return True
     if _shim.is_loaded():
-        raise FailedPreconditionError(
-            "this process has two memory savers: libamem_shim.so is loaded, and SGLang has imported the original torch_memory_saver. "
-            "Install the distribution torch_memory_saver that comes with amem, or start SGLang without `amemctl run`")
+        _refuse_original()
     return False
 
 
+@functools.lru_cache(maxsize=None)
+def _refuse_original() -> None:
+    text = ("SGLang's torch_memory_saver is the original, and amem leaves it as it is. To release memory by amem, install the distribution "
+            "torch_memory_saver that comes with amem. `amemctl pause` and `swap` work")
+    if known()["sglang"].required:
+        raise FailedPreconditionError(text)
+    Sglang.logger.warning("amem: %s", text)
+
+
+def _stage_of(manager: Any) -> tuple[tuple[str, int] | None, bool]:
+    """The ranks of this engine and pipeline stage, which SGLang calls as one, and whether the engine has other stages.
+
+    A stage sends a request on when it has carried it out. So it must not wait for the next stage. The first call asks the other ranks.
+    """
+    global _stage
+    if _stage is None:
+        group, stages = getattr(manager, "tp_cpu_group", None), False
+        ranks = None
+        if group is not None:
+            distributed = sys.modules["torch"].distributed
+            stages = distributed.get_world_size() > distributed.get_world_size(group)
+            ranks = _together.on_this_node("sglang", group)
+        _stage = ranks, stages
+        if stages:
+            Sglang.logger.info("amem: NCCL's memory stays on the GPU, because this engine has several pipeline stages, which release their "
+                               "memory one after the other")
+    return _stage
+
+
 def _release(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """Pauses NCCL's memory with the rest. Every rank of the engine gets the same request."""
+    """Pauses NCCL's memory with the rest. Every rank of a pipeline stage gets the same request at the same time."""
     global _paused
-    answer = original(manager, request)
-    if not _paused and _ENGINE <= manager.offload_tags and _chosen():
+    if not _chosen():
+        return original(manager, request)
+    ranks, stages = _stage_of(manager)
+    with _saver.together(ranks):
+        answer = original(manager, request)
+    if not _paused and not stages and _ENGINE <= manager.offload_tags:
         try:
             idle()
             take(["nccl"])  # nothing, where NCCL's memory is the driver's own
@@ -138,7 +171,10 @@ def _release(original: Callable[..., Any], manager: Any, request: Any) -> Any:
 def _resume(original: Callable[..., Any], manager: Any, request: Any) -> Any:
     """Resumes NCCL's memory first, because new weights may arrive by NCCL. Raises as amem.resume(), and then the engine sleeps on."""
     global _paused
+    if not _chosen():
+        return original(manager, request)
     if _paused:
         bring(["nccl"])
         _paused = False
-    return original(manager, request)
+    with _saver.together(_stage_of(manager)[0]):
+        return original(manager, request)

@@ -8,36 +8,45 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import inspect
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from amem import _imports, _shim
 from amem._enable import called_by
-from amem.errors import Error, InvalidArgumentError
+from amem.errors import Error, FailedPreconditionError, InvalidArgumentError
 from amem.frameworks import Framework, hook
 from amem.frameworks._known import known
 
-__all__ = ["BACKEND", "DEFERRABLE", "Vllm", "WORKER", "Worker", "check_sleep_mode", "only_tags", "register", "sleeps_deep"]
+__all__ = ["BACKEND", "DEFERRABLE", "OPTIONAL_WORKER", "OptionalWorker", "Vllm", "WORKER", "Worker", "check_allocator", "check_sleep_mode",
+           "only_tags", "register", "sleeps_deep"]
 
 BACKEND = "amem"
 WORKER = "amem.vllm.Worker"
 """The name of amem's worker class in vLLM."""
+OPTIONAL_WORKER = "amem.vllm.OptionalWorker"
+"""The name of the class whose workers sleep without amem where amem cannot serve them."""
 DEFERRABLE = ("weights", "kv_cache")
 """The tags that a wake of vLLM can choose. A wake always resumes all other tags."""
 _LEVELS = (0, 1, 2)
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _SLEEP, _WAYS = "AMEM_VLLM_SLEEP", ("all", "deep", "tags")  # what leaves; the last leaves the rest of the process alone
+_ALLOCATOR = "vllm.device_allocator.cumem"
+_BACKENDS = "vllm.device_allocator.sleep_mode_backend"
+_OF_VLLM = ("vllm", "contextlib", "torch", "amem")  # packages whose functions vLLM's own allocator may consist of
+_TO_RAY = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 _TRAINERS = ("trl",)  # libraries that run an engine in their own process, which has to run on while the engine sleeps
 _extended: set[Any] = set()  # vLLM's classes that have what is added below
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Worker":  # vLLM and torch come with it, so only a worker imports it
-        from amem.vllm._worker import Worker
+    if name in ("OptionalWorker", "Worker"):  # vLLM and torch come with them, so only a worker imports them
+        from amem.vllm import _worker
 
-        return Worker
+        return getattr(_worker, name)
     raise AttributeError(f"module 'amem.vllm' has no attribute {name!r}")
 
 
@@ -97,9 +106,18 @@ def register() -> None:
     """
     try:
         known()["vllm"].install()
-    except Exception as error:  # noqa: BLE001: whatever another vLLM has changed
-        Vllm.logger.warning("amem: this vLLM does not support sleep mode by amem: %s: %s", type(error).__name__, error)
+        if _imports.when_imported((_BACKENDS,), _register_backend):
+            _register_backend()
+    except Exception as error:  # noqa: BLE001: whatever another vLLM has changed. Who asks for amem gets the error later
+        Vllm.logger.debug("amem: this vLLM does not support sleep mode by amem: %s: %s", type(error).__name__, error)
     called_by("vllm")
+
+
+def _register_backend() -> None:
+    """Registers the backend `amem` of vLLM 0.25 and later. A second call changes nothing."""
+    factory = sys.modules[_BACKENDS].SleepModeBackendFactory
+    if BACKEND not in factory._registry:
+        factory.register_backend(BACKEND, "amem.vllm._backend", "Backend")
 
 
 def check_sleep_mode(enabled: bool) -> None:
@@ -113,6 +131,26 @@ def check_sleep_mode(enabled: bool) -> None:
     """
     if not enabled:
         raise InvalidArgumentError("vLLM cannot sleep by amem: its sleep mode is off. Add --enable-sleep-mode")
+
+
+def check_allocator(allocator: Any) -> None:
+    """Checks that nobody else has replaced functions of vLLM's allocator, as Unsloth does.
+
+    Args:
+        allocator: vLLM's CuMemAllocator.
+
+    Raises:
+        FailedPreconditionError: A function is not vLLM's.
+    """
+    for name in ("get_instance", "use_memory_pool", "sleep", "wake_up"):
+        function = inspect.getattr_static(allocator, name, None)
+        while function is not None:
+            function = getattr(function, "__func__", function)  # of a static method
+            home = getattr(function, "__globals__", {}).get("__name__", "vllm")
+            if home.partition(".")[0] not in _OF_VLLM:
+                raise FailedPreconditionError(f"vLLM cannot sleep by amem: {home} has replaced {allocator.__name__}.{name}() of vLLM, and "
+                                              "amem leaves that as it is. `amemctl pause` and `swap` work")
+            function = getattr(function, "__wrapped__", None)
 
 
 def only_tags() -> bool:
@@ -147,7 +185,7 @@ def _way() -> str:
 
 
 # ---- options ----
-def _prepare(arguments: Any) -> None:
+def _prepare(arguments: Any, worker: str) -> None:
     """Checks and sets the options of an engine that sleeps by amem. It raises errors before any change."""
     framework = known()["vllm"]
     framework.check_version()
@@ -158,14 +196,18 @@ def _prepare(arguments: Any) -> None:
         raise InvalidArgumentError(
             f"two sleep-mode backends are chosen: --sleep-mode-backend {other}, and amem (amem.enable() or --worker-cls {WORKER}). Choose "
             "one")
-    if arguments.worker_cls not in ("auto", WORKER):
+    if arguments.worker_cls not in ("auto", WORKER, OPTIONAL_WORKER):
         raise InvalidArgumentError(
-            f"amem requires its own worker class and cannot be used with --worker-cls {arguments.worker_cls}. Remove this option, or do "
-            "not use amem")
+            f"vLLM cannot sleep by amem with the worker class {arguments.worker_cls}, which amem leaves as it is. If --worker-cls sets it, "
+            "you can remove this option. `amemctl pause` and `swap` work with any worker class")
+    if _ALLOCATOR in sys.modules:
+        check_allocator(sys.modules[_ALLOCATOR].CuMemAllocator)
     if arguments.distributed_executor_backend != "ray":  # Ray's workers have an environment of their own
         framework.check_process()
+    else:
+        os.environ[_TO_RAY] = ",".join(dict.fromkeys([*filter(None, os.environ.get(_TO_RAY, "").split(",")), "AMEM_VLLM_"]))
     _extend_engine()
-    arguments.worker_cls = WORKER
+    arguments.worker_cls = worker
     if os.environ.get(_METHOD) != "spawn":
         # A child of fork has no session with the broker.
         Vllm.logger.info("amem: vLLM spawns its workers from now on: amem sets %s, which was %s, to spawn", _METHOD,
@@ -175,14 +217,17 @@ def _prepare(arguments: Any) -> None:
 
 def _choose(arguments: Any) -> None:
     """Makes an engine sleep by amem, if its options or amem.enable() ask for that."""
-    if getattr(arguments, "sleep_mode_backend", None) == BACKEND or arguments.worker_cls == WORKER:
-        _prepare(arguments)
-        return
     framework = known()["vllm"]
+    chosen = getattr(arguments, "sleep_mode_backend", None) == BACKEND or arguments.worker_cls == WORKER
+    if chosen or framework.on:
+        _check_snapshot()
+    if chosen:
+        _prepare(arguments, WORKER)
+        return
     if not framework.on or not arguments.enable_sleep_mode:
         return
     try:
-        _prepare(arguments)
+        _prepare(arguments, WORKER if framework.required else OPTIONAL_WORKER)
     except Error as error:
         if framework.required:
             raise
@@ -190,6 +235,14 @@ def _choose(arguments: Any) -> None:
         return
     if any(each in sys.modules for each in _TRAINERS):
         os.environ.setdefault(_SLEEP, "tags")  # workers are to know it, too
+
+
+def _check_snapshot() -> None:
+    """FailedPreconditionError: `vllm snapshot` has started this process, and it has the shim."""
+    started = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "")
+    if started.startswith("vllm.snapshot.") and _shim.is_loaded():
+        raise FailedPreconditionError("`vllm snapshot` cannot save a process that has a session with amemd. Start it without `amemctl run`, "
+                                      "or with AMEM_DISABLE=1")
 
 
 def _extend_arguments(engine_args: Any) -> None:
@@ -286,7 +339,10 @@ def _extend_engine() -> None:
 
         def go_on() -> None:
             if awake:
-                self.resume_scheduler()
+                try:
+                    self.resume_scheduler()
+                except Exception as error:  # noqa: BLE001: the sleep's own error says more
+                    Vllm.logger.warning("amem: the scheduler does not go on after a sleep that failed: %s", error)
 
         try:
             answer = engine_sleep(self, level, mode)
@@ -303,7 +359,7 @@ def _extend_engine() -> None:
 
 
 def _is_ours(config: Any) -> bool:
-    return bool(config.parallel_config.worker_cls == WORKER)
+    return config.parallel_config.worker_cls in (WORKER, OPTIONAL_WORKER)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import importlib
 import logging
 import os
@@ -14,14 +15,16 @@ import torch
 import vllm.v1.worker.gpu_worker
 from vllm.device_allocator.cumem import CuMemAllocator
 
-from amem import _rank, _regions, _shim
+from amem import _rank, _regions, _shim, _together
 from amem.errors import AbortedError, DeadlineExceededError, Error, FailedPreconditionError, NotFoundError
 from amem.frameworks import hook
 from amem.frameworks._known import known
-from amem.vllm import BACKEND, DEFERRABLE, check_sleep_mode, only_tags, sleeps_deep
+from amem.vllm import BACKEND, DEFERRABLE, _register_backend, check_allocator, check_sleep_mode, only_tags, sleeps_deep
 
 _logger = logging.getLogger("vllm.amem")
-_CACHE, _GRAPHS, _NCCL = "kv_cache", "cudagraph", "nccl"
+_CACHE, _GRAPHS, _NCCL, _WEIGHTS = "kv_cache", "cudagraph", "nccl", "weights"
+_EXPANDABLE = "expandable_segments:"
+_PATIENCE = 1800.0  # seconds for the other ranks of the group; a rank may first have to end its requests
 _NOT_THERE = re.compile(r"no memory of tag '([^']+)'")
 _MISSING = "not every rank asked for it in time; missing: "
 
@@ -36,6 +39,7 @@ class Allocator:
         paused: Whether a pause of this allocator has paused something, or may have.
         torn: Whether the last pause has failed midway.
         takes_nccl: With only_tags(): whether a sleep also pauses NCCL's memory.
+        ranks: The engine's name and the number of its workers on this node. They pause and resume tags as one. None: this worker alone.
     """
 
     def __init__(self) -> None:
@@ -52,6 +56,7 @@ class Allocator:
         self.torn = False  # it has failed meanwhile
         self._rest_paused = False  # also what is in no pool
         self.takes_nccl = False  # with only_tags(): NCCL's memory leaves with the pools
+        self.ranks: tuple[str, int] | None = None
 
     @contextlib.contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
@@ -71,8 +76,19 @@ class Allocator:
         """
         tag = tag or "default"
         self._tags.add(tag)
-        with _regions.outside(), _regions.region(tag):  # vLLM's pools nest
-            yield
+        if _regions.is_inside():  # vLLM's pools nest
+            with _regions.outside(), _regions.region(tag):
+                yield
+            return
+        with _fixed_segments():
+            with _regions.region(tag):
+                yield
+        if tag == _WEIGHTS:
+            # Loading leaves free segments, for example of weights that were quantized. The cache is to have them.
+            stay = _regions.give_back(tag)
+            if stay:
+                _logger.info("amem: the pool %s has %d free bytes that stay on the GPU, because the rest of their segments is in use",
+                             tag, stay)
 
     @contextlib.contextmanager
     def cudagraph_pool(self) -> Iterator[tuple[int, int]]:
@@ -133,13 +149,13 @@ class Allocator:
     def _pause(self, going: set[str], drop: set[str], whole: bool = False) -> None:
         """Pauses the tags `going`, or everything."""
         try:
-            there = _of_those_there(going, lambda tags: _rank.pause(None if whole else tags, discard=sorted(drop.intersection(tags))),
-                                    whole)
+            there = _of_those_there(going, lambda tags: _rank.pause(None if whole else tags, **self._options(whole),
+                                                                    discard=sorted(drop.intersection(tags))), whole)
         except (AbortedError, DeadlineExceededError) as error:
             # Some of it may have left; after other errors the group is as it was.
             self.paused = self.torn = True
             self._rest_paused |= whole
-            if _MISSING in str(error):
+            if whole and _MISSING in str(error):
                 raise DeadlineExceededError(f"{error}. If a rank that is missing belongs to another engine or to a trainer, start each "
                                             "of them in its own group (AMEM_GROUP)") from None
             raise
@@ -171,13 +187,20 @@ class Allocator:
         if not self.paused:
             return  # nothing to bring back
         if not left and not only_tags():
-            _rank.resume()
+            _rank.resume(**self._options(True))
         elif self._rest_paused:
             # NCCL's memory and workspaces are needed to bring new weights.
-            _rank.resume(except_tags=sorted(left))
+            _rank.resume(except_tags=sorted(left), **self._options(True))
         else:
-            _of_those_there((self._tags if self.torn else self.asleep) - left, _rank.resume)
+            _of_those_there((self._tags if self.torn else self.asleep) - left,
+                            lambda tags: _rank.resume(tags, **self._options(False)))
         self.asleep, self.paused, self._rest_paused, self.torn = self.asleep & left, bool(left), False, False
+
+    def _options(self, whole: bool) -> dict[str, Any]:
+        """Options of a pause or a resume: with whom, and how long it waits for them."""
+        if whole:
+            return {} if os.environ.get("AMEM_TIMEOUT") else {"timeout": _PATIENCE}
+        return {} if self.ranks is None else {"ranks": self.ranks}
 
     def get_current_usage(self) -> int:
         """Returns the size of the pools. vLLM uses it to find memory of another engine in this process.
@@ -187,6 +210,40 @@ class Allocator:
         """
         return sum(each.resident_bytes + each.paused_bytes
                    for each in _rank.stats().brokered if each.tag in self._tags)
+
+
+@contextlib.contextmanager
+def _fixed_segments() -> Iterator[None]:
+    """Switches PyTorch's expandable segments off for a while, as vLLM's own allocator does: a KV connector cannot register them."""
+    try:
+        from vllm.device_allocator.alloc_conf import non_expandable_allocations
+    except ImportError:
+        if _EXPANDABLE + "True" not in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+            yield
+            return
+        torch.cuda.memory._set_allocator_settings(_EXPANDABLE + "False")
+        try:
+            yield
+        finally:
+            torch.cuda.memory._set_allocator_settings(_EXPANDABLE + "True")
+        return
+    with non_expandable_allocations():
+        yield
+
+
+def _engine(config: Any, rank: int, init_method: str) -> tuple[str, int] | None:
+    """Allocator.ranks of a worker, from what vLLM gives all workers of one engine. Ray's workers ask each other later."""
+    size = 1
+    for each in ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"):
+        size *= getattr(config, each, 1)
+    here = getattr(config, "local_world_size", size)
+    if init_method == "env://":  # torchrun or another launcher has started the ranks, and each has an engine object of its own
+        rank = int(os.environ.get("RANK", rank))
+        here = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+        init_method = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}-{rank // size}"
+    if size == 1 or here == 1:
+        return None
+    return "vllm-" + hashlib.sha256(init_method.encode()).hexdigest()[:32], here
 
 
 def _of_those_there(tags: set[str], operate: Callable[[list[str]], None], whole: bool = False) -> set[str]:
@@ -221,28 +278,49 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
     vLLM makes it in each worker process, and calls it in the main thread of that process.
     """
 
-    def __init__(self, vllm_config: Any, *args: Any, **options: Any) -> None:
+    _amem_required = True
+
+    def __init__(self, vllm_config: Any, local_rank: int, rank: int, distributed_init_method: str, *args: Any, **options: Any) -> None:
         """Makes the worker, and replaces vLLM's allocator by amem's.
 
         Args:
             vllm_config: vLLM's VllmConfig.
+            local_rank: As for vLLM's worker.
+            rank: As for vLLM's worker.
+            distributed_init_method: As for vLLM's worker.
             *args: The other arguments of vLLM's worker.
             **options: The other arguments of vLLM's worker, by name.
 
         Raises:
             FailedPreconditionError: The worker of this vLLM lacks a function that amem needs, or the process has no shim, or the
-                memory is not in its scope.
+                memory is not in its scope, or somebody else has replaced vLLM's allocator.
             InvalidArgumentError: The engine's sleep mode is off.
             UnavailableError: There is no broker.
         """
-        _check_worker()
-        check_sleep_mode(vllm_config.model_config.enable_sleep_mode)
-        known()["vllm"].check_process()
         self._amem_before: set[str] = set()  # what was asleep before the sleep under way
-        super().__init__(vllm_config, *args, **options)
-        # All of vLLM's ways to its allocator end there.
-        CuMemAllocator.get_instance = staticmethod(lambda: _allocator)
-        _choose_backend(vllm_config.model_config)
+        self._amem_undo = contextlib.ExitStack()
+        self._amem_on = True
+        self._amem_check(lambda: _check_worker(vllm_config))
+        super().__init__(vllm_config, local_rank, rank, distributed_init_method, *args, **options)
+        if self._amem_on:
+            # All of vLLM's ways to its allocator end there.
+            self._amem_undo.callback(setattr, CuMemAllocator, "get_instance", staticmethod(CuMemAllocator.get_instance))
+            CuMemAllocator.get_instance = staticmethod(lambda: _allocator)
+            _choose_backend(vllm_config.model_config, self._amem_undo)
+        self._amem_engine = _engine(vllm_config.parallel_config, rank, distributed_init_method)
+        if self._amem_on:
+            _allocator.ranks = self._amem_engine
+
+    def _amem_check(self, check: Callable[[], None]) -> None:
+        """Raises the errors of the check. An OptionalWorker logs them, and sleeps without amem."""
+        try:
+            check()
+        except Error as error:
+            if self._amem_required:
+                raise
+            self._amem_on = False
+            self._amem_undo.close()
+            _logger.warning("amem: this worker sleeps without amem: %s", error)
 
     def init_device(self) -> None:
         """Calls vLLM's method, and then checks that this process has a session with the broker.
@@ -251,10 +329,14 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             FailedPreconditionError: It has no session.
         """
         super().init_device()
-        if not _rank.is_active():
-            raise FailedPreconditionError(
-                "this vLLM worker has no session with amemd, so it cannot sleep by amem. The line of its log that begins with "
-                "`amem:` says why. A forked worker never has a session: set VLLM_WORKER_MULTIPROC_METHOD=spawn")
+        if self._amem_on:
+            self._amem_check(_check_session)
+        if getattr(self.vllm_config.parallel_config, "distributed_executor_backend", None) == "ray" and self._amem_engine is not None:
+            from vllm.distributed.parallel_state import get_world_group
+
+            # Ray may have put some of them on other nodes, or started some without the shim.
+            _allocator.ranks = _together.on_this_node("vllm", get_world_group().cpu_group,
+                                                      of=self._amem_engine[0] if self._amem_on else "without amem")
 
     def sleep(self, level: int = 1) -> None:
         """Puts the worker to sleep. When it returns, the worker's GPU memory is free.
@@ -267,6 +349,9 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             FailedPreconditionError: An operator has paused the group, or the engine is already asleep, or the broker does not
                 allow deep pauses and AMEM_VLLM_SLEEP is "deep".
         """
+        if not self._amem_on:
+            super().sleep(level)
+            return
         self._amem_begin()
         try:
             super().sleep(level)
@@ -276,7 +361,7 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
                 raise
             _logger.info("amem: the engine sleeps. %s", error)
         if sleeps_deep():  # not before: vLLM still asks the driver for the free memory, and would wait for the wake
-            _rank.pause(deep=True)
+            _rank.pause(deep=True, **_allocator._options(True))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Resumes the worker's memory.
@@ -288,7 +373,7 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             Error: The errors of amem.resume(). The worker sleeps on.
         """
         saved: dict[str, Any] = getattr(self, "_sleep_saved_buffers", {})
-        later = saved and tags is not None and "weights" not in tags and "weights" in _allocator.asleep
+        later = self._amem_on and saved and tags is not None and "weights" not in tags and "weights" in _allocator.asleep
         if later:  # until 0.26 vLLM restores buffers, which lie among the weights, with any wake
             self._sleep_saved_buffers = {}
         try:
@@ -307,7 +392,8 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             Error: The errors of amem.pause().
             FailedPreconditionError: An operator has paused the group.
         """
-        self._amem_begin()
+        if self._amem_on:
+            self._amem_begin()
         super().discard(tags)
 
     def _amem_begin(self) -> None:
@@ -344,6 +430,8 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
         Raises:
             Error: The errors of amem.resume().
         """
+        if not self._amem_on:
+            return
         before = self._amem_before
         if _allocator.torn or _allocator.asleep != before:
             if not before:
@@ -362,6 +450,15 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
         _allocator.forget()
 
 
+class OptionalWorker(Worker):
+    """Worker, where amem was asked for and is not required: `AMEM_ON=1`, amem.enable().
+
+    If amem cannot serve it, it logs a warning, and sleeps as vLLM's own worker.
+    """
+
+    _amem_required = False
+
+
 def _register_cache() -> None:
     """Registers the cache again with the KV connector, which vLLM 0.33 and later unregister for a sleep. Does nothing otherwise."""
     worker = vllm.v1.worker.gpu_worker
@@ -371,8 +468,9 @@ def _register_cache() -> None:
             restore()
 
 
-def _check_worker() -> None:
-    """FailedPreconditionError: the worker of this vLLM lacks a function that amem needs."""
+def _check_worker(config: Any) -> None:
+    """Raises the errors of Worker(). It changes nothing."""
+    check_allocator(CuMemAllocator)
     worker = vllm.v1.worker.gpu_worker.Worker
     hook(worker, "init_device", "self")
     hook(worker, "sleep", "self", "level")
@@ -380,23 +478,36 @@ def _check_worker() -> None:
     hook(worker, "shutdown", "self")
     hook(CuMemAllocator, "get_instance")
     hook(CuMemAllocator, "use_memory_pool", "self", "tag")
+    check_sleep_mode(config.model_config.enable_sleep_mode)
+    known()["vllm"].check_process()
 
 
-def _choose_backend(model_config: Any) -> None:
+def _check_session() -> None:
+    """FailedPreconditionError: this process has no session with the broker."""
+    if not _rank.is_active():
+        raise FailedPreconditionError(
+            "this vLLM worker has no session with amemd, so it cannot sleep by amem. The line of its log that begins with "
+            "`amem:` says why. A forked worker never has a session: set VLLM_WORKER_MULTIPROC_METHOD=spawn")
+
+
+def _choose_backend(model_config: Any, undo: contextlib.ExitStack) -> None:
     """Chooses the sleep-mode backend of vLLM 0.25 and later, and handles options of vLLM that concern amem."""
+    def choose(name: str, value: object) -> None:
+        undo.callback(setattr, model_config, name, getattr(model_config, name))
+        setattr(model_config, name, value)
+
     if getattr(model_config, "enable_nccl_comm_suspend", False):
         # ncclCommSuspend() would be refused in a group that is paused. NCCL's memory leaves in the pause itself.
         _logger.info("amem: amem pauses NCCL's memory with the rest, so vLLM does not suspend its communicators (enable_nccl_comm_suspend)")
-        model_config.enable_nccl_comm_suspend = False
+        choose("enable_nccl_comm_suspend", False)
         _allocator.takes_nccl = only_tags()
     if not hasattr(model_config, "sleep_mode_backend"):
         return
     if only_tags() and getattr(model_config, "sleep_mode_offload_cudagraph", False):
         # vLLM makes a pool for its graphs if the backend is called cumem. The allocator is amem's in either case. Where
         # everything leaves, graphs leave without a pool.
-        model_config.sleep_mode_backend = "cumem"
+        choose("sleep_mode_backend", "cumem")
         return
-    backends = importlib.import_module("vllm.device_allocator.sleep_mode_backend")
-    if BACKEND not in backends.SleepModeBackendFactory._registry:
-        backends.SleepModeBackendFactory.register_backend(BACKEND, "amem.vllm._backend", "Backend")
-    model_config.sleep_mode_backend = BACKEND
+    importlib.import_module("vllm.device_allocator.sleep_mode_backend")
+    _register_backend()
+    choose("sleep_mode_backend", BACKEND)
