@@ -25,6 +25,31 @@ def torch(shim: Shim, monkeypatch: pytest.MonkeyPatch) -> stub_torch.Torch:
     return module
 
 
+def test_free_memory_of_a_tag_goes_back(shim: Shim, torch: stub_torch.Torch) -> None:
+    """Of a small pool, too, which the next region would use again."""
+    cache = torch.cuda.cache
+    with amem.region("weights"):
+        used, freed = cache.allocate(20), cache.allocate(5)
+    with amem.region("kv_cache"):
+        other = cache.allocate(7)
+    for each in (freed, other):
+        cache.free(each)
+    assert _regions.give_back("weights") == 0
+    assert cache.segments == [used, other]
+    assert _regions.give_back("nobody") == 0
+    with amem.region("weights"):
+        cache.allocate(3)
+    assert shim.notes[-5:] == ["make pool3", "begin weights 1", "use pool3", "leave pool3", "end"], shim.notes
+
+
+def test_free_memory_that_cannot_go_back_is_counted(shim: Shim, torch: stub_torch.Torch) -> None:
+    with amem.region("weights"):
+        pass
+    torch.cuda.memory_snapshot = lambda: [{"device": 0, "total_size": 20, "active_size": 13, "segment_pool_id": (0, 1),
+                                           "is_expandable": False}]
+    assert _regions.give_back("weights") == 7
+
+
 def test_without_torch(shim: Shim) -> None:
     with amem.region("weights"):
         assert shim.notes == ["begin weights 1"]

@@ -466,7 +466,7 @@ def test_nccls_memory_leaves_with_the_pools(vllm: Vllm) -> None:
     llm = LLM(model="m", enable_sleep_mode=True, enable_nccl_comm_suspend=True)
     asked = []
     pause, resume = _worker._rank.pause, _worker._rank.resume
-    _worker._rank.pause = lambda tags, discard: (asked.append((list(tags), list(discard))), pause(tags, discard=discard))
+    _worker._rank.pause = lambda tags, discard, **options: (asked.append((list(tags), list(discard))), pause(tags, discard=discard))
     llm.sleep(2)
     assert asked == [(["kv_cache", "nccl", "weights"], ["kv_cache", "weights"]), (["kv_cache", "weights"], ["kv_cache", "weights"])], asked
     llm.wake_up()
@@ -721,6 +721,241 @@ def test_a_worker_without_a_session(bare_node: Node, build: Build) -> None:
     Vllm(bare_node, build)("""fails("no session with amemd", engine)""")
 
 
+# ---- what is not vLLM's own, and what amem cannot serve: the engine sleeps as without amem ----
+PLAIN = WARNED + """
+import os
+def sleeps_by_itself(why, **options):
+    llm = LLM(model="m", enable_sleep_mode=True, **options)
+    before = tokens(llm)
+    llm.sleep(1)
+    assert llm.core.is_sleeping()
+    llm.wake_up()
+    assert tokens(llm) == before
+    assert why in said.getvalue(), said.getvalue()
+    return llm
+"""
+ASKED = {"AMEM_ON": "1"}
+
+
+def test_an_allocator_that_somebody_has_replaced(vllm: Vllm) -> None:
+    """Unsloth leaves the weights on the GPU, because they are the trainer's."""
+    script = PLAIN + """
+import types
+from vllm._worker import CuMemAllocator
+unsloth, seen = types.ModuleType("unsloth_zoo.vllm_utils"), []
+unsloth.seen = seen
+exec("def sleep(self, offload_tags=None): seen.append(offload_tags)", vars(unsloth))
+CuMemAllocator.sleep = unsloth.sleep
+"""
+    vllm(script + """
+sleeps_by_itself("unsloth_zoo.vllm_utils has replaced CuMemAllocator.sleep() of vLLM, and amem leaves that as it is")
+assert len(seen) == 1, seen
+""", env=ASKED)
+    vllm(script + """
+fails("unsloth_zoo.vllm_utils has replaced CuMemAllocator.sleep()", LLM, model="m", enable_sleep_mode=True)
+""", env=ON)
+
+
+def test_a_worker_class_of_somebody_else(vllm: Vllm) -> None:
+    vllm(PLAIN + """
+sleeps_by_itself("with the worker class vllm.v1.worker.gpu_worker.Worker, which amem leaves as it is",
+                 worker_cls="vllm.v1.worker.gpu_worker.Worker")
+""", env=ASKED)
+
+
+def test_rays_workers_without_a_shim(vllm: Vllm) -> None:
+    """Ray gives them an environment of their own."""
+    vllm(PLAIN + """
+llm = sleeps_by_itself("", distributed_executor_backend="ray")
+assert llm.collective_rpc("own_calls") == [["sleep", "wake_up", "tags"]], llm.collective_rpc("own_calls")
+assert os.environ["VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"] == "AMEM_VLLM_"
+""", env={**ASKED, "AMEM_VLLM_SLEEP": "tags"})
+    vllm("""
+fails("libamem_shim.so is not loaded in process", LLM, model="m", enable_sleep_mode=True, distributed_executor_backend="ray")
+""", env=ON)
+
+
+@pytest.mark.parametrize("version", ["0.24.0", "0.33.0"])
+def test_a_socket_that_a_broker_has_left(bare_node: Node, build: Build, version: str) -> None:
+    bare_node.start_broker().kill()
+    os.unlink(os.path.join(bare_node.dir, "run", "control.sock"))  # a container may lack this one
+    Vllm(bare_node, build)(PLAIN + """
+llm = sleeps_by_itself("amem: this worker sleeps without amem: this vLLM worker has no session with amemd")
+assert llm.collective_rpc("own_calls") == [["sleep", "wake_up", ""]], llm.collective_rpc("own_calls")
+""", env={**ASKED, "FAKE_VLLM_VERSION": version})
+
+
+def test_a_snapshot_of_an_engine(vllm: Vllm) -> None:
+    """vllm.snapshot uses CRIU, which cannot save a session."""
+    snapshot = """
+    import types
+    import __main__
+    __main__.__spec__ = types.SimpleNamespace(name="vllm.snapshot.server")
+    """
+    vllm(snapshot + """
+    fails("`vllm snapshot` cannot save a process that has a session with amemd", LLM, model="m", enable_sleep_mode=True)
+    """, env=ASKED)
+    vllm(snapshot + """
+    LLM(model="m", enable_sleep_mode=True)
+    """, group=None, env=ASKED)
+
+
+# ---- several engines, several workers ----
+@pytest.mark.parametrize("size", [1, 2])
+def test_engines_of_one_group_do_not_wait_for_each_other(vllm: Vllm, size: int) -> None:
+    """TRL's ranks, each with an engine; data parallelism of vLLM."""
+    vllm(f"""
+    import os, subprocess, sys
+    size = {size}
+    other = subprocess.Popen([sys.executable, "-c", '''
+import sys
+from vllm import LLM
+llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=int(sys.argv[1]))
+print("up", flush=True)
+sys.stdin.read()
+''', str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "up\\n"
+    llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=size)
+    before, there = tokens(llm), resident()
+    for _ in range(2):
+        llm.sleep(1)
+        assert resident() == {{**there, "weights": there["weights"] // 2, "kv_cache": there["kv_cache"] // 2}}, resident()
+        llm.wake_up()
+        assert resident() == there and tokens(llm) == before
+    other.communicate("")
+    """, env={**ON, "AMEM_VLLM_SLEEP": "tags", "AMEM_TIMEOUT": "5s"})
+
+
+def test_a_wake_that_fails_on_one_gpu_leaves_all_asleep(vllm: Vllm) -> None:
+    """A second wake works."""
+    vllm("""
+    import os, subprocess, sys
+    llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=2)
+    before, there = tokens(llm), resident()
+    rest = {"heap": there["heap"]}
+    llm.sleep(1)
+    assert resident() == rest
+    other = subprocess.Popen([sys.executable, "-c", "import ctypes, sys; c = ctypes.CDLL('libcuda.so.1'); "
+        "x = ctypes.c_void_p(); c.cuInit(0); c.cuDevicePrimaryCtxRetain(ctypes.byref(x), 1); c.cuCtxSetCurrent(x); "
+        "a = ctypes.c_uint64(); print(c.cuMemAlloc_v2(ctypes.byref(a), ctypes.c_size_t(89 << 20)), flush=True); "
+        "sys.stdin.read()"], env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "0\\n"
+    for _ in range(2):
+        fails("free", llm.wake_up)
+        assert llm.core.is_sleeping() and resident() == rest, resident()
+    other.communicate("")
+    llm.wake_up()
+    assert resident() == there and tokens(llm) == before
+    """, env={**ON, "AMEM_VLLM_SLEEP": "tags"})
+
+
+def test_the_workers_of_an_engine_have_a_name(vllm: Vllm) -> None:
+    """Equal in all of them, and in no other engine."""
+    vllm("""
+    import os, types
+    from amem.vllm._worker import _engine
+
+    def config(**sizes):
+        return types.SimpleNamespace(**sizes)
+
+    two = config(tensor_parallel_size=2)
+    assert _engine(config(tensor_parallel_size=1), 0, "file:///a") is None
+    name, count = _engine(two, 0, "file:///a")
+    assert count == 2 and 1 <= len(name) <= 63
+    assert _engine(two, 1, "file:///a") == (name, 2) and _engine(two, 0, "file:///b")[0] != name
+    assert _engine(config(tensor_parallel_size=2, pipeline_parallel_size=2), 0, "file:///a") == (name, 4)
+    # On two nodes: those of this one.
+    assert _engine(config(tensor_parallel_size=4, local_world_size=2), 3, "tcp://h:1")[1] == 2
+
+    def launched(rank):  # by torchrun, 4 ranks of 2 engines
+        os.environ.update(RANK=str(rank), MASTER_ADDR="h", MASTER_PORT="1", LOCAL_WORLD_SIZE="4")
+        return _engine(two, rank, "env://")
+
+    assert launched(0) == launched(1) != launched(2) == launched(3) and launched(0)[1] == 2
+    """)
+
+
+def test_a_sleep_of_everything_waits_for_other_engines_requests(vllm: Vllm) -> None:
+    """vLLM's data parallel engines end their requests at different times. A user's AMEM_TIMEOUT counts."""
+    vllm("""
+    import os
+    from amem.vllm import _worker
+    os.environ.pop("AMEM_TIMEOUT", None)
+    asked, pause, resume = [], _worker._rank.pause, _worker._rank.resume
+
+    def record(call):
+        def called(*arguments, **options):
+            asked.append(options.get("timeout"))
+            call(*arguments, **options)
+        return called
+
+    _worker._rank.pause, _worker._rank.resume = record(pause), record(resume)
+    llm = engine()
+    llm.sleep(1)
+    llm.wake_up(["weights"])
+    os.environ["AMEM_TIMEOUT"] = "7s"
+    llm.wake_up(["kv_cache"])
+    assert asked[:2] == [1800, 1800] and set(asked[2:]) == {None}, asked
+    """)
+
+
+def test_the_error_of_a_sleep_is_not_hidden(bare_node: Node, build: Build) -> None:
+    """vLLM's scheduler may refuse to go on: with MoE models the other engines have not answered."""
+    bare_node.start_broker("--pool-size", "2MiB")
+    Vllm(bare_node, build)(WARNED + """
+from vllm.v1.engine.core import EngineCore
+def refuses(self):
+    raise RuntimeError("pause is still in flight")
+EngineCore.resume_scheduler = refuses
+llm = engine()
+fails("a pool.size of", llm.sleep, 1)
+assert "the scheduler does not go on after a sleep that failed: pause is still in flight" in said.getvalue()
+""")
+
+
+# ---- pools ----
+@pytest.mark.parametrize("version", ["0.26.0", "0.33.0"])
+def test_pools_have_no_expandable_segments(vllm: Vllm, version: str) -> None:
+    """vLLM's own allocator sees to that, because a NIC cannot register them."""
+    vllm("""
+    import contextlib, sys, types
+    import torch
+    seen = []
+    torch.cuda.memory = types.SimpleNamespace(_set_allocator_settings=lambda text: seen.append(text.partition(":")[2]))
+
+    @contextlib.contextmanager
+    def non_expandable_allocations():
+        seen.append("False")
+        yield
+        seen.append("True")
+
+    if vllm_is_new:
+        sys.modules["vllm.device_allocator.alloc_conf"] = types.SimpleNamespace(non_expandable_allocations=non_expandable_allocations)
+    llm = engine(lora=True)
+    assert seen == ["False", "True"] * 2, seen      # weights with the adapters within, and the cache
+    """.replace("vllm_is_new", str(version == "0.33.0")),
+         env={"FAKE_VLLM_VERSION": version, "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,expandable_segments:True"})
+
+
+def test_what_loading_has_freed_goes_back(vllm: Vllm) -> None:
+    """Only after the pool: within another one PyTorch gives nothing back."""
+    vllm(WARNED + """
+logging.getLogger("vllm.amem").setLevel(logging.INFO)
+from amem import _regions
+from vllm import _worker
+seen = []
+_regions.give_back = lambda tag: seen.append((tag, _regions.is_inside())) or 4096
+engine(lora=True)
+assert seen == [("weights", False)], seen
+assert "the pool weights has 4096 free bytes that stay on the GPU" in said.getvalue()
+with _worker.get_mem_allocator_instance().use_memory_pool("runtime"):
+    with _worker.get_mem_allocator_instance().use_memory_pool("weights"):
+        pass
+assert len(seen) == 1
+""", env=NEWEST)
+
+
 # ---- options ----
 PARSE = """
 import argparse
@@ -747,7 +982,7 @@ core.sleep(1)
 assert resident() == {}, resident()
 core.wake_up()
 fails("Add --enable-sleep-mode", parsed("--sleep-mode-backend", "amem").create_engine_config)
-fails("cannot be used with --worker-cls other.Worker",
+fails("vLLM cannot sleep by amem with the worker class other.Worker, which amem leaves as it is",
       parsed("--enable-sleep-mode", "--worker-cls", "other.Worker", "--sleep-mode-backend", "amem").create_engine_config)
 """, env={"FAKE_VLLM_VERSION": version})
 
@@ -781,6 +1016,30 @@ def test_registering_never_fails(vllm: Vllm) -> None:
     amem.vllm.register()
     """)
     assert out == ""
+
+
+def test_registering_twice_changes_nothing(vllm: Vllm) -> None:
+    """vLLM asks by the name of its backend as soon as the plugin is loaded."""
+    vllm("""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+    from vllm.v1.engine.core import EngineCore
+    from vllm.plugins import load_general_plugins
+    import amem.vllm
+    assert "amem" not in SleepModeBackendFactory._registry
+    load_general_plugins()
+    assert "amem" in SleepModeBackendFactory._registry
+    once = EngineCore.sleep, EngineArgs.create_engine_config
+    amem.vllm.register()
+    assert (EngineCore.sleep, EngineArgs.create_engine_config) == once
+    """, env=NEWEST)
+
+
+def test_nobody_who_has_not_asked_is_warned(vllm: Vllm) -> None:
+    vllm(WARNED + PARSE + """
+parsed("--enable-sleep-mode").create_engine_config()
+assert said.getvalue() == "", said.getvalue()
+""", group=None, env={"FAKE_VLLM_LACKS": "vllm.v1.executor.abstract:Executor.wake_up"})
 
 
 def test_the_entry_point_names_it(build: Build) -> None:

@@ -8,6 +8,7 @@ import importlib
 import multiprocessing
 import os
 import types
+import uuid
 from typing import Any
 
 from vllm._shapes import since
@@ -43,7 +44,7 @@ def _serve(config: Any, rank: int, pipe: Any) -> None:
 def _worker_of(config: Any, rank: int) -> Any:
     module, _, name = config.parallel_config.worker_cls.rpartition(".")
     worker = getattr(importlib.import_module(module), name)(
-        vllm_config=config, local_rank=rank, rank=rank, distributed_init_method="", is_driver_worker=rank == 0)
+        vllm_config=config, local_rank=rank, rank=rank, distributed_init_method=config.store, is_driver_worker=rank == 0)
     worker.init_device()
     worker.load_model()
     worker.initialize_cache()
@@ -58,14 +59,22 @@ class Executor:
         self.sleeping_tags: set[str] = set()
         self.pipes: list[Any] = []
         size = vllm_config.parallel_config.tensor_parallel_size
-        if size == 1:
+        on_ray = vllm_config.parallel_config.distributed_executor_backend == "ray"
+        if size == 1 and not on_ray:
             self.worker = _worker_of(vllm_config, 0)
             return
+        here = dict(os.environ)
+        if on_ray:  # its workers get few variables
+            copied = ("VLLM_", *filter(None, os.environ.get("VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY", "").split(",")))
+            for name in here:
+                if name.startswith(("AMEM_", "LD_PRELOAD")) and not name.startswith(copied):
+                    del os.environ[name]
         spawn: Any = multiprocessing.get_context(os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork"))
         for rank in range(size):
             ours, theirs = spawn.Pipe()
             spawn.Process(target=_serve, args=(vllm_config, rank, theirs), daemon=True).start()
             self.pipes.append(ours)
+        os.environ.update(here)
         for pipe in self.pipes:
             assert pipe.poll(60), "a worker did not start"
             pipe.recv()
@@ -205,8 +214,9 @@ class EngineArgs:
         options = {"sleep_mode_backend": "cumem"} if since(25) else {}
         options |= {name: getattr(self, name) for name in names if name in {field.name for field in dataclasses.fields(self)}}
         return types.SimpleNamespace(
-            more=self.more, model_config=types.SimpleNamespace(**options),
-            parallel_config=types.SimpleNamespace(worker_cls=worker, tensor_parallel_size=self.tensor_parallel_size))
+            more=self.more, store=f"file:///tmp/{uuid.uuid4().hex}", model_config=types.SimpleNamespace(**options),
+            parallel_config=types.SimpleNamespace(worker_cls=worker, tensor_parallel_size=self.tensor_parallel_size,
+                                                  distributed_executor_backend=self.distributed_executor_backend))
 
 
 class LLM:

@@ -48,6 +48,7 @@ def free_memory() -> tuple[int, int]:
 
 class CuMemAllocator:
     instance = None
+    calls: list[str] = []
 
     @staticmethod
     def get_instance() -> CuMemAllocator:
@@ -64,9 +65,10 @@ class CuMemAllocator:
 
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
         """Its own sleep frees nothing here."""
+        self.calls.append("sleep")
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        pass
+        self.calls.append("wake_up")
 
 
 def get_mem_allocator_instance() -> Any:
@@ -304,6 +306,10 @@ class Worker:
 
     def cache_first(self, on: bool) -> None:
         os.environ["AMEM_VLLM_CACHE_FIRST"] = "1" if on else "0"
+
+    def own_calls(self) -> list[str]:
+        """Those of vLLM's own allocator, and the variable that Ray copies."""
+        return [*CuMemAllocator.calls, os.environ.get("AMEM_VLLM_SLEEP", "")]
 
     def sums(self) -> list[str]:
         """Of weights, and of the cache."""
