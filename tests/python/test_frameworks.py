@@ -131,6 +131,36 @@ assert here() == ALL
 """)
 
 
+def test_sglang_with_pipeline_stages(job: Job) -> None:
+    """A stage sends the request on when it has carried it out. So its tensor parallel ranks are one, and NCCL's memory stays."""
+    job(SGLANG + """
+from amem import _saver
+manager, kept, _ = engine()
+manager.tp_cpu_group = "the stage"
+
+def gather(into, mine, group):
+    assert group == "the stage"
+    into[:] = [mine, mine]
+
+torch.distributed = types.SimpleNamespace(get_world_size=lambda group=None: 2 if group else 4, all_gather_object=gather)
+asked, pause, resume = [], _saver._pause, _saver._resume
+
+def alone(call):
+    def called(*arguments, ranks=None, **options):
+        asked.append(ranks)
+        call(*arguments, **options)
+    return called
+
+_saver._pause, _saver._resume = alone(pause), alone(resume)
+manager.release_memory_occupation(asked_for := types.SimpleNamespace(tags=None))
+assert here() == {"nccl"}, here()
+manager.resume_memory_occupation(asked_for)
+assert here() == ALL
+[(name, count)] = set(asked)
+assert len(asked) == 6 and count == 2 and len(name) <= 63, asked
+""")
+
+
 def test_sglang_fails_early(job: Job) -> None:
     job(SGLANG + """fails("has no release_memory_occupation(), which amem needs", started)""", env={"FAKE_SGLANG_MOVED": "1"})
 
@@ -160,7 +190,12 @@ saver = types.ModuleType("torch_memory_saver")
 saver.torch_memory_saver = object()
 sys.modules["torch_memory_saver"] = saver
 """
-    job(SGLANG + original + """fails("this process has two memory savers", started)""")
+    said = job(SGLANG + original + """
+for _ in range(2):
+    assert started() is saver.torch_memory_saver
+""", env={"AMEM_ON": "1"})
+    assert said.count("SGLang's torch_memory_saver is the original, and amem leaves it as it is") == 1, said
+    job(SGLANG + original + """fails("is the original", started)""", env={"AMEM_ON": "require"})
     job(SGLANG + original + """assert started() is saver.torch_memory_saver""", hook=False, dropin=False,
         env={"FAKE_SGLANG_VERSION": "0.9.0"})
 

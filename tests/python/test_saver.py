@@ -155,6 +155,22 @@ except RuntimeError as error:
 """, env)
 
 
+def test_the_hook_mode_torch_without_the_hook_library(build: Build, bare_node: Node, python: Python) -> None:
+    """Megatron and NeMo-RL set it, and preload nothing: regions would do nothing without a word."""
+    env = bare_node.env({"PYTHONPATH": f"{build.directory}/dropin:{build.directory}/python"})
+    python.run("""
+import io, logging
+said = io.StringIO()
+logging.getLogger("amem").addHandler(logging.StreamHandler(said))
+from torch_memory_saver import torch_memory_saver as saver
+saver.hook_mode = "preload"
+assert said.getvalue() == ""
+for _ in range(2):
+    saver.hook_mode = "torch"
+assert said.getvalue().count("does not load libamem_shim.so") == 1, said.getvalue()
+""", env)
+
+
 def test_without_a_broker(build: Build, bare_node: Node, python: Python) -> None:
     dropin = f"{build.directory}/dropin"
     env = bare_node.env({"PYTHONPATH": f"{dropin}:{build.directory}/python",

@@ -10,6 +10,7 @@ class SchedulerWeightUpdaterManager:
     memory_saver_adapter: Any
     idle: bool = True
     offload_tags: set[str] = dataclasses.field(default_factory=set)
+    tp_cpu_group: Any = None
 
     def release_memory_occupation(self, recv_req: Any) -> str:
         assert self.idle, "release_memory_occupation should be called only when server is idle."
