@@ -122,8 +122,9 @@ AMEM_API int amem_pause(uint32_t timeout_ms, amem_error* error);
  */
 AMEM_API int amem_resume(uint32_t timeout_ms, amem_error* error);
 
-/* As amem_pause and amem_resume, for the group's memory with one of `count` tags, at most 64; every
- * rank asks for the same ones. After a pause of chosen tags the group runs on: nothing waits, and
+/* As amem_pause and amem_resume, for memory with one of `count` tags, at most 64: of this rank, and of
+ * those ranks that share some of it, which must ask for the same. The others run on. timeout_ms 0:
+ * AMEM_TIMEOUT, else 1800 s. After a pause of chosen tags the group runs on: nothing waits, and
  * the program must not let the GPU touch that memory until it has been resumed. After a resume of
  * chosen tags of a paused group the group runs, and the same holds for what is still paused. For
  * all memory there are the two above.
@@ -158,8 +159,8 @@ typedef struct amem_selection {
                        * names, such as weights; without it such a pause is refused */
 } amem_selection;
 
-/* As amem_pause and amem_resume, for what is selected; NULL: everything. Every rank asks for the
- * same. What a pause discards comes back zeroed.
+/* As amem_pause and amem_resume, or with tags amem_pause_tags and amem_resume_tags, for what is
+ * selected; NULL: everything. What a pause discards comes back zeroed.
  *   AMEM_ERROR_NOT_FOUND            the group has no memory of a tag
  *   AMEM_ERROR_INVALID_ARGUMENT     as amem_client_pause_selected; more than 64 tags
  *   AMEM_ERROR_FAILED_PRECONDITION  an earlier pause has kept bytes of what is to be dropped; or

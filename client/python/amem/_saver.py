@@ -357,7 +357,7 @@ class TorchMemorySaver:
             yield
 
     def pause(self, tag: str | None = None) -> None:
-        """Pauses memory of this process's group. Every rank of the group must call it.
+        """Pauses memory of this process. Ranks that share it must call it, too.
 
         The program runs on, as after amem.pause(tags). The call does nothing if the group has no such memory.
 
@@ -370,7 +370,7 @@ class TorchMemorySaver:
         self._operate(_pause, tag)
 
     def resume(self, tag: str | None = None) -> None:
-        """Resumes paused memory. Every rank of the group must call it.
+        """Resumes paused memory. Ranks that share it must call it, too.
 
         The call does nothing if the group has no such memory.
 

@@ -108,6 +108,13 @@ def regions(bench):
     return f"{len(report['steps'])} steps, {times(report)}; MiB by tag {report['tags_mib']}"
 
 
+@case(120)
+def local_tags(bench):
+    """Each rank pauses tags of its own, unequally often, and waits for no other."""
+    report = bench.torch_script("local_tags.py", scope="regions").wait(115).report()
+    return f"{', '.join(report['steps'])}; ms {report['median_ms']}"
+
+
 @case(60)
 def compat_layer(bench):
     """torch_memory_saver's interface."""

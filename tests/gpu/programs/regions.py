@@ -230,10 +230,13 @@ class Program:
             torch.cuda.set_device(self.device)
             graph.replay()
 
-        self.both("pause", [WEIGHTS])
+        torch.cuda.synchronize()
+        # An operator's pause: a launch that copies what its own process has paused fails.
+        self.alone(lambda: self.amemctl(0, "pause", self.options.group, "--tag", WEIGHTS))
         launch = Later(replay)
         waited = launch.waits()
-        self.both("resume", [WEIGHTS])
+        self.rank.barrier()
+        self.alone(lambda: self.amemctl(0, "resume", self.options.group, "--tag", WEIGHTS))
         launch.wait("the graph's launch")
         torch.cuda.synchronize()
         self.rank.agree(waited, "a graph was launched that copies from memory that is paused")

@@ -72,7 +72,7 @@ def _each(operation: Callable[..., None], tags: list[str], timeout: float | None
 
 
 def take(tags: list[str], timeout: float | None = None) -> None:
-    """Pauses tags of this rank's group. Tags without memory do not count. Call idle() first. Every rank must pass the same tags.
+    """Pauses tags of this rank's group. Tags without memory do not count. Call idle() first. Ranks that share this memory must call it, too.
 
     Args:
         tags: The tags to pause.
@@ -93,7 +93,7 @@ def take(tags: list[str], timeout: float | None = None) -> None:
 def taking(tags: list[str], timeout: float | None = None) -> Iterator[None]:
     """Pauses tags as take() does, while the body runs. At the end it waits for the pause.
 
-    The body may not touch the memory. If it fails, the tags are resumed. Call idle() first. Every rank must pass the same tags.
+    The body may not touch the memory. If it fails, the tags are resumed. Call idle() first. Ranks that share this memory must call it, too.
 
     Args:
         tags: The tags to pause.
