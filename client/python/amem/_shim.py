@@ -11,6 +11,7 @@ import functools
 import time
 from typing import Any
 
+from amem import _apart
 from amem.errors import FailedPreconditionError, InternalError, error_of
 
 _ERROR_SIZE = 1020
@@ -92,20 +93,22 @@ def call(name: str, *arguments: Any) -> None:
 def operate(name: str, tags: list[str], except_tags: list[str], discard: list[str], guests: int, timeout_ms: int,
             deep: bool = False, force: bool = False, ranks: tuple[str, int] | None = None) -> None:
     """Calls amem_shim_pause or amem_shim_resume, which every shim has, or a newer function if they are not enough."""
+    what = name.removeprefix("amem_shim_")
     names = [(ctypes.c_char_p * len(each))(*(tag.encode() for tag in each)) for each in (tags, except_tags, discard)]
     if not except_tags and not discard and guests == 0 and not deep and ranks is None:
-        call(name, names[0], len(tags), timeout_ms)
+        _apart.call(what, call, name, names[0], len(tags), timeout_ms)
         return
     counted = [argument for each in names for argument in (each, len(each))]
-    operation = {"amem_shim_pause": 1, "amem_shim_resume": 2}[name]
+    operation = {"pause": 1, "resume": 2}[what]
     if ranks is not None:
-        call("amem_shim_request_5", operation, *counted, guests, int(deep), int(force), ranks[0].encode(), ranks[1], timeout_ms)
+        _apart.call(what, call, "amem_shim_request_5", operation, *counted, guests, int(deep), int(force), ranks[0].encode(),
+                    ranks[1], timeout_ms)
     elif force:
-        call("amem_shim_request_4", operation, *counted, guests, int(deep), 1, timeout_ms)
+        _apart.call(what, call, "amem_shim_request_4", operation, *counted, guests, int(deep), 1, timeout_ms)
     elif deep:
-        call("amem_shim_request_3", operation, *counted, guests, 1, timeout_ms)
+        _apart.call(what, call, "amem_shim_request_3", operation, *counted, guests, 1, timeout_ms)
     else:
-        call("amem_shim_request_2", operation, *counted, guests, timeout_ms)
+        _apart.call(what, call, "amem_shim_request_2", operation, *counted, guests, timeout_ms)
 
 
 def group() -> str:
