@@ -1,9 +1,11 @@
 """Regions: the shim's, and torch's pools where there is torch (here a stub of it)."""
+import asyncio
 import collections
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import pytest
 
@@ -168,6 +170,131 @@ def test_unbrokered_within_a_region(shim: Shim, torch: stub_torch.Torch) -> None
                 with amem.region("b"):
                     raise AssertionError("entered")
         assert shim.notes[-3:] == ["end unbrokered", "begin a 1", "use pool1"]
+
+
+# ---- tasks of asyncio -----------------------------------------------------------------------------------------------
+class Ready(list[Any]):
+    """What is ready in an event loop that is not asyncio's own."""
+
+    def popleft(self) -> Any:
+        return self.pop(0)
+
+
+def in_tasks(*mains: Callable[[], Coroutine[Any, Any, None]], others_first: bool = False) -> list[BaseException | None]:
+    """Runs them at the same time. `others_first`: in a loop that runs the tasks that are ready before it calls amem back."""
+    async def main() -> list[BaseException | None]:
+        return await asyncio.gather(*(each() for each in mains), return_exceptions=True)
+
+    loop = asyncio.new_event_loop()
+    if others_first:
+        setattr(loop, "_ready", Ready())
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("enter", [lambda: amem.region("a"), amem.unbrokered])
+@pytest.mark.parametrize("wait", [0, 0.01])
+def test_other_tasks_are_not_in_a_region(shim: Shim, torch: stub_torch.Torch, enter: Enter, wait: float) -> None:
+    """Whether they are ready already when the task awaits, or later."""
+    async def region() -> None:
+        with enter():
+            shim.note("a allocates")
+            await asyncio.sleep(0.05)
+
+    async def other() -> None:
+        if wait:
+            await asyncio.sleep(wait)
+        shim.note("b allocates")
+
+    [error, none] = in_tasks(region, other)
+    assert none is None and isinstance(error, amem.FailedPreconditionError)
+    assert str(error).startswith("a task of asyncio has awaited within ")
+    notes = [each.partition(" ")[0] if "alloc" not in each else each for each in shim.notes]
+    assert notes == ["make", "begin", "use", "a allocates", "leave", "end", "b allocates"]
+
+
+def test_a_region_of_another_task_meanwhile(shim: Shim) -> None:
+    async def first() -> None:
+        with amem.region("a"):
+            await asyncio.sleep(0.02)
+
+    async def second() -> None:
+        await asyncio.sleep(0.01)
+        with amem.region("b"):
+            pass
+
+    [error, none] = in_tasks(first, second)
+    assert isinstance(error, amem.FailedPreconditionError) and none is None
+    assert shim.notes == ["begin a 1", "end", "begin b 1", "end"]
+
+
+def test_a_region_of_another_task_in_an_event_loop_that_tells_late(shim: Shim) -> None:
+    async def first() -> None:
+        with amem.region("a"):
+            await asyncio.sleep(0.02)
+
+    async def second() -> None:
+        with amem.region("b"):
+            pass
+
+    [error, none] = in_tasks(first, second, others_first=True)
+    assert isinstance(error, amem.FailedPreconditionError) and none is None
+    assert shim.notes == ["begin a 1", "end", "begin b 1", "end"]
+
+
+def test_a_region_that_is_left_for_a_while_across_an_await(shim: Shim) -> None:
+    async def first() -> None:
+        with amem.region("a"), _regions.outside():
+            await asyncio.sleep(0.01)
+
+    [error] = in_tasks(first)
+    assert isinstance(error, amem.FailedPreconditionError)
+    assert shim.notes == ["begin a 1", "end"]
+
+
+def test_a_region_without_an_await_in_a_task(shim: Shim) -> None:
+    async def first() -> None:
+        with amem.region("a"):
+            pass
+        with amem.region("b"), amem.unbrokered():
+            pass
+
+    assert in_tasks(first, first) == [None, None]
+    assert shim.notes == ["begin a 1", "end", "begin b 1", "end", "begin unbrokered", "end unbrokered", "begin b 1", "end"] * 2
+
+
+def test_the_bodys_error_after_an_await_comes_out(shim: Shim, caplog: pytest.LogCaptureFixture) -> None:
+    async def first() -> None:
+        with amem.region("a"):
+            await asyncio.sleep(0.01)
+            raise ZeroDivisionError
+
+    [error] = in_tasks(first)
+    assert isinstance(error, ZeroDivisionError) and 'a task of asyncio has awaited within region "a"' in caplog.text
+
+
+def test_threads_of_an_event_loop_are_not_in_its_region(shim: Shim) -> None:
+    """And the region of such a thread is not the loop's."""
+    entered, go = threading.Event(), threading.Event()
+
+    def allocate() -> None:
+        with amem.region("thread"):
+            entered.set()
+            go.wait(20)
+
+    async def first() -> None:
+        thread = asyncio.ensure_future(asyncio.to_thread(allocate))
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        with amem.region("loop"):
+            pass
+        go.set()
+        await thread
+
+    assert in_tasks(first) == [None]
+    assert shim.notes == ["begin thread 1", "begin loop 1", "end", "end"]
 
 
 @pytest.mark.parametrize("enter", [lambda: amem.region("kv_cache", keep=False), amem.unbrokered])

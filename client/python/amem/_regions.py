@@ -21,6 +21,8 @@ _logger = logging.getLogger("amem")
 _KEEP, _DISCARD = 1, 2  # amem_policy
 _WORTH_EMPTYING = 1 / 32  # of the device's free memory; see _make_space()
 _MOST_KEPT = 1 / 32  # of the device's memory; see _give_up()
+_AWAITED = ("a task of asyncio has awaited within {}, so it has left it there: what it allocated afterwards is not in it. Let the task "
+            "await before or after it, or allocate in a thread (asyncio.to_thread)")
 
 
 @dataclasses.dataclass(eq=False)
@@ -52,9 +54,11 @@ class _Stretch:
 
     def __init__(self, name: str, begin: tuple[Any, ...], end: str, pool: Callable[[], _Pool]) -> None:
         self.name = name
+        self.awaited = False  # its task has awaited within, so the thread has left it
         self._begin, self._end = begin, end  # calls of the shim
         self._pool = pool
         self._entered = contextlib.ExitStack()
+        self._task: Any = None  # the task of asyncio that has entered it
 
     def enter(self) -> None:
         if not _shim.is_loaded():
@@ -69,6 +73,55 @@ class _Stretch:
 
     def leave(self) -> None:
         self._entered.close()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Leaves the stretch when its task awaits, for what other tasks allocate then is not the stretch's.
+
+        The event loop calls back before it goes on with this task. The thread cannot enter the stretch again then: nobody tells when.
+        """
+        self._task = _current_task()
+        if self._task is None:
+            yield
+            return
+        loop = self._task.get_loop()
+        handle = loop.call_soon(self._set_aside)
+        # Before tasks that are ready already. A loop without this name runs them first.
+        ready = getattr(loop, "_ready", None)
+        if isinstance(ready, collections.deque) and ready and ready[-1] is handle:
+            ready.rotate(1)
+        try:
+            yield
+        finally:
+            handle.cancel()
+
+    def set_aside_if_suspended(self) -> None:
+        """For a task that runs before the event loop calls back."""
+        task = self._task
+        if task is not None and task is not _current_task() and not getattr(task.get_coro(), "cr_running", False):
+            self._set_aside()
+
+    def _set_aside(self) -> None:
+        self.awaited = True
+        if _thread.stretch is self:
+            _thread.stretch = None
+            self.leave()
+
+
+def _current_task() -> Any:
+    """None: this thread runs no task of asyncio."""
+    asyncio = sys.modules.get("asyncio")  # never imported here, as torch
+    try:
+        return None if asyncio is None else asyncio.current_task()
+    except RuntimeError:  # no event loop runs
+        return None
+
+
+def _present() -> _Stretch | None:
+    """The stretch that this thread is in."""
+    if _thread.stretch is not None:
+        _thread.stretch.set_aside_if_suspended()
+    return _thread.stretch
 
 
 _Pool = contextlib.AbstractContextManager[contextlib.AbstractContextManager[Any]]
@@ -274,21 +327,28 @@ def _free_in_segments(device: int) -> tuple[int, dict[str, int]]:
 
 @contextlib.contextmanager
 def _within(entered: _Stretch) -> Iterator[None]:
-    outer = _thread.stretch
+    outer = _present()
     if outer is not None:
         raise FailedPreconditionError(f"regions cannot nest: {entered.name} was entered within {outer.name}")
     entered.enter()
     _thread.stretch = entered
     owner = threading.get_ident()
+    well = False
     try:
-        yield
+        with entered.watched():
+            yield
+        well = True
     finally:
-        if threading.get_ident() == owner:
-            _thread.stretch = None
-            entered.leave()
-        else:  # a suspended generator that another thread's garbage collection has closed
+        if threading.get_ident() != owner:  # a suspended generator that another thread's garbage collection has closed
             _logger.warning("amem: a thread that had not entered %s tried to leave it. The thread that entered it is still in it",
                             entered.name)
+        elif not entered.awaited:
+            _thread.stretch = None
+            entered.leave()
+        elif well:
+            raise FailedPreconditionError(_AWAITED.format(entered.name))
+        else:
+            _logger.warning("amem: %s", _AWAITED.format(entered.name))
 
 
 def is_inside() -> bool:
@@ -329,7 +389,8 @@ def region(tag: str, keep: bool = True) -> Iterator[None]:
         A context manager, which belongs to the thread that enters it.
 
     Raises:
-        FailedPreconditionError: The thread is already in a region, or PyTorch is older than 2.6, which has no such pools.
+        FailedPreconditionError: The thread is already in a region, or PyTorch is older than 2.6, which has no such pools. At the
+            end: the task has awaited within, and has left the region there.
         InvalidArgumentError: The tag is not valid.
     """
     with _within(_region(tag, keep, lambda: _pool_of(tag, keep))):
@@ -385,7 +446,7 @@ def outside() -> Iterator[None]:
 
     Memory that the thread allocates then is ordinary memory.
     """
-    left = _thread.stretch
+    left = _present()
     if left is None:
         yield
         return
@@ -395,7 +456,8 @@ def outside() -> Iterator[None]:
     try:
         yield
     finally:
-        if threading.get_ident() == owner:  # not in a generator that another thread's garbage collection has closed
+        # Not in a generator that another thread's garbage collection has closed.
+        if threading.get_ident() == owner and not left.awaited:
             left.enter()
             _thread.stretch = left
 
