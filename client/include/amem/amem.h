@@ -122,9 +122,9 @@ AMEM_API int amem_pause(uint32_t timeout_ms, amem_error* error);
  */
 AMEM_API int amem_resume(uint32_t timeout_ms, amem_error* error);
 
-/* As amem_pause and amem_resume, for memory with one of `count` tags, at most 64: of this rank, and of
- * those ranks that share some of it, which must ask for the same. The others run on. timeout_ms 0:
- * AMEM_TIMEOUT, else 1800 s. After a pause of chosen tags the group runs on: nothing waits, and
+/* As amem_pause and amem_resume, for memory with one of `count` tags, at most 64: of this rank, and
+ * of those ranks that share some of it, which must ask for the same. The others run on. timeout_ms
+ * 0: AMEM_TIMEOUT, else 1800 s. After a pause of chosen tags the group runs on: nothing waits, and
  * the program must not let the GPU touch that memory until it has been resumed. After a resume of
  * chosen tags of a paused group the group runs, and the same holds for what is still paused. For
  * all memory there are the two above.
