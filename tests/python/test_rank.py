@@ -40,7 +40,7 @@ def test_what_is_excepted_and_discarded(shim: Shim) -> None:
     assert shim.notes[-7:] == ["force", "discard heap", "pause [] 0", "force", "deep", "discard heap", "pause [] 0"]
     for call in (amem.pause, amem.pause_async):
         with pytest.raises(amem.InvalidArgumentError):
-            call(guests="wait")  # type: ignore[arg-type]
+            call(guests="wait")  # type: ignore[operator]
     with pytest.raises(amem.InvalidArgumentError):
         amem.pause("weights", except_tags="kv_cache")
 

@@ -183,7 +183,7 @@ class Ready(list[Any]):
 def in_tasks(*mains: Callable[[], Coroutine[Any, Any, None]], others_first: bool = False) -> list[BaseException | None]:
     """Runs them at the same time. `others_first`: in a loop that runs the tasks that are ready before it calls amem back."""
     async def main() -> list[BaseException | None]:
-        return await asyncio.gather(*(each() for each in mains), return_exceptions=True)
+        return list(await asyncio.gather(*(each() for each in mains), return_exceptions=True))
 
     loop = asyncio.new_event_loop()
     if others_first:

@@ -35,7 +35,12 @@ def asked(fake: FakeBroker) -> list[str]:
 def first(does: Callable[[], object]) -> Callable[[Any], None]:
     """What a broker does during the first call alone."""
     todo = [does]
-    return lambda context: todo.pop()() and None if todo else None
+
+    def once(_: Any) -> None:
+        if todo:
+            todo.pop()()
+
+    return once
 
 
 def interrupt() -> None:
@@ -98,7 +103,7 @@ def test_the_bodys_error_wins_in_a_coroutine(fake: FakeBroker, caplog: pytest.Lo
 
 def test_a_task_that_is_cancelled_while_it_waits(fake: FakeBroker) -> None:
     came, go = threading.Event(), threading.Event()
-    fake.during["Lease"] = first(lambda: (came.set(), go.wait(20)))
+    fake.during["Lease"] = first(lambda: came.set() or go.wait(20))  # type: ignore[func-returns-value]
 
     async def enter() -> None:
         async with amem.turn("train"):
