@@ -281,7 +281,7 @@ def test_vllm_by_the_environment(program: Program) -> None:
     assert program(VLLM + """
 if __name__ == "__main__":
     llm = engine(tensor_parallel_size=2)
-    assert worker(llm) == "amem.vllm.Worker"
+    assert worker(llm) == "amem.vllm.OptionalWorker"
     llm.sleep(1)
     with amem.Broker() as broker:
         [group] = broker.groups()
@@ -293,7 +293,7 @@ if __name__ == "__main__":
 def test_vllm_by_a_call(program: Program) -> None:
     for before, later in (("", "import vllm.engine.arg_utils\n"), ("import vllm.engine.arg_utils\n", "")):
         program(before + "assert amem.enable().on\n" + later + VLLM + """
-assert worker(engine()) == "amem.vllm.Worker"
+assert worker(engine()) == "amem.vllm.OptionalWorker"
 assert worker(LLM(model="m")) == "vllm.v1.worker.gpu_worker.Worker"
 assert amem.enable().frameworks == ("vllm",)
 """, scope="heap", fakes="fake_vllm")
@@ -331,7 +331,7 @@ def test_an_engine_in_trls_process_leaves_alone(program: Program) -> None:
 import types
 sys.modules["trl"] = types.ModuleType("trl")
 """ + VLLM + """
-assert worker(engine()) == "amem.vllm.Worker" and os.environ["AMEM_VLLM_SLEEP"] == "tags"
+assert worker(engine()) == "amem.vllm.OptionalWorker" and os.environ["AMEM_VLLM_SLEEP"] == "tags"
 """, fakes="fake_vllm", env={"AMEM_ON": "1"})
 
 
