@@ -251,6 +251,38 @@ def test_without_a_shim(python: Python) -> None:
     assert python.run(script) == "default\n"
 
 
+def test_without_grpcio(python: Python) -> None:
+    """What needs it says so, and nothing else needs it."""
+    script = """
+        import asyncio, inspect, sys
+        sys.modules["grpc"] = None
+        import importlib.util
+        find = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *more: None if name == "grpc" else find(name, *more)
+        import amem
+        for call in (lambda: amem.Broker, lambda: amem.Cluster, lambda: amem.turn(), lambda: amem.swap("a", "b"), lambda: amem.aio.Broker,
+                     lambda: amem.swap_async("a", "b").result(20), lambda: exec("from amem import *", {})):
+            try:
+                call()
+                raise SystemExit("nothing was raised")
+            except ModuleNotFoundError as error:
+                assert "requires grpcio. Install it: pip install './amem_gpu-….whl[broker]', from a file" in str(error), error
+        names = dict(inspect.getmembers(amem))
+        assert {"Policy", "aio"} <= set(names) and "Broker" not in names
+        inspect.getmembers(amem.aio)
+    """
+    assert python.run(script) == ""
+
+
+def test_dir_has_the_names_that_are_imported_later(python: Python) -> None:
+    script = """
+        import amem, sys
+        assert {"Broker", "turn", "Policy", "pause", "aio"} <= set(dir(amem)) and "grpc" not in sys.modules
+        assert {"Broker", "swap", "pause"} <= set(dir(amem.aio))
+    """
+    assert python.run(script) == ""
+
+
 def test_a_shim_of_another_version(tmp_path: pathlib.Path, python: Python) -> None:
     import subprocess
 

@@ -1,4 +1,5 @@
 """What amem.Broker asks for, seen by a service in this process that answers as it is told."""
+import asyncio
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -204,3 +205,20 @@ def test_turns(fake: FakeBroker, broker: amem.Broker, monkeypatch: pytest.Monkey
         raise ZeroDivisionError
     assert [(request.group, request.timeout_ms, getattr(request, "yield")) for _, request in fake.asked] == [
         ("rollout", 5000, False), ("rollout", 0, True), ("train", 0, False), ("train", 0, True)]
+
+
+def test_swaps_over_a_connection_of_their_own(fake: FakeBroker, tmp_path: pathlib.Path) -> None:
+    """They take what Broker.swap() takes."""
+    fake.answers["Swap"] = [{"group": name, "done": True} for name in ("a", "b", "c")]
+    steps: list[str] = []
+    options: dict[str, Any] = {"runtime_dir": str(tmp_path), "on_progress": lambda progress: steps.append(progress.group), "discard": "kv",
+                               "guests": "refuse", "deep": True, "force": True}
+    amem.swap(["a", "b"], "c", 2, **options)
+    amem.swap_async(["a", "b"], "c", 2, **options).result(20)
+    asyncio.run(amem.aio.swap(["a", "b"], "c", 2, **options))
+    first, *others = [request for _, request in fake.asked]
+    assert len(others) == 2 and all(each == first for each in others) and steps == ["a", "b", "c"] * 3
+    assert list(first.out_groups) == ["a", "b"] and list(first.discard) == ["kv"] and first.deep and first.force
+    for wrong in ({"out": "a b", "into": "c"}, {"out": "a", "into": "a"}, {"out": "a", "into": "b", "guests": "all"}):
+        with pytest.raises(amem.InvalidArgumentError):
+            amem.swap_async(**wrong)  # at once

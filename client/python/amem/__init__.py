@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from amem import _ending
+from amem import _ending, _later
 from amem._background import pause_async, resume_async, swap_async
 from amem._timeouts import extend_timeouts
 from amem._enable import Enabled, enable
@@ -50,6 +50,7 @@ _LATER = {
     "Broker": "amem.broker", "Cluster": "amem.cluster", "Form": "amem.messages", "GuestPolicy": "amem.messages",
     "MetricsFormat": "amem.messages", "NodeAnswer": "amem._nodes", "Policy": "amem.messages",
     "turn": "amem._turns"}
+_WITH_GRPC = ("amem.broker", "amem.cluster", "amem._nodes", "amem._turns")
 
 _ending.register()
 
@@ -58,6 +59,9 @@ def __getattr__(name: str) -> Any:
     # gRPC is imported by those who use it: in a rank it would only start threads. A rank rarely needs the messages, either.
     if name == "aio":  # a rank rarely needs asyncio, either
         return importlib.import_module("amem.aio")
-    if name not in _LATER:
-        raise AttributeError(f"module 'amem' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name]), name)
+    return _later.attribute("amem", name, _LATER)
+
+
+def __dir__() -> list[str]:
+    names = {*globals(), "aio", *(name for name, module in _LATER.items() if module not in _WITH_GRPC or _later.has_grpc())}
+    return sorted(names)

@@ -6,11 +6,14 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
-from amem._arguments import Guests, Tags, guest_policy, milliseconds, optional_tags, selection
+from amem._arguments import Groups, Guests, Tags, group_list, guest_policy, milliseconds, optional_tags, selection
 from amem._launcher import swap
 from amem._rank import pause, resume
+
+if TYPE_CHECKING:
+    from amem.broker import OnProgress
 
 _Job = tuple["Future[None]", Callable[[], Any]]
 
@@ -116,20 +119,31 @@ def resume_async(tags: Tags = None, timeout: float | None = None, *, except_tags
     return _worker.submit(lambda: resume(chosen["tags"] or None, timeout, except_tags=chosen["except_tags"]))
 
 
-def swap_async(out: str, into: str, timeout: float | None = None, *, runtime_dir: str | None = None) -> Future[None]:
-    """Swaps two groups as swap() does, in the background. See pause_async(). Requires grpcio.
+def swap_async(out: Groups, into: Groups, timeout: float | None = None, *, runtime_dir: str | None = None,
+               on_progress: OnProgress | None = None, discard: Tags = None, guests: Guests | None = None, deep: bool = False,
+               force: bool = False) -> Future[None]:
+    """Swaps groups as swap() does, in the background. See pause_async(). Requires grpcio.
 
     Args:
-        out: The group to pause.
-        into: The group to resume.
+        out: As for swap(). This holds for all arguments.
+        into: The group to resume, or a list of groups.
         timeout: Timeout in seconds for the pause, and for the resume.
-        runtime_dir: The broker's runtime directory. None: AMEM_RUNTIME_DIR, else the default.
+        runtime_dir: The broker's runtime directory.
+        on_progress: A function that the background's thread calls for each step.
+        discard: Tags of `out` whose bytes the pause drops.
+        guests: What the pause does with memory of `out` that other groups have open.
+        deep: The groups of `out` become deep after they have left.
+        force: `discard` may have "heap".
 
     Returns:
         A Future. Its result is None, or the error that swap() raises.
 
     Raises:
-        InvalidArgumentError: The timeout is not valid. The call checks this at once.
+        InvalidArgumentError: An argument is not valid. The call checks this at once.
     """
     milliseconds(timeout)
-    return _worker.submit(lambda: swap(out, into, timeout, runtime_dir=runtime_dir))
+    group_list(out, into)
+    drops = optional_tags(discard)
+    guest_policy(guests)
+    return _worker.submit(lambda: swap(out, into, timeout, runtime_dir=runtime_dir, on_progress=on_progress, discard=drops,
+                                       guests=guests, deep=deep, force=force))

@@ -7,11 +7,14 @@ import pathlib
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from amem import _endpoint
-from amem._arguments import Groups, Scope, group_name, scope_name
+from amem import _endpoint, _later
+from amem._arguments import Groups, Guests, Scope, Tags, group_name, scope_name
 from amem.errors import InvalidArgumentError, NotFoundError, UnavailableError
+
+if TYPE_CHECKING:
+    from amem.broker import Broker, OnProgress
 
 _logger = logging.getLogger("amem")
 
@@ -149,7 +152,9 @@ def launch(cmd: str | Sequence[str], *, group: str, scope: Scope | None = None, 
     return subprocess.Popen(cmd, env={**base, **variables}, **options)
 
 
-def swap(out: Groups, into: Groups, timeout: float | None = None, *, runtime_dir: str | None = None) -> None:
+def swap(out: Groups, into: Groups, timeout: float | None = None, *, runtime_dir: str | None = None,
+         on_progress: OnProgress | None = None, discard: Tags = None, guests: Guests | None = None, deep: bool = False,
+         force: bool = False) -> None:
     """Pauses the group `out` and resumes the group `into`, over its own connection.
 
     Call it in a controller, or in a rank of another group. To swap more than once, use an amem.Broker. Requires grpcio.
@@ -159,11 +164,15 @@ def swap(out: Groups, into: Groups, timeout: float | None = None, *, runtime_dir
         into: The group to resume, or a list of groups.
         timeout: Timeout in seconds for the pause, and for the resume. None: the broker's setting.
         runtime_dir: The broker's runtime directory. None: AMEM_RUNTIME_DIR, else the default.
+        on_progress: As for Broker.swap(). This holds for the following arguments, too.
+        discard: Tags of `out` whose bytes the pause drops.
+        guests: What the pause does with memory of `out` that other groups have open.
+        deep: The groups of `out` become deep after they have left.
+        force: `discard` may have "heap".
 
     Raises:
         Error: The errors of Broker.swap().
     """
-    from amem.broker import Broker
-
-    with Broker(runtime_dir) as broker:
-        broker.swap(out, into, timeout)
+    connect: type[Broker] = _later.attribute("amem", "Broker", {"Broker": "amem.broker"})
+    with connect(runtime_dir) as broker:
+        broker.swap(out, into, timeout, on_progress, discard=discard, guests=guests, deep=deep, force=force)

@@ -12,9 +12,9 @@ results and choices of amem. An object belongs to the event loop that used it fi
 """
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from amem import _later
 from amem.aio._rank import pause, resume
 
 if TYPE_CHECKING:
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Broker", "Cluster", "Operation", "Watch", "pause", "resume", "swap"]
 
-_LATER = {"Broker": "_broker", "Cluster": "_cluster", "Operation": "_calls", "Watch": "_calls", "swap": "_broker"}
+_LATER = {"Broker": "amem.aio._broker", "Cluster": "amem.aio._cluster", "Operation": "amem.aio._calls", "Watch": "amem.aio._calls",
+          "swap": "amem.aio._broker"}
 
 
 def __getattr__(name: str) -> Any:
     # gRPC is imported by those who use it: a rank pauses itself without it.
-    if name not in _LATER:
-        raise AttributeError(f"module 'amem.aio' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"amem.aio.{_LATER[name]}"), name)
+    return _later.attribute("amem.aio", name, _LATER)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(_LATER if _later.has_grpc() else ())})

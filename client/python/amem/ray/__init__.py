@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from amem import _later
+
 if TYPE_CHECKING:
     from amem.ray._cluster import Cluster
 
 __all__ = ["Cluster"]
 
 
+_LATER = {"Cluster": "amem.ray._cluster"}
+
+
 def __getattr__(name: str) -> Any:
     # The supervisor and the certificates are of use without Ray, in tests for example.
-    if name != "Cluster":
-        raise AttributeError(f"module 'amem.ray' has no attribute {name!r}")
-    try:
-        from amem.ray._cluster import Cluster
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"amem.ray requires {error.name}. Install it: pip install './amem_gpu-….whl[ray]', from a file",
-                                  name=error.name) from error
-    return Cluster
+    return _later.attribute("amem.ray", name, _LATER)
