@@ -6,11 +6,12 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Mapping
 
 import pytest
 from scripts import FAILS
-from sim_node import Build, Node, patience
+from sim_node import Build, Node, eventually, patience
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BEGIN = FAILS + """
@@ -106,6 +107,31 @@ def test_a_broker_that_has_left_its_socket(bare_node: Node, build: Build) -> Non
     bare_node.start_broker().kill()
     [line] = Program(bare_node, build)("assert not amem.enable().on and changed() == {}")
     assert "left the socket" in line or "cannot reach amemd" in line
+
+
+def test_a_broker_that_comes_later(bare_node: Node, build: Build, tmp_path: pathlib.Path) -> None:
+    """Each call tries again, and a line that it has written is not written again."""
+    was_off = tmp_path / "off"
+
+    def start() -> None:
+        eventually(was_off.exists, what="the program has found no amemd")
+        bare_node.start_broker()
+
+    starter = threading.Thread(target=start)
+    starter.start()
+    off, on = Program(bare_node, build)("""
+    import pathlib, time
+    assert not amem.enable().on and not amem.enable().on and changed() == {}
+    pathlib.Path(os.environ["WAS_OFF"]).touch()
+    end = time.monotonic() + 30
+    while not amem.enable(group="later").on and time.monotonic() < end:
+        time.sleep(0.1)
+    found = amem.enable(require=True)
+    assert found.on and found.group == "later", found
+    assert child().startswith("later")
+    """, env={"WAS_OFF": str(was_off)})
+    starter.join()
+    assert "amemd does not run here: there is no socket" in off and on == f'amem: on: group "later", scope regions, {NOTHING}'
 
 
 def test_turned_off(program: Program) -> None:

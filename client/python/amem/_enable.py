@@ -80,7 +80,8 @@ def enable(*, group: str | None = None, scope: Scope | None = None, require: boo
     If something is missing, the line says what, and the job runs without amem. A process must have the shim from its start. So
     start this process with `amemctl run`, with launch(), or with the variables of environment().
 
-    A second call changes nothing and writes nothing. It returns the present state.
+    While amem is on, another call changes nothing and writes nothing. It returns the present state. If amem is off, for example
+    because amemd starts later than the job, another call tries again, and writes a line only if the line is a new one.
 
     Args:
         group: The group of this process and of the processes that it starts. None: the present one.
@@ -113,8 +114,8 @@ def _enable(group: str | None, scope: Scope | None, require: bool, names: tuple[
     if scope is not None:
         scope_name(scope)
     with _lock:
-        new = _state is None
-        if _state is None:
+        before = _state
+        if before is None or before.problem is not None:
             state = _begin(group, scope, require, raises=require or bool(names))
             _state = state
             if state.problem is None:
@@ -128,7 +129,7 @@ def _enable(group: str | None, scope: Scope | None, require: bool, names: tuple[
         error = _missing(state, require, names)
         if error is not None:
             raise error
-        if new:
+        if before is not state and (before is None or before.text != state.text):
             say(logging.WARNING if state.problem is not None or state.refused else logging.INFO, state.text, loud)
         return Enabled(state.problem is None, state.group, state.scope, tuple(each.name for each in state.on), state.text)
 
@@ -155,9 +156,10 @@ def called_by(name: str) -> None:
     framework = known()[name]
     with _lock:
         if _state is not None:
-            if _state.problem is None and all(each in sys.modules for each in framework.modules):
-                _come(framework)
-            return
+            if _state.problem is None:
+                if all(each in sys.modules for each in framework.modules):
+                    _come(framework)
+                return
     switch_on()
 
 
