@@ -62,7 +62,7 @@ class Driver:
     (["WorkerDict=trainer:region"], '"WorkerDict=trainer:region": "region" is not a valid scope. Use nccl, regions or heap'),
     (["WorkerDict=trainer:"], '"WorkerDict=trainer:": "" is not a valid scope. Use nccl, regions or heap'),
     (["WorkerDict=-x"], '"WorkerDict=-x": "-x" is not a valid group name. Use 1 to 63 characters'),
-    (["WorkerDict=e{index}"], '"WorkerDict=e{index}" has {index}. A group can only have {name} (the actor\'s name) and {number} (0 for'),
+    (["WorkerDict=e{index}"], '"WorkerDict=e{index}" has {index}. A group can only have {name} (the actor\'s name), {number} (0 for'),
     (["Work*=a", "WorkerDict=b"], '"WorkerDict=b:heap" never counts, because "Work*=a:heap" comes first'),
 ))
 def test_what_is_refused_at_the_command(build: Build, groups: list[str], sentence: str) -> None:
@@ -79,7 +79,8 @@ def test_without_a_shim(build: Build) -> None:
     ("A=trainer", "A", "name", 5, "trainer"),
     ("A=engine{number}", "A", "name", 5, "engine5"),
     ("A={name}", "A", "vllm_server_0_1", 5, "vllm_server_0_1"),
-    ("A*={name}", "Ab", None, 5, "Ab_5"),
+    ("A*={name}", "Ab", None, 5, "01000000-89ab-Ab_5"),
+    ("A={job}-trainer", "A", "name", 5, "01000000-89ab-trainer"),
     ("A=x-{name}", "A", "abcWorkerDict_0:1", 5, "x-abcWorkerDict_0-1"),
     ("A={name}", "A", "-" + "x" * 80 + "/1", 5, "x" * 61 + "-1"),
     ("A={name}", "A", "...", 5, "A"),
@@ -89,7 +90,7 @@ def test_names_of_groups(rule: str, class_name: str, actor_name: str | None, num
 
     found = parse_rule(rule)
     assert found.matches(class_name) and not found.matches("B") and found.scope == "heap"
-    assert found.group_of(class_name, actor_name, number) == group
+    assert found.group_of(class_name, actor_name, number, "01000000-89ab") == group
 
 
 # ---- jobs -----------------------------------------------------------------------------------------------------------
@@ -306,3 +307,37 @@ tell_test(groups=[get(each, "AMEM_GROUP") for each in made], directory=get(made[
     assert about == {"groups": ["mine", "g1", "g2"], "directory": "/nowhere",
                      "preloads": ["libm.so.6", *[f"{amem.shim_path()}:libm.so.6"] * 2]}
     assert driver.end()[0] == 0
+
+
+SEVERAL = """
+import os
+import ray
+from played import Holder, tell_test
+
+class Maker:
+    def make(self):
+        self.made = [ray.remote(num_cpus=0)(Holder).remote() for _ in range(2)]
+        return ray.get([each.__ray_call__.remote(lambda self: os.environ.get("AMEM_GROUP")) for each in self.made])
+
+ray.init()
+makers = [ray.remote(num_cpus=0)(Maker).remote() for _ in range(2)]
+tell_test(groups=sorted(sum(ray.get([each.make.remote() for each in makers]), [])))
+"""
+
+
+def test_several_processes_that_make_actors(drive: Drive, tmp_path: pathlib.Path) -> None:
+    """And a second job of the same cluster: {job} tells the two apart."""
+    (tmp_path / "several.py").write_text(SEVERAL)
+    jobs = [drive(("--group", "Holder={job}-e{number}"), str(tmp_path / "several.py")) for _ in range(2)]
+    groups = [each.answer()["groups"] for each in jobs]
+    assert [each.end()[0] for each in jobs] == [0, 0]
+    names = {found[0].rpartition("-")[0] for found in groups}
+    assert len(names) == 2 and all([each.rpartition("-")[2] for each in found] == ["e0", "e1", "e2", "e3"] for found in groups), groups
+
+
+@pytest.mark.parametrize("by_variable", (False, True))
+def test_rays_client(build: Build, tmp_path: pathlib.Path, by_variable: bool) -> None:
+    (tmp_path / "client.py").write_text("import ray\nray.init(%s)\n" % ("" if by_variable else "'ray://127.0.0.1:10001'"))
+    driver = Driver(build, ("--group", "WorkerDict=a"), (str(tmp_path / "client.py"),), "ray://127.0.0.1:10001" if by_variable else "")
+    code, said = driver.end()
+    assert code == 1 and "amem.ray cannot serve a driver that uses Ray's client (ray://127.0.0.1:10001). Start the driver on" in said, said

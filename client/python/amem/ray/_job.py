@@ -15,6 +15,7 @@ import collections
 import logging
 import os
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,6 +59,12 @@ def begin_driver(rules: tuple[Rule, ...], runtime_dir: str | None, required: boo
         variables[_REQUIRED] = "1"  # only the shim reads it, so nothing changes where there is none
 
     def init(original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        address = (arguments[0] if arguments else options.get("address")) or os.environ.get("RAY_ADDRESS")
+        if str(address).startswith("ray://"):
+            # Its actors are made elsewhere, by other classes than Ray's own.
+            raise FailedPreconditionError(f"amem.ray cannot serve a driver that uses Ray's client ({address}). Start the driver on the "
+                                          "cluster: `ray job submit -- python3 -m amem.ray run ...`, or set RAY_ADDRESS to the address "
+                                          "of the cluster itself")
         return original(*arguments, **{**options, "runtime_env": _job_environment(options.get("runtime_env"), variables)})
 
     def shutdown(original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -131,21 +138,45 @@ def _rank_options(actor_class: Any, given: Mapping[str, Any], rule: Rule) -> dic
     so_far = option(actor_class, given, "runtime_env") or {}
     variables = so_far.get("env_vars") or {}
     class_name = _class_name(actor_class)
-    with _lock:
-        number = _counts[rule]
-        _counts[rule] += 1
+    actor_name = option(actor_class, given, "name")
     if "AMEM_GROUP" in variables:  # who makes the actor has chosen
+        _counts[rule] += 1
         return dict(given)
     if not ray.is_initialized():
         ray.init()  # as Ray itself does in the next moment
     base = {**(ray.get_runtime_context().runtime_env.get("env_vars") or {}), **variables}
     required = base.get(_REQUIRED) == "1"
-    group = rule.group_of(class_name, option(actor_class, given, "name"), number)
+    group = rule.group_of(class_name, actor_name, _number(rule, actor_name), _job_name())
     # No runtime directory: each node has its own, unless the job's environment names one.
     rank = _launcher.rank_variables(group, rule.scope, None, _launcher.shim_path(), required, base)
     rank[_enable.SWITCH] = base.get(_enable.SWITCH) or ("require" if required else "1")
     _tell(class_name, group, rule)
     return {**given, "runtime_env": {**so_far, "env_vars": {**variables, **rank}}}
+
+
+def _job_name() -> str:
+    """Ray's job id with a sum of the cluster's address: each cluster counts its jobs from 1, and a node may have several."""
+    context = ray.get_runtime_context()
+    return f"{context.get_job_id()}-{zlib.crc32(context.gcs_address.encode()) & 0xffff:04x}"
+
+
+def _number(rule: Rule, actor_name: str | None) -> int:
+    """The next number of the rule's actors. Several processes of a job may make actors, so the cluster keeps the numbers in use."""
+    while True:
+        with _lock:
+            number = _counts[rule]
+            _counts[rule] += 1
+        if not rule.has_number(actor_name):
+            return number
+        try:
+            from ray.experimental.internal_kv import _internal_kv_put
+
+            taken = _internal_kv_put(f"amem:{_job_name()}:{rule}:{number}", b"", overwrite=False, namespace=b"amem")
+        except Exception as error:
+            raise FailedPreconditionError(f'the rule "{rule}" numbers its actors, and Ray {ray.__version__} cannot keep the numbers '
+                                          f"({type(error).__name__}: {error}). Use {{name}}, and give the actors names") from error
+        if not taken:
+            return number
 
 
 def _tell(class_name: str, group: str, rule: Rule) -> None:

@@ -13,7 +13,7 @@ from amem.errors import InvalidArgumentError
 SEPARATOR = ","
 _LONGEST = 63  # of a group's name
 _PARTS = re.compile(r"(?P<classes>[\w*?]+)=(?P<group>[^:,]+)(:(?P<scope>[^:,]*))?")
-_PLACES = {"name": "the actor's name", "number": "0 for the first of these actors, 1 for the next"}
+_PLACES = {"name": "the actor's name", "number": "0 for the first of these actors, 1 for the next", "job": "the Ray job"}
 _FORM = 'Write CLASS=GROUP:SCOPE, such as "WorkerDict=trainer:regions"'
 
 
@@ -23,7 +23,7 @@ class Rule:
 
     Attributes:
         classes: The name of an actor class, or a pattern of names with * and ?.
-        group: The group of these actors. {name} and {number} stand for the actor's name and number.
+        group: The group of these actors. {name}, {number} and {job} stand for the actor's name, its number and its job.
         scope: The memory of these actors that is brokered.
     """
 
@@ -37,10 +37,14 @@ class Rule:
     def matches(self, class_name: str) -> bool:
         return fnmatch.fnmatchcase(class_name, self.classes)
 
-    def group_of(self, class_name: str, actor_name: str | None, number: int) -> str:
-        """The group of the rule's actor with this number. An actor without a name uses its class and its number as the name."""
-        name = actor_name or f"{class_name}_{number}"
-        filled = self.group.replace("{number}", str(number)).replace("{name}", name)
+    def has_number(self, actor_name: str | None) -> bool:
+        """Whether the actor's number is in its group."""
+        return "{number}" in self.group or ("{name}" in self.group and not actor_name)
+
+    def group_of(self, class_name: str, actor_name: str | None, number: int, job: str) -> str:
+        """The group of the rule's actor with this number. An actor without a name uses its job, class and number as the name."""
+        name = actor_name or f"{job}-{class_name}_{number}"
+        filled = self.group.replace("{number}", str(number)).replace("{job}", job).replace("{name}", name)
         # Ray lets actors have any name. The end of a long one is what differs.
         return re.sub(r"[^A-Za-z0-9._-]", "-", filled)[-_LONGEST:].lstrip(".-") or class_name
 
@@ -53,10 +57,10 @@ def parse_rule(text: str) -> Rule:
     group = found["group"]
     for place in re.findall(r"{(.*?)}", group):
         if place not in _PLACES:
-            known = " and ".join(f"{{{name}}} ({meaning})" for name, meaning in _PLACES.items())
+            known = ", ".join(f"{{{name}}} ({meaning})" for name, meaning in _PLACES.items())
             raise InvalidArgumentError(f'"{text}" has {{{place}}}. A group can only have {known}')
     try:
-        group_name(group.replace("{number}", "0").replace("{name}", "name"))
+        group_name(group.replace("{number}", "0").replace("{name}", "name").replace("{job}", "job"))
         scope = cast(Scope, "heap" if found["scope"] is None else found["scope"])
         scope_name(scope)
     except InvalidArgumentError as error:
