@@ -48,7 +48,7 @@ RULES = (
      r"(?:\./|https://\S+?/)amem\w*-[\d.]+(-py3-none-manylinux_\d+_\d+_x86_64\.whl)",
      lambda place, found: f"{place.files or '.'}/{place.wheel}-{place.version}{found[1]}"),
     (("README.md", "docs/frameworks.md", "docs/packages.md", "docs/rl-frameworks.md", "docs/torch_memory_saver.md",
-      "client/python/amem/ray/__init__.py", "client/python/amem/ray/__main__.py", "client/python/dropin/torch_memory_saver/__init__.py"),
+      "client/python/amem/_later.py", "client/python/amem/ray/__main__.py", "client/python/dropin/torch_memory_saver/__init__.py"),
      r"(?<![\w-])amem(?:_\w+)?-([*…]\.whl)", lambda place, found: f"{place.wheel}-{found[1]}"),
     (("client/python/about.md",), r"(?m)^\| `amem[\w-]*((?:\[\w+\])?)` \|", lambda place, found: f"| `{place.distribution}{found[1]}` |"),
     (("docs/getting-started.md",), rf"{re.escape(NO_DOWNLOAD)}|\[Download both\]\(https://[^)]+\), or build them from a checkout\.",

@@ -221,4 +221,4 @@ def test_swaps_over_a_connection_of_their_own(fake: FakeBroker, tmp_path: pathli
     assert list(first.out_groups) == ["a", "b"] and list(first.discard) == ["kv"] and first.deep and first.force
     for wrong in ({"out": "a b", "into": "c"}, {"out": "a", "into": "a"}, {"out": "a", "into": "b", "guests": "all"}):
         with pytest.raises(amem.InvalidArgumentError):
-            amem.swap_async(**wrong)  # at once
+            amem.swap_async(**wrong)  # type: ignore[arg-type]  # at once

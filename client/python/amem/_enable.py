@@ -114,8 +114,8 @@ def _enable(group: str | None, scope: Scope | None, require: bool, names: tuple[
     if scope is not None:
         scope_name(scope)
     with _lock:
-        before = _state
-        if before is None or before.problem is not None:
+        before = state = _state
+        if state is None or state.problem is not None:
             state = _begin(group, scope, require, raises=require or bool(names))
             _state = state
             if state.problem is None:
@@ -123,7 +123,6 @@ def _enable(group: str | None, scope: Scope | None, require: bool, names: tuple[
                     if _imports.when_imported(framework.modules, functools.partial(_come, framework)):
                         _switch_on(state, framework)
             state.text = _line(state)
-        state = _state
     _switch_on_imported()
     with _lock:
         error = _missing(state, require, names)
