@@ -278,7 +278,7 @@ void Group::settle(Time now) {
 Time Group::wakeup() const {
   Time time = course_ ? course_->wakeup() : std::min(patience_, deepens_at());
   for (const Task& task : requests_.tasks()) time = std::min(time, request_deadline(task));
-  return std::min(time, tell_at_);
+  return std::min(time, requests_.tell_at());
 }
 
 void Group::tick(Time now) {
@@ -309,13 +309,12 @@ void Group::request(RankId rank, std::uint64_t seq, const Task& task, Duration t
     return;
   }
   if (timeout == Duration::zero()) timeout = deadlines_.request;
-  if (Status status = requests_.add({rank, seq, task, now + timeout, together, now});
+  if (Status status = requests_.add({rank, seq, task, now + timeout, together, now + kTellWaits});
       !status.ok()) {
     actions_.push_back(
         action::Answer{rank, seq, {status.code(), "group '" + name_ + "': " + status.text()}});
     return;
   }
-  if (tell_at_ == kNever) tell_at_ = now + kTellWaits;
   look_at_requests(now);
 }
 
@@ -412,7 +411,6 @@ bool Group::waits_for_operator(const Task& task) const {
 void Group::answer(const std::vector<Requests::Request>& requests, const Status& status) {
   for (const Requests::Request& r : requests)
     actions_.push_back(action::Answer{r.rank, r.seq, status});
-  if (requests_.tasks().empty()) tell_at_ = kNever;
 }
 
 bool Group::under_way(const Task& task, RankId rank) const {
@@ -469,9 +467,7 @@ std::string Group::what_it_waits_for(const Task& task, const RankUnit& unit) con
 }
 
 void Group::tell_waits(Time now) {
-  if (now < tell_at_) return;
-  tell_at_ = now + kTellWaits;
-  for (const Task& task : requests_.tasks()) {
+  for (const Task& task : requests_.tell(now, kTellWaits)) {
     if (!is_local(task)) {
       const std::vector<RankId> missing = requests_.missing(task, members_.ids());
       const std::string what = describe(task, name_) + " from inside waits";

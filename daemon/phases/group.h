@@ -105,6 +105,9 @@ class Group {
   /// A process of it may be locked or checkpointed: nothing of it can work on memory before a
   /// resume.
   bool deep() const { return course_ ? course_->deep() : deep_; }
+  /// A pause or resume: also one that the broker's end has interrupted, and one of some ranks,
+  /// while the group runs.
+  bool under_way() const { return course_ || interrupted_; }
   Phase phase() const { return course_ ? course_->phase() : Phase::kNone; }
   Epoch epoch() const { return course_ ? course_->epoch() : epoch_; }
   Time since() const { return since_; }
@@ -182,8 +185,7 @@ class Group {
   std::set<RankId> expected_;               // members without a session that may come back
   std::optional<Interrupted> interrupted_;  // waits for them
   Time patience_ = kNever;
-  Time overdue_;           // the last action::Overdue
-  Time tell_at_ = kNever;  // when waiting requests are reported next
+  Time overdue_;  // the last action::Overdue
 };
 
 Standing standing_of(const Group& group);

@@ -151,6 +151,25 @@ std::vector<RankId> Requests::missing(const Task& task, const std::vector<RankId
   return result;
 }
 
+Time Requests::tell_at() const {
+  Time earliest = kNever;
+  for (const Waiting& each : waiting_)
+    for (const Request& r : each.requests) earliest = std::min(earliest, r.tell_at);
+  return earliest;
+}
+
+std::vector<Task> Requests::tell(Time now, Duration interval) {
+  std::vector<Task> due;
+  for (Waiting& each : waiting_) {
+    bool any = false;
+    for (Request& r : each.requests) any = any || r.tell_at <= now;
+    if (!any) continue;
+    for (Request& r : each.requests) r.tell_at = now + interval;
+    due.push_back(each.task);
+  }
+  return due;
+}
+
 Time Requests::deadline(const Task& task) const {
   const Waiting* waiting = find(task);
   return waiting != nullptr ? waiting->deadline : kNever;

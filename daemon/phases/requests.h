@@ -51,9 +51,9 @@ class Requests {
     Task task = Operation::kPause;
     Time deadline = kNever;
     RankSet set = {};
-    Time asked = {};
-    bool alone = false;    // is not to be tried together with other units again
-    std::string why = {};  // of one that was tried and waits again: what it waits for
+    Time tell_at = kNever;  // when people are told next that it waits
+    bool alone = false;     // is not to be tried together with other units again
+    std::string why = {};   // of one that was tried and waits again: what it waits for
   };
 
   /// A rank may have several threads ask, but not without limit.
@@ -90,6 +90,11 @@ class Requests {
   bool complete(const Task& task, const std::vector<RankId>& ranks) const;
   /// Those of `ranks` that have not asked for `task`.
   std::vector<RankId> missing(const Task& task, const std::vector<RankId>& ranks) const;
+
+  /// The earliest time at which people are to be told of a request that waits.
+  Time tell_at() const;
+  /// The tasks of those that are due by now; they are due again after `interval`.
+  std::vector<Task> tell(Time now, Duration interval);
 
   /// The earliest deadline among the requests for `task`.
   Time deadline(const Task& task) const;
