@@ -295,10 +295,12 @@ std::string Broker::summary() const {
 
 std::string Broker::under_way() const {
   for (const auto& [id, group] : node_.groups)
-    if (const Phase phase = group.machine.phase(); phase != Phase::kNone)
+    if (group.machine.under_way())
       return "group '" + group.machine.name() + "' is " +
-             std::string(to_string(group.machine.state())) + " (" + std::string(phase_name(phase)) +
-             ")";
+             std::string(to_string(group.machine.state())) + ", and " +
+             (group.machine.phase() == Phase::kNone
+                  ? "waits for its ranks to reconnect"
+                  : std::string(phase_name(group.machine.phase())) + " is under way");
   return {};
 }
 
