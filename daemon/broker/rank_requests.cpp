@@ -301,24 +301,9 @@ void RankRequests::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& m
   }
   Token token{};
   std::memcpy(token.data(), message.token, token.size());
-  const bool loaded = node_.group_of(rank).machine.phase() == Phase::kOpen;
   const Allocation* known = node_.allocations.find(message.id);
   const bool guest = known != nullptr && known->group != rank.group;
-  // Of memory that is not its to redeem it is told nothing, nor of the device.
-  const bool its = known != nullptr && known->token == token &&
-                   known->charge.account() == node_.group_of(rank).account;
-  const Status device = its ? may_open(rank, known->device) : Status();
-  // Of what other ranks pause alone.
-  const PauseOperation* const pause = its && !guest ? operations_.pause_of(rank.group) : nullptr;
-  const bool leaves = pause != nullptr && pause->takes(*known) && !known->shared_by(rank.id);
-  Result<Allocation*> redeemed =
-      !device.ok() ? Result<Allocation*>(device)
-      : leaves     ? Result<Allocation*>(
-                     Status(Code::kFailedPrecondition, "allocation " + std::to_string(known->id) +
-                                                               " is being paused with its tag '" +
-                                                               known->tag + "'. Resume this tag first"))
-      : guest ? open(rank, *known, token)
-              : node_.allocations.redeem(message.id, token, rank.group, rank.id, loaded);
+  const Result<Allocation*> redeemed = share(rank, message.id, token);
   if (!redeemed.ok()) {
     node_.group_of(rank).refusals_log().warn("group '{}': {}: {}",
                                              node_.group_of(rank).machine.name(), node_.label(rank),
@@ -335,6 +320,32 @@ void RankRequests::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& m
   sessions_.send(rank.session, redeemed_message(seq, a, guest), {a.fd});
 }
 
+Result<Allocation*> RankRequests::share(const Rank& rank, AllocationId id, const Token& token) {
+  const GroupEntry& group = node_.group_of(rank);
+  const Allocation* const known = node_.allocations.find(id);
+  // Of memory that is not its to redeem it is told nothing, nor of the device.
+  const bool its =
+      known != nullptr && known->token == token && known->charge.account() == group.account;
+  if (its)
+    if (Status status = may_open(rank, known->device); !status.ok()) return status;
+  if (known != nullptr && known->group != rank.group) return open(rank, *known, token);
+  // Other ranks pause it by themselves: this one runs.
+  if (its && leaves(*known) && !known->shared_by(rank.id))
+    return Status(Code::kFailedPrecondition, "allocation " + std::to_string(id) +
+                                                 " is being paused with its tag '" + known->tag +
+                                                 "'. Resume this tag first");
+  const bool loaded = group.machine.phase() == Phase::kOpen;
+  return node_.allocations.redeem(id, token, rank.group, rank.id, loaded);
+}
+
+bool RankRequests::leaves(const Allocation& a) const {
+  const auto group = node_.groups.find(a.group);
+  if (group == node_.groups.end()) return false;
+  const PauseOperation* const pause = operations_.pause_of(a.group);
+  return (pause != nullptr && pause->takes(a)) ||
+         will_take(group->second.machine, a.tag, a.sharers);
+}
+
 Result<Allocation*> RankRequests::open(const Rank& rank, const Allocation& a, const Token& token) {
   const Account& own = *node_.group_of(rank).account;
   if (a.charge.account().get() != &own) {
@@ -347,10 +358,7 @@ Result<Allocation*> RankRequests::open(const Rank& rank, const Allocation& a, co
   bool loaded = false;
   if (const auto owner = node_.groups.find(a.group); owner != node_.groups.end()) {
     const GroupEntry& group = owner->second;
-    const PauseOperation* pause = operations_.pause_of(group.id);
-    const bool leaves =
-        (pause != nullptr && pause->takes(a)) || will_take(group.machine, a.tag, a.sharers);
-    if (leaves && !a.opened_by(rank.id))
+    if (leaves(a) && !a.opened_by(rank.id))
       return Status(Code::kFailedPrecondition,
                     "allocation " + std::to_string(a.id) + " of group '" + group.machine.name() +
                         "' is being paused. A guest can open it after the group resumes");

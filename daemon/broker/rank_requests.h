@@ -57,8 +57,12 @@ class RankRequests {
   void trim(Account& owner, bool only_its);
   Result<Allocation*> enter(Rank& rank, Request& request, SharedFd fd);
   void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);
+  /// The rank becomes a sharer of it, or a guest.
+  Result<Allocation*> share(const Rank& rank, AllocationId id, const Token& token);
   /// Of memory that is not its group's.
   Result<Allocation*> open(const Rank& rank, const Allocation& a, const Token& token);
+  /// A pause takes it, also one that an earlier amemd has begun: nobody new may share it.
+  bool leaves(const Allocation& a) const;
   Status may_allocate(const Rank& rank) const;
   /// kPermissionDenied: the rank has not shown the device's node.
   Status may_open(const Rank& rank, const DeviceUuid& device) const;
