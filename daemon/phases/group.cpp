@@ -287,6 +287,8 @@ void Group::tick(Time now) {
   if (course_) course_->tick(now);
   go_on_if_all_are_back(now);
   settle_if_ended(now);
+  // What has been given up may have been all that others of its unit waited for.
+  look_at_requests(now);
   if (now < deepens_at()) return;
   overdue_ = now;
   actions_.push_back(action::Overdue{});

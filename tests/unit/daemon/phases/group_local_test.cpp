@@ -160,6 +160,17 @@ TEST_F(GroupLocalTest, ASetIsAllOrNone) {
   EXPECT_FALSE(any(kPause.selection, true));
 }
 
+TEST_F(GroupLocalTest, WhatIsGivenUpHoldsNobodyUp) {
+  group.request(1, 11, kPause, seconds(3), now, {"engine", 2});
+  group.request(1, 12, kPause, seconds(60), now);
+  EXPECT_EQ(group.phase(), Phase::kNone) << "the set would be in two states";
+  now += seconds(3);
+  group.tick(now);
+  EXPECT_EQ(answers().at(11).code(), Code::kDeadlineExceeded);
+  finish_pause({1});
+  EXPECT_TRUE(answers().at(12).ok());
+}
+
 TEST_F(GroupLocalTest, ARankOfASetWithoutSuchMemoryIsAskedAllTheSame) {
   memory[1].tag = "weights";
   group.request(2, 21, kPause, {}, now, {"engine", 2});
