@@ -240,6 +240,17 @@ AMEM_PUBLIC int amem_shim_request_2(int op, const char* const* tags, std::size_t
                              guests, 0, timeout_ms, error, size);
 }
 
+/// The calling thread is the one that has had its group paused (1) or resumed (2), though another
+/// thread made the call for it: what it waits for then is its own doing.
+AMEM_PUBLIC int amem_shim_asked_here(int op) {
+  if (Runtime::disabled()) return 0;
+  if (op == amem_v1_GroupOp_GROUP_OP_PAUSE)
+    amem::shim::wait_log().paused_here();
+  else
+    amem::shim::WaitLog::resumed_here();
+  return 0;
+}
+
 AMEM_PUBLIC int amem_shim_set_group(const char* group, char* error, std::size_t size) {
   const std::string name = group != nullptr ? group : "";
   if (Runtime::disabled()) return report(turned_off(), error, size);

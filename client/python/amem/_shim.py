@@ -24,6 +24,7 @@ _OPERATION = (ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t, ctypes.c_uint32,
 _NAMES = (ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t)
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "amem_shim_active": (),
+    "amem_shim_asked_here": (ctypes.c_int,),
     "amem_shim_backup_read": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, *_TEXT),
     "amem_shim_backup_view": (ctypes.c_uint64, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p), *_TEXT),
     "amem_shim_group": _TEXT,
@@ -95,20 +96,23 @@ def operate(name: str, tags: list[str], except_tags: list[str], discard: list[st
     """Calls amem_shim_pause or amem_shim_resume, which every shim has, or a newer function if they are not enough."""
     what = name.removeprefix("amem_shim_")
     names = [(ctypes.c_char_p * len(each))(*(tag.encode() for tag in each)) for each in (tags, except_tags, discard)]
-    if not except_tags and not discard and guests == 0 and not deep and ranks is None:
-        _apart.call(what, call, name, names[0], len(tags), timeout_ms)
-        return
     counted = [argument for each in names for argument in (each, len(each))]
-    operation = {"pause": 1, "resume": 2}[what]
+    asked = [{"pause": 1, "resume": 2}[what], *counted, guests]
     if ranks is not None:
-        _apart.call(what, call, "amem_shim_request_5", operation, *counted, guests, int(deep), int(force), ranks[0].encode(),
-                    ranks[1], timeout_ms)
+        name, arguments = "amem_shim_request_5", [*asked, int(deep), int(force), ranks[0].encode(), ranks[1]]
     elif force:
-        _apart.call(what, call, "amem_shim_request_4", operation, *counted, guests, int(deep), 1, timeout_ms)
+        name, arguments = "amem_shim_request_4", [*asked, int(deep), 1]
     elif deep:
-        _apart.call(what, call, "amem_shim_request_3", operation, *counted, guests, 1, timeout_ms)
+        name, arguments = "amem_shim_request_3", [*asked, 1]
+    elif except_tags or discard or guests != 0:
+        name, arguments = "amem_shim_request_2", asked
     else:
-        _apart.call(what, call, "amem_shim_request_2", operation, *counted, guests, timeout_ms)
+        arguments = counted[:2]
+    _apart.call(what, call, name, *arguments, timeout_ms)
+    # The shim warns a thread that then waits for itself. The call may have been another thread's.
+    asked_here = _find("amem_shim_asked_here")
+    if asked_here is not None and not tags and not except_tags:
+        asked_here(asked[0])
 
 
 def group() -> str:
