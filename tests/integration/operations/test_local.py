@@ -168,3 +168,42 @@ def test_a_copy_waits_where_an_operator_has_paused_it(node, ranks):
     a.wait_for("The call waits for its resume")
     node.ctl("resume", "train", "--tag", "w")
     assert a.answer()["value"]
+
+
+def test_ctrl_c_ends_the_wait_and_the_next_pause_works(ranks):
+    a, b = ranks
+    a.ask("import signal, threading, os")
+    a.ask("signal.signal(signal.SIGINT, signal.default_int_handler)")
+    a.ask("threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()")
+    before = time.monotonic()
+    a.send("exec(\"try: amem.pause('w', 3, ranks=('engine', 2))\\nexcept KeyboardInterrupt: interrupted = True\")")
+    a.answer()
+    assert a.value("interrupted") and time.monotonic() - before < 2
+    a.does("pause('w')")  # when what was interrupted has been given up
+    assert not a.on_device() and b.on_device()
+    a.does("resume('w')")
+    assert a.value("m.holds(7)")
+
+
+def test_a_rank_that_is_killed_while_it_saves_is_in_nobodys_way(node, ranks):
+    a, b = ranks
+    a.faults("cuMemcpyDtoHAsync:1:hold")
+    a.begin("pause('w')")
+    eventually(lambda: node.ctl.group("train").get("phase") == "save")
+    b.begin("pause('w')")
+    time.sleep(0.3)
+    a.kill()
+    b.answer()
+    b.does("resume('w')")
+    assert b.value("m.holds(7)") and node.ctl.state("train") == "running"
+
+
+def test_the_main_thread_hears_that_it_waits_for_itself(node, ranks):
+    a, b = ranks
+    b.begin("pause()")
+    a.ask("amem.pause()")
+    b.answer()
+    a.send("m.holds(7)")
+    a.wait_for("its own thread has paused that group")
+    node.ctl("resume", "train")
+    assert a.answer()["value"]
