@@ -64,7 +64,7 @@ def _chunks(model: Any) -> list[Any]:
 
 
 def _models(engine: Any) -> list[Any]:
-    """The engine's modules. One of Megatron has chunks, of which the first stands for all. Without a module: none."""
+    """The engine's modules. Megatron's engine has a list of chunks: this is the first. An engine without a module has none."""
     module = getattr(engine, "module", None)
     return [] if module is None else _chunks(module)
 
