@@ -295,12 +295,7 @@ std::string Broker::summary() const {
 
 std::string Broker::under_way() const {
   for (const auto& [id, group] : node_.groups)
-    if (group.machine.under_way())
-      return "group '" + group.machine.name() + "' is " +
-             std::string(to_string(group.machine.state())) + ", and " +
-             (group.machine.phase() == Phase::kNone
-                  ? "waits for its ranks to reconnect"
-                  : std::string(phase_name(group.machine.phase())) + " is under way");
+    if (std::string what = group.machine.what_is_under_way(); !what.empty()) return what;
   return {};
 }
 

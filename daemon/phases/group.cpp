@@ -164,10 +164,7 @@ bool Group::has_rest(const Task& task) const {
 Status Group::can_start(const Task& task) const {
   if (course_ && !yields())
     return {Code::kFailedPrecondition,
-            (course_->terms().task.selection.local()
-                 ? describe(course_->terms().task, name_) + " is under way ("
-                 : "group '" + name_ + "' is " + std::string(to_string(state_)) + " (") +
-                std::string(phase_name(phase())) + "). Try again when that has ended"};
+            what_is_under_way() + ". Try again when that has ended"};
   // A restore needs only the processes. The phase after it waits for the ranks.
   const bool restores = deep_ && task.op == Operation::kResume;
   if (interrupted_ || (!expected_.empty() && !restores))
@@ -415,6 +412,15 @@ void Group::answer(const std::vector<Requests::Request>& requests, const Status&
     actions_.push_back(action::Answer{r.rank, r.seq, status});
 }
 
+std::string Group::what_is_under_way() const {
+  if (!course_ && !interrupted_) return {};
+  const std::string group = "group '" + name_ + "' is " + std::string(to_string(state_));
+  if (!course_) return group + " and waits for its ranks to reconnect";
+  const Task& task = course_->terms().task;
+  return (task.selection.local() ? describe(task, name_) + " is under way" : group) + " (" +
+         std::string(phase_name(phase())) + ")";
+}
+
 bool Group::under_way(const Task& task, RankId rank) const {
   return course_ && course_->terms().task.of({}) == task && course_->takes_part(rank);
 }
@@ -463,9 +469,7 @@ std::string Group::what_it_waits_for(const Task& task, const RankUnit& unit) con
   }
   for (const Requests::Request& r : requests_.of(task))
     if (unit.ranks.contains(r.rank) && !r.why.empty()) return r.why;
-  return course_ ? describe(course_->terms().task, name_) + " is under way (" +
-                       std::string(phase_name(phase())) + ")"
-                 : "group '" + name_ + "' is not ready for it";
+  return course_ ? what_is_under_way() : "group '" + name_ + "' is not ready for it";
 }
 
 void Group::tell_waits(Time now) {

@@ -108,6 +108,8 @@ class Group {
   /// A pause or resume: also one that the broker's end has interrupted, and one of some ranks,
   /// while the group runs.
   bool under_way() const { return course_ || interrupted_; }
+  /// That as the subject of a sentence. Empty: nothing is under way.
+  std::string what_is_under_way() const;
   Phase phase() const { return course_ ? course_->phase() : Phase::kNone; }
   Epoch epoch() const { return course_ ? course_->epoch() : epoch_; }
   Time since() const { return since_; }

@@ -179,7 +179,7 @@ def test_a_signal_while_a_pause_is_under_way(bare_node):
     pause.wait_phase("quiesce")
     waits = node.ctl.start("wait", "idle")
     node.broker.signal(signal.SIGTERM)
-    node.broker.wait_for("group 'train' is pausing. It waits for that, at most 30s")
+    node.broker.wait_for("group 'train' is pausing (quiesce). It waits for that, at most 30s")
     refused = node.ctl.try_("pause", "rollout")
     assert refused.code == UNREACHABLE and "amemd is ending and begins no new operation" in refused.error, refused
     other.send("ncclPause")
@@ -212,7 +212,7 @@ def test_a_pause_that_takes_longer_than_an_ending_amemd_waits(bare_node):
     node = bare_node
     job, pause = pause_that_waits(node, "300ms")
     assert node.broker.terminate() == 0
-    assert "ends although group 'train' is pausing: deadlines.end (300ms) has passed" in node.broker.output()
+    assert "ends although group 'train' is pausing (quiesce): deadlines.end (300ms) has passed" in node.broker.output()
     assert pause.finish().code == UNREACHABLE
     node.start_broker(name="amemd-2")  # which calls the pause off
     job.ranks[0].ask("capture end")
@@ -226,7 +226,7 @@ def test_a_second_signal_ends_it_at_once(bare_node):
     node.broker.wait_for("It waits for that")
     assert node.ctl.try_("upgrade").code == UNREACHABLE, "nor does another amemd take over"
     assert node.broker.terminate() == 0
-    assert "amemd was told to end again and ends at once, although group 'train' is pausing" in node.broker.output()
+    assert "amemd was told to end again and ends at once, although group 'train' is pausing (quiesce)" in node.broker.output()
     assert pause.finish().code == UNREACHABLE
 
 

@@ -148,7 +148,7 @@ def check_allocator(allocator: Any) -> None:
             function = getattr(function, "__func__", function)  # of a static method
             home = getattr(function, "__globals__", {}).get("__name__", "vllm")
             if home.partition(".")[0] not in _OF_VLLM:
-                raise FailedPreconditionError(f"vLLM cannot sleep by amem: {home} has replaced {allocator.__name__}.{name}() of vLLM, and "
+                raise FailedPreconditionError(f"vLLM cannot sleep by amem: {home} has replaced CuMemAllocator.{name}() of vLLM, and "
                                               "amem leaves that as it is. `amemctl pause` and `swap` work")
             function = getattr(function, "__wrapped__", None)
 

@@ -492,22 +492,23 @@ def _check_session() -> None:
 
 def _choose_backend(model_config: Any, undo: contextlib.ExitStack) -> None:
     """Chooses the sleep-mode backend of vLLM 0.25 and later, and handles options of vLLM that concern amem."""
-    def choose(name: str, value: object) -> None:
-        undo.callback(setattr, model_config, name, getattr(model_config, name))
-        setattr(model_config, name, value)
+    def choose(name: str) -> None:
+        undo.callback(setattr, model_config, "sleep_mode_backend", model_config.sleep_mode_backend)
+        model_config.sleep_mode_backend = name
 
     if getattr(model_config, "enable_nccl_comm_suspend", False):
         # ncclCommSuspend() would be refused in a group that is paused. NCCL's memory leaves in the pause itself.
         _logger.info("amem: amem pauses NCCL's memory with the rest, so vLLM does not suspend its communicators (enable_nccl_comm_suspend)")
-        choose("enable_nccl_comm_suspend", False)
+        undo.callback(setattr, model_config, "enable_nccl_comm_suspend", True)
+        model_config.enable_nccl_comm_suspend = False
         _allocator.takes_nccl = only_tags()
     if not hasattr(model_config, "sleep_mode_backend"):
         return
     if only_tags() and getattr(model_config, "sleep_mode_offload_cudagraph", False):
         # vLLM makes a pool for its graphs if the backend is called cumem. The allocator is amem's in either case. Where
         # everything leaves, graphs leave without a pool.
-        choose("sleep_mode_backend", "cumem")
+        choose("cumem")
         return
     importlib.import_module("vllm.device_allocator.sleep_mode_backend")
     _register_backend()
-    choose("sleep_mode_backend", BACKEND)
+    choose(BACKEND)
