@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "common/job.h"
+
 namespace amem {
 
 std::string to_string(const DeviceUuid& uuid) {
@@ -28,13 +30,18 @@ bool valid_group_name(std::string_view name) {
          std::all_of(name.begin(), name.end(), allowed);
 }
 
+bool valid_whole_name(std::string_view whole) {
+  const std::string_view name = name_of_group(whole);
+  return valid_group_name(name) && (name == whole || valid_group_name(job_of_group(whole)));
+}
+
 bool valid_group_address(std::string_view address) {
   constexpr std::size_t kLongestOwner = 300;
-  const std::size_t at = address.find('@');
-  if (at == std::string_view::npos) return valid_group_name(address);
+  const std::size_t at = std::min(address.find('@'), address.size());
+  if (!valid_whole_name(address.substr(0, at))) return false;
+  if (at == address.size()) return true;
   const std::string_view owner = address.substr(at + 1);
-  return valid_group_name(address.substr(0, at)) && !owner.empty() &&
-         owner.size() <= kLongestOwner &&
+  return !owner.empty() && owner.size() <= kLongestOwner &&
          std::all_of(owner.begin(), owner.end(), [](char c) { return c > ' ' && c <= '~'; });
 }
 

@@ -61,7 +61,9 @@ std::string to_string(const DeviceUuid& uuid);
 
 /// 1 to 63 characters of [A-Za-z0-9._-], not starting with '.' or '-'.
 bool valid_group_name(std::string_view name);
-/// A name, or "name@owner" as an operator calls another owner's group.
+/// NAME[:JOB] (common/job.h).
+bool valid_whole_name(std::string_view whole);
+/// NAME[:JOB][@OWNER]: a group's whole name, with its owner as an operator calls another one's.
 bool valid_group_address(std::string_view address);
 
 /// Where the sockets are when nobody says: $AMEM_RUNTIME_DIR; else /run/amem when it exists or we

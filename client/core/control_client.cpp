@@ -64,7 +64,7 @@ Status check_group(const std::string& group) {
   return {Code::kInvalidArgument,
           "\"" + group +
               "\" is not a valid group name. Use 1 to 63 characters of [A-Za-z0-9._-], and do not "
-              "begin with '.' or '-'. Another user's group is NAME@UID"};
+              "begin with '.' or '-'. Another user's group is NAME@UID, a job's NAME:JOB"};
 }
 
 Status check_group_or_all(const std::string& group) {

@@ -22,7 +22,8 @@ const CLI::Validator& group_name() {
                    ? std::string()
                    : "\"" + text +
                          "\" is not a valid group name. Use 1 to 63 characters of [A-Za-z0-9._-], "
-                         "and do not begin with '.' or '-'. Another user's group is NAME@UID";
+                         "and do not begin with '.' or '-'. Another user's group is NAME@UID, a "
+                         "job's NAME:JOB";
       },
       "", "group name");
   return validator;

@@ -16,6 +16,7 @@
 #include "client/ctl/interrupt.h"
 #include "client/ctl/output.h"
 #include "client/ctl/preload.h"
+#include "common/job.h"
 #include "common/protocol.h"
 
 extern char** environ;
@@ -152,8 +153,9 @@ int wait_for_turn(const CommandLine& options, const RunPlan& plan) {
   Status status;
   {
     Interrupt interrupt;  // before gRPC starts its threads
-    status = wait_for_first_turn({socket.value(), options.group, plan.stage, options.timeout},
-                                 interrupt);
+    // amemd waits for the group of this job, as far as it is known before the launcher begins.
+    const std::string group = whole_group_name(options.group, job_of(::getenv, this_place()));
+    status = wait_for_first_turn({socket.value(), group, plan.stage, options.timeout}, interrupt);
   }
   if (status.ok()) return kExitOk;
   if (status.code() == Code::kCancelled) {

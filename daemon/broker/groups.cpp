@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "common/job.h"
 #include "daemon/base/units.h"
 #include "daemon/node/names.h"
 #include "daemon/node/reports.h"
@@ -21,7 +22,7 @@ Result<GroupId> Groups::new_id() {
 
 Result<GroupEntry*> Groups::join(const std::string& name, const PeerCredentials& peer,
                                  std::string_view stage) {
-  if (!valid_group_name(name))
+  if (!valid_whole_name(name))
     return Status(Code::kInvalidArgument,
                   "\"" + printable(name.c_str()) +
                       "\" is not a valid group name. Use 1 to 63 of the characters A-Z a-z 0-9 . _ "
@@ -44,6 +45,13 @@ Result<GroupEntry*> Groups::join(const std::string& name, const PeerCredentials&
     return status;
   }
   group.log().info("group '{}' has begun. Its owner is {}", name, to_string(peer.account->owner()));
+  for (const auto& [other, its] : node_.groups)
+    if (other != group.id && its.account == group.account &&
+        name_of_group(its.machine.name()) == name_of_group(name))
+      group.log().info(
+          "group '{}' and group '{}' are of different jobs, so each pauses and resumes alone. Set "
+          "AMEM_JOB to one value if they are one job",
+          name, its.machine.name());
   if (begins.paused)
     group.log().info("group '{}' waits for its first turn in stage '{}'", name, stage);
   const GroupState state = group.machine.state();

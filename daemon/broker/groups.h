@@ -33,7 +33,7 @@ class Groups {
         operations_(operations),
         stages_(stages) {}
 
-  /// The owner's group of that name, for a rank of this peer; it begins with its first rank.
+  /// The owner's group of that whole name, for a rank of this peer; it begins with its first rank.
   /// kInvalidArgument: no such name. `stage`: that it names.
   Result<GroupEntry*> join(const std::string& name, const PeerCredentials& peer,
                            std::string_view stage);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/job.h"
 #include "common/version.h"
 #include "daemon/base/ids.h"
 #include "daemon/plans/plan.h"
@@ -29,6 +30,10 @@ Status other_protocol(const amem_v1_Hello& message) {
                                          std::to_string(message.protocol) + ", but amemd has " +
                                          kVersion + " and session protocol " +
                                          std::to_string(kProtocolVersion) + ": " + what_to_do};
+}
+
+std::string group_of(const amem_v1_Hello& message) {
+  return whole_group_name(message.group, message.job);
 }
 
 VisibleDevices devices_in(const amem_v1_Hello& message) {
@@ -130,7 +135,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
     return come_back(session_id, seq, message);
   forget_unwelcomed(session.peer, message);
   const std::string stage = printable(message.stage);
-  Result<GroupEntry*> joined = groups_.join(message.group, session.peer, stage);
+  Result<GroupEntry*> joined = groups_.join(group_of(message), session.peer, stage);
   if (!joined.ok()) return refuse(joined.status());
   GroupEntry& group = *joined.value();
 
@@ -176,7 +181,7 @@ void Ranks::forget_unwelcomed(const PeerCredentials& peer, const amem_v1_Hello& 
     const Rank& rank = entry.second;
     return rank.session == 0 && same_process(rank.peer, peer) &&
            rank.number == std::max(message.rank, -1) &&
-           node_.group_of(rank).machine.name() == message.group;
+           node_.group_of(rank).machine.name() == group_of(message);
   });
   if (found != node_.ranks.end()) remove(found->first, "it joins again");
 }

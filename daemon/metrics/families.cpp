@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/job.h"
 #include "common/protocol.h"
 #include "common/version.h"
 #include "daemon/memory/host_memory.h"
@@ -40,7 +41,11 @@ std::string_view result_name(Code code) {
 }
 
 Labels labels_of(const std::string& group, const Account& account) {
-  return {{"group", group}, {"owner", key_of(account.owner())}};
+  Labels labels = {{"group", std::string(name_of_group(group))},
+                   {"owner", key_of(account.owner())}};
+  if (const std::string_view job = job_of_group(group); !job.empty())
+    labels.push_back({"group_job", std::string(job)});
+  return labels;
 }
 Labels labels_of(const GroupEntry& group) {
   return labels_of(group.machine.name(), *group.account);

@@ -1,5 +1,8 @@
 #include "daemon/node/names.h"
 
+#include <algorithm>
+
+#include "common/job.h"
 #include "daemon/sessions/messages.h"
 
 namespace amem {
@@ -16,37 +19,59 @@ std::string no_such_group(const Node& node, const Caller& caller, const std::str
   return text + "The groups are" + seen;
 }
 
+/// What the caller can mean by this name: its own groups go first, and an address is one group's.
+std::vector<GroupId> called(const Node& node, const Caller& caller, const std::string& name) {
+  const bool has_owner = name.find('@') != std::string::npos;
+  std::vector<GroupId> own;
+  std::vector<GroupId> all;
+  for (const auto& [id, group] : node.groups) {
+    if (!caller.may_see(*group.account) || !may_be_called(name, group)) continue;
+    if (has_owner && name == address_of(group)) return {id};
+    all.push_back(id);
+    if (caller.account == group.account) own.push_back(id);
+  }
+  return own.empty() ? all : own;
+}
+
 }  // namespace
 
 std::string address_of(const GroupEntry& group) {
   return group.machine.name() + "@" + key_of(group.account->owner());
 }
 
-bool may_be_called(const std::string& name, const GroupEntry& group) {
-  return name.find('@') == std::string::npos ? name == group.machine.name()
-                                             : name == address_of(group);
+bool may_be_called(const std::string& name, std::string_view whole, const Owner& owner) {
+  const std::size_t at = name.find('@');
+  const std::string_view group = std::string_view(name).substr(0, at);
+  return (group == whole || group == name_of_group(whole)) &&
+         (at == std::string::npos || name.substr(at + 1) == key_of(owner));
 }
 
-GroupEntry* own_group(Node& node, const Account& owner, const std::string& name) {
+bool may_be_called(const std::string& name, const GroupEntry& group) {
+  return may_be_called(name, group.machine.name(), group.account->owner());
+}
+
+GroupEntry* own_group(Node& node, const Account& owner, const std::string& whole) {
   for (auto& [id, group] : node.groups)
-    if (group.account.get() == &owner && group.machine.name() == name) return &group;
+    if (group.account.get() == &owner && group.machine.name() == whole) return &group;
   return nullptr;
 }
 
 Result<GroupEntry*> find_group(Node& node, const Caller& caller, const std::string& name) {
-  if (caller.account != nullptr)
-    if (GroupEntry* own = own_group(node, *caller.account, name)) return own;
-  GroupEntry* found = nullptr;
-  for (auto& [id, group] : node.groups) {
-    if (!caller.may_see(*group.account) || !may_be_called(name, group)) continue;
-    if (found != nullptr)
-      return Status(Code::kInvalidArgument,
-                    "several groups have the name '" + name + "', such as '" + address_of(*found) +
-                        "' and '" + address_of(group) + "'. Use the name with its owner");
-    found = &group;
-  }
-  if (found == nullptr) return Status(Code::kNotFound, no_such_group(node, caller, name));
-  return found;
+  std::vector<GroupId> found = called(node, caller, name);
+  const auto of_caller = [&](GroupId id) {
+    return caller.pid > 0 && std::any_of(node.ranks.begin(), node.ranks.end(), [&](const auto& it) {
+             return it.second.group == id && it.second.peer.pid == caller.pid;
+           });
+  };
+  if (found.size() > 1)
+    if (const auto own = std::find_if(found.begin(), found.end(), of_caller); own != found.end())
+      found = {*own};
+  if (found.empty()) return Status(Code::kNotFound, no_such_group(node, caller, name));
+  if (found.size() == 1) return &node.groups.at(found.front());
+  std::string all;
+  for (const GroupId id : found) all += " '" + name_for(node, caller, node.groups.at(id)) + "'";
+  return Status(Code::kInvalidArgument,
+                "several groups have the name '" + name + "':" + all + ". Use one of these names");
 }
 
 Result<GroupEntry*> find_to_steer(Node& node, const Caller& caller, const std::string& name) {
@@ -71,12 +96,10 @@ Result<std::vector<NamedGroup>> find_to_steer(Node& node, const Caller& caller,
 }
 
 std::string name_for(const Node& node, const Caller& caller, const GroupEntry& group) {
-  const std::string& name = group.machine.name();
-  if (caller.account == group.account) return name;
-  for (const auto& [id, other] : node.groups)
-    if (id != group.id && other.machine.name() == name && caller.may_see(*other.account))
-      return address_of(group);
-  return name;
+  const std::string& whole = group.machine.name();
+  for (std::string name : {std::string(name_of_group(whole)), whole})
+    if (called(node, caller, name) == std::vector<GroupId>{group.id}) return name;
+  return address_of(group);
 }
 
 }  // namespace amem

@@ -1,14 +1,16 @@
 // Names: groups by what callers call them.
 //
-// A name belongs to an owner, so two owners may have a group of one name. "train" is the caller's
-// own group, or else the only one of that name among those that it may see. "train@1000" is that
-// uid's, "train@/kubepods/pod12ab" a compartment's. Groups that the caller may not
-// see are to it as if they were not there.
+// A name belongs to an owner, and two jobs of an owner may have a group of one name. "train" is the
+// group of the rank that calls, or else the caller's own group, or else the only one of that name
+// among those that it may see. "train:slurm-12" is that job's (common/job.h), "train@1000" that
+// uid's, "train@/kubepods/pod12ab" a compartment's. Groups that the caller may not see are to it as
+// if they were not there.
 //
 // For the loop's thread.
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/status.h"
@@ -18,11 +20,11 @@
 
 namespace amem {
 
-/// The owner's own; null: it has none of that name.
-GroupEntry* own_group(Node& node, const Account& owner, const std::string& name);
+/// The owner's own of this whole name; null: it has none.
+GroupEntry* own_group(Node& node, const Account& owner, const std::string& whole);
 
 /// kNotFound: the caller sees no such group; the text names those that it sees. kInvalidArgument:
-/// several owners have one.
+/// several owners or jobs have one; the text names them.
 Result<GroupEntry*> find_group(Node& node, const Caller& caller, const std::string& name);
 /// Likewise, of groups that the caller may steer. kPermissionDenied: it only sees it.
 Result<GroupEntry*> find_to_steer(Node& node, const Caller& caller, const std::string& name);
@@ -34,12 +36,13 @@ struct NamedGroup {
 Result<std::vector<NamedGroup>> find_to_steer(Node& node, const Caller& caller,
                                               const std::vector<std::string>& names);
 
-/// "train@1000", by whatever names others have groups.
+/// "train:slurm-12@1000", by whatever names others have groups.
 std::string address_of(const GroupEntry& group);
 /// The shortest name by which the caller can call a group that it sees.
 std::string name_for(const Node& node, const Caller& caller, const GroupEntry& group);
 
 /// Whether a group that is called so by somebody who sees all could be this one.
 bool may_be_called(const std::string& name, const GroupEntry& group);
+bool may_be_called(const std::string& name, std::string_view whole, const Owner& owner);
 
 }  // namespace amem

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "common/job.h"
 #include "common/protocol.h"
 #include "common/version.h"
 #include "daemon/base/units.h"
@@ -63,20 +64,25 @@ void report_shares(const Node& node, const Caller& caller, v1::PoolStatus& statu
   }
 }
 
-/// As name_for(), of a group that may be gone: short where no other owner has one of that name.
+/// As name_for(), of a group that may be gone: short where no other owner or job has one of that
+/// name.
 std::string name_for(const History& history, const Caller& caller, const PastOperation& past) {
-  if (caller.account != nullptr && caller.account->owner() == past.owner) return past.group;
-  for (const PastOperation& other : history.all())
-    if (other.group == past.group && other.owner != past.owner && may_see(caller, other))
-      return address_of(past);
-  return past.group;
+  const bool own = caller.account != nullptr && caller.account->owner() == past.owner;
+  std::string name(name_of_group(past.group));
+  for (const PastOperation& other : history.all()) {
+    if (name_of_group(other.group) != name_of_group(past.group) || !may_see(caller, other))
+      continue;
+    if (other.owner != past.owner && !own) return address_of(past);
+    if (other.owner == past.owner && other.group != past.group) name = past.group;
+  }
+  return name;
 }
 
 bool asked_for(const v1::ListHistoryRequest& request, const PastOperation& past) {
   if (request.transaction() != 0 && past.transaction != request.transaction()) return false;
   const std::string& name = request.group();
   if (name.empty()) return true;
-  return name.find('@') == std::string::npos ? name == past.group : name == address_of(past);
+  return may_be_called(name, past.group, past.owner);
 }
 
 void report_calls(Duration command, const char* name, Duration time, const Period& when,

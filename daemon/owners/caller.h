@@ -18,6 +18,7 @@ struct Caller {
   bool operates = true;              // may do everything with everybody's groups
   bool sees_all = true;              // may see them
   SharedFd process = {};             // PeerCredentials'
+  pid_t pid = 0;                     // likewise
 
   bool may_steer(const Account& owner) const { return operates || account.get() == &owner; }
   bool may_see(const Account& owner) const { return sees_all || may_steer(owner); }

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "common/job.h"
 #include "common/packet.h"
 #include "common/protocol.h"
 #include "daemon/base/units.h"
@@ -194,9 +195,11 @@ void Stages::enter(GpuStage& stage, GroupEntry& group) {
 
 Stages::Beginning Stages::begins(const std::shared_ptr<Account>& account, const std::string& name,
                                  std::string_view stage_name) {
-  if (const Starts::Start* start = starts_.find(*account, name);
-      start != nullptr && !start->has_ranks)
-    return {start->id, true, !start->runs};
+  // Who asks before a launcher has begun does not know the job.
+  for (const std::string& asked : {name, std::string(name_of_group(name))})
+    if (const Starts::Start* start = starts_.find(*account, asked);
+        start != nullptr && !start->has_ranks)
+      return {start->id, true, !start->runs};
   const GpuStage* stage = find(std::string(stage_name));
   if (stage == nullptr || closed_ || !stage->rules().starts_alone) return {};
   const Status status = stage->can_start(name_in(*stage, 0, *account, name), {});
@@ -209,7 +212,7 @@ void Stages::rank_joined(GroupEntry& group, const Rank& rank, std::string_view n
     group.stage = stage.name();
     group.starts = stage.starts(group.id);
     (void)node_.records.write(group);
-    starts_.arrived(group.id);
+    starts_.arrived(group.id, group.machine.name());
     node_.stages[stage.name()].starts.erase(group.id);
     stage.place(group.id, whereabouts(group), Clock::now());
     stage.arrived(group.id, Clock::now());
@@ -564,7 +567,7 @@ Starts::Number Stages::start(const Caller& caller, GroupId id, const std::string
     done(status);
     return Starts::Number{0};
   };
-  if (!valid_group_name(name))
+  if (!valid_whole_name(name))
     return fail({Code::kInvalidArgument, "\"" + printable(name.c_str()) +
                                              "\" is not a valid group name. Use 1 to 63 of the "
                                              "characters A-Z a-z 0-9 . _ -, and do not begin with "

@@ -103,9 +103,10 @@ void Starts::answer(GroupId id, const Status& status) {
   }
 }
 
-void Starts::arrived(GroupId id) {
+void Starts::arrived(GroupId id, const std::string& name) {
   const auto it = starts_.find(id);
   if (it == starts_.end()) return;
+  it->second.name = name;
   it->second.has_ranks = true;
   std::vector<Number> answered;
   for (const auto& [number, waiter] : waiters_)

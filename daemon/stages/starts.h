@@ -57,8 +57,8 @@ class Starts {
   void forget(Number number);
   /// Whoever waits for it starts its ranks now, or has failed.
   void answer(GroupId id, const Status& status);
-  /// Its first rank is there.
-  void arrived(GroupId id);
+  /// Its first rank is there. `name`: the group's, which may have a job now.
+  void arrived(GroupId id, const std::string& name);
   /// Everybody who waits is told so.
   void close(const Status& why);
 

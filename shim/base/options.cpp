@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/job.h"
 #include "common/numbers.h"
 #include "common/protocol.h"
 
@@ -176,6 +177,10 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
     else
       complaints.push_back(complain(source, group, "a valid group name. amem uses \"default\""));
   }
+  o.job = job_of(getenv, this_place());
+  if (const std::string_view job = value_of(getenv, "AMEM_JOB"); !job.empty() && o.job != job)
+    complaints.push_back(
+        complain("AMEM_JOB", job, "a valid name of a job. The group is of no job"));
   if (const std::string_view stage = value_of(getenv, "AMEM_STAGE"); !stage.empty()) {
     if (valid_group_name(stage))
       o.stage = stage;

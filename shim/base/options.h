@@ -44,6 +44,7 @@ struct Options {
   bool required = false;  // AMEM_REQUIRED=1: without a broker, brokered calls fail instead of going
                           // to the driver
   std::string group = "default";  // AMEM_GROUP; else AMEM_GROUPID (a number, as in AMem)
+  std::string job;                // of the group: AMEM_JOB, or its launcher's (common/job.h)
   std::string stage;              // AMEM_STAGE: in which the group takes turns; empty: none
   std::string runtime_dir;        // AMEM_RUNTIME_DIR; else common/protocol.h's default
   std::vector<std::string> modules = {

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <new>
 
+#include "common/job.h"
 #include "shim/base/log.h"
 #include "shim/base/no_cancel.h"
 #include "shim/gate/deep_calls.h"
@@ -223,6 +224,7 @@ Status Runtime::open() {
 
   Session::Identity identity;
   identity.group = options_.group;
+  identity.job = options_.job;
   identity.stage = options_.stage;
   identity.rank = rank_from_environment();
   memory_.handles.set_rank(identity.rank);
@@ -247,8 +249,8 @@ Status Runtime::open() {
   }
   UnknownCalls::get().on_news([] { instance->report_.changed(); });
   report_.changed();
-  log_info("rank " + std::to_string(session_.rank_id()) + " of group " + options_.group + " at " +
-           path);
+  log_info("rank " + std::to_string(session_.rank_id()) + " of group " +
+           whole_group_name(options_.group, options_.job) + " at " + path);
   return {};
 }
 

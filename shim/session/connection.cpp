@@ -34,6 +34,7 @@ std::unique_ptr<Message> hello_of(const RankIdentity& identity, const Comeback* 
   h.protocol = kProtocolVersion;
   set_text(h.version, kVersion);
   set_text(h.group, identity.group);
+  set_text(h.job, identity.job);
   set_text(h.program, identity.program);
   set_text(h.stage, identity.stage);
   h.rank = identity.rank;

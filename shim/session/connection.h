@@ -20,6 +20,7 @@ struct RankIdentity {
   std::string program;
   std::string stage = {};  // that the group is to take turns in; empty: none
   VisibleDevices devices = {};
+  std::string job = {};  // of the group (common/job.h); empty: none
 };
 
 /// What a rank that comes back says of itself.

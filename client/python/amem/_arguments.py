@@ -48,9 +48,12 @@ def group_name(name: str) -> str:
 
 
 def group_address(address: str) -> str:
-    """Returns the address: a name, or NAME@UID for another user's group. InvalidArgumentError: it is neither."""
-    name, at, owner = address.partition("@")
+    """Returns the address: a name, NAME:JOB of a launcher's job, or NAME@UID of another user. InvalidArgumentError: it is none of them."""
+    whole, at, owner = address.partition("@")
+    name, colon, job = whole.partition(":")
     group_name(name)
+    if colon:
+        group_name(job)
     if at and not _OWNER.fullmatch(owner):
         raise InvalidArgumentError(f'"{address}" does not name the owner of the group. Write NAME@UID')
     return address

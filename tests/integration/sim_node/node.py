@@ -19,6 +19,8 @@ from sim_node.puppet import Puppet
 from sim_node.user import Copies
 
 MIB = 1 << 20
+# Variables of what starts the tests, which would speak for the ranks.
+FOREIGN = ("AMEM_", "CUDA_", "KUBERNETES_", "LD_", "MASTER_", "NCCL_", "RAY_", "SLURM_", "TORCHELASTIC_")
 C = TypeVar("C", bound=Child)
 
 
@@ -100,7 +102,7 @@ class Node:
         """The environment of every process of the node. `build`: of another user's, who does not reach the node's own build."""
         env: dict[str, str | None] = {
             name: value for name, value in os.environ.items()
-            if not name.startswith(("AMEM_", "CUDA_", "LD_", "NCCL_")) and name not in ("RANK", "WORLD_SIZE")}
+            if not name.startswith(FOREIGN) and name not in ("RANK", "WORLD_SIZE")}
         env.update(chosen())
         env.update(self.settings)
         if build is not None:

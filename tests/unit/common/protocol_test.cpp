@@ -22,9 +22,11 @@ TEST(Protocol, GroupNames) {
     EXPECT_FALSE(valid_group_name(bad)) << bad;
   EXPECT_TRUE(valid_group_name(std::string(63, 'g')));
   EXPECT_FALSE(valid_group_name(std::string(64, 'g')));
-  for (const char* good : {"train", "train@1000", "train@0:/kubepods/pod12ab"})
+  for (const char* good :
+       {"train", "train@1000", "train@0:/kubepods/pod12ab", "train:slurm-1", "train:a@1000"})
     EXPECT_TRUE(valid_group_address(good)) << good;
-  for (const char* bad : {"", "@1000", "train@", "train@a b", "-x@1000", "train@\n"})
+  for (const char* bad : {"", "@1000", "train@", "train@a b", "-x@1000", "train@\n", "train:", ":a",
+                          "train:a:b", "train:-a"})
     EXPECT_FALSE(valid_group_address(bad)) << bad;
   EXPECT_FALSE(valid_group_name("train@1000"));
   EXPECT_FALSE(valid_group_name(std::string_view("a\0b", 3)));

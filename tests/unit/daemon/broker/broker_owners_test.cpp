@@ -95,7 +95,7 @@ TEST_F(OwnersTest, EachHasNamesOfItsOwn) {
   EXPECT_EQ(group("train@65534").state(), kRunning);
   const Status which = try_pause(Caller{}, "train");
   EXPECT_EQ(which.code(), Code::kInvalidArgument);
-  EXPECT_THAT(which.text(), HasSubstr("'train@65533' and 'train@65534'"));
+  EXPECT_THAT(which.text(), HasSubstr("'train@65533' 'train@65534'"));
   EXPECT_TRUE(resume("train@65533").ok()) << "an operator can name it";
 }
 
