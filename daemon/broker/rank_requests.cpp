@@ -66,6 +66,11 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
       return unpin(rank, message.body.unpin);
     case amem_v1_SessionMessage_group_request_tag:
       return group_request(rank, message.seq, message.body.group_request);
+    case amem_v1_SessionMessage_withdraw_tag: {
+      GroupEntry& group = node_.group_of(rank);
+      group.machine.withdraw(rank.id, message.body.withdraw.request, Clock::now());
+      return groups_.drive(group);
+    }
     case amem_v1_SessionMessage_set_policy_tag:
       return set_policy(rank, message.seq, message.body.set_policy);
     case amem_v1_SessionMessage_cut_status_tag: {

@@ -163,8 +163,7 @@ bool Group::has_rest(const Task& task) const {
 
 Status Group::can_start(const Task& task) const {
   if (course_ && !yields())
-    return {Code::kFailedPrecondition,
-            what_is_under_way() + ". Try again when that has ended"};
+    return {Code::kFailedPrecondition, what_is_under_way() + ". Try again when that has ended"};
   // A restore needs only the processes. The phase after it waits for the ranks.
   const bool restores = deep_ && task.op == Operation::kResume;
   if (interrupted_ || (!expected_.empty() && !restores))
@@ -314,6 +313,16 @@ void Group::request(RankId rank, std::uint64_t seq, const Task& task, Duration t
         action::Answer{rank, seq, {status.code(), "group '" + name_ + "': " + status.text()}});
     return;
   }
+  look_at_requests(now);
+}
+
+void Group::withdraw(RankId rank, std::uint64_t seq, Time now) {
+  const auto is_it = [&](const Requests::Request& r) { return r.rank == rank && r.seq == seq; };
+  for (const Task& task : requests_.tasks())
+    if (!under_way(task, rank) && !(interrupted_ && interrupted_->task.of({}) == task))
+      answer(requests_.take(task, is_it),
+             {Code::kCancelled,
+              describe(task, name_) + " from inside: the rank has withdrawn it before it began"});
   look_at_requests(now);
 }
 

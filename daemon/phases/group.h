@@ -88,6 +88,8 @@ class Group {
   /// paused: it would set the group running without the rest. `together`: it is one with these.
   void request(RankId rank, std::uint64_t seq, const Task& task, Duration timeout, Time now,
                const RankSet& together = {});
+  /// Nobody waits for that any more: kCancelled, if it has not begun.
+  void withdraw(RankId rank, std::uint64_t seq, Time now);
 
   // ---- an operation ----
   /// kFailedPrecondition: the group is in that state already, or in transition. `timeout`, when not

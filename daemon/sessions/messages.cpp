@@ -100,6 +100,7 @@ Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch ep
   welcome.gate_shut = gate_shut;
   welcome.epoch = epoch.attempt;
   welcome.hashes = hashes;
+  welcome.withdraws = true;
   set_text(welcome.paused_by, paused_by);
   std::memcpy(welcome.session, key.data(), key.size());
   return message;

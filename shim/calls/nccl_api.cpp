@@ -251,6 +251,13 @@ AMEM_PUBLIC int amem_shim_asked_here(int op) {
   return 0;
 }
 
+/// The wait of this thread (gettid) for a pause or resume is over: one that has not begun ends with
+/// kCancelled, one that has begun goes on.
+AMEM_PUBLIC int amem_shim_withdraw(int thread) {
+  if (!Runtime::disabled()) Runtime::get().withdraw(thread);
+  return 0;
+}
+
 AMEM_PUBLIC int amem_shim_set_group(const char* group, char* error, std::size_t size) {
   const std::string name = group != nullptr ? group : "";
   if (Runtime::disabled()) return report(turned_off(), error, size);

@@ -73,6 +73,10 @@ class Runtime {
 
   /// Asks the broker, and waits for its Reply.
   Status ask(Message& request, std::chrono::milliseconds deadline);
+  /// As Session::withdraw().
+  void withdraw(pid_t thread) {
+    if (opened_.load(std::memory_order_acquire) && !forked()) session_.withdraw(thread);
+  }
 
   /// Changes the group; only before the session is open.
   Status set_group(const std::string& name);

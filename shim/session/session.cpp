@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -155,6 +156,8 @@ Result<ReplyPacket> Session::call(Message& message, std::chrono::milliseconds de
   const NoCancel no_cancel;
   const auto begin = Clock::now();
   waiting.request = &message;
+  if (message.which_body == amem_v1_SessionMessage_group_request_tag)
+    waiting.thread = static_cast<pid_t>(::syscall(SYS_gettid));
   std::unique_lock lock(mutex_);
   message.seq = next_seq_++;
   waiting_[message.seq] = &waiting;
@@ -181,6 +184,23 @@ Result<ReplyPacket> Session::call(Message& message, std::chrono::milliseconds de
   }
   if (Status s = status_of(waiting.answer.reply); !s.ok()) return s;
   return std::move(waiting.answer);
+}
+
+void Session::withdraw(pid_t thread) {
+  if (!welcome_.withdraws) return;
+  const NoCancel no_cancel;
+  std::lock_guard lock(mutex_);
+  for (const auto& [seq, request] : waiting_) {
+    if (request->thread != thread || request->done) continue;
+    request->withdrawn = true;
+    if (online()) post_withdraw(seq);
+  }
+}
+
+void Session::post_withdraw(std::uint64_t request) {
+  const auto message = new_message(amem_v1_SessionMessage_withdraw_tag);
+  message->body.withdraw.request = request;
+  post(*message);
 }
 
 void Session::look_for_answer(const Unanswered& waiting, Clock::time_point until) {
@@ -475,6 +495,7 @@ std::vector<std::uint64_t> Session::mark(std::vector<SendQueue::Parcel> first) {
   for (Unanswered* request : requests) {
     Result<std::string> bytes = encode(*request->request);
     if (bytes.ok()) outgoing_.add({std::move(bytes).value(), copy_of(request->fd)}, &request->sent);
+    if (request->withdrawn) post_withdraw(request->request->seq);
   }
   return given_;
 }

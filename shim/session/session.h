@@ -113,6 +113,9 @@ class Session {
   /// Waits until the broker has done what was sent before, at most `deadline`. kUnavailable: no
   /// broker is connected, or this one ended meanwhile; the next one hears of it at the reconnect.
   Status settle(std::chrono::milliseconds deadline, std::chrono::microseconds soon);
+  /// Nobody waits any more for the GroupRequest that this thread (gettid) waits for: it is answered
+  /// if it has not begun. Without effect if the thread waits for none, or the broker is too old.
+  void withdraw(pid_t thread);
   /// Who made the call has entered what its Reply gave: Created.id or Redeemed.id. Once for each.
   /// Under the lock under which the handler marks.
   void taken(std::uint64_t id);
@@ -148,6 +151,8 @@ class Session {
     const Fd* fd = nullptr;       // beside it
     std::uint64_t sent = 0;       // the send queue's
     bool of_this_broker = false;  // nobody waits for another broker's answer
+    pid_t thread = 0;             // that waits
+    bool withdrawn = false;       // guarded by mutex_
     std::atomic<bool> done{false};
     ReplyPacket answer;  // the caller's once done
   };
@@ -161,6 +166,7 @@ class Session {
   Result<ReplyPacket> call(Message& message, std::chrono::milliseconds deadline,
                            std::chrono::microseconds soon, Unanswered& waiting);
   Status send(const Message& message, std::vector<Fd> fds, Unanswered* request);
+  void post_withdraw(std::uint64_t request);
   void wake();
   void sleep(pollfd* fds, std::size_t count, int milliseconds);
   void serve();

@@ -10,8 +10,9 @@ from typing import Any
 _logger = logging.getLogger("amem")
 
 
-def call(what: str, function: Callable[..., Any], *arguments: Any, outlives: bool = False) -> None:
-    """Calls the function, and raises what it raises. An error of a signal handler ends the wait, but not the call.
+def call(what: str, function: Callable[..., Any], *arguments: Any, outlives: bool = False,
+         withdraw: Callable[[int], Any] | None = None) -> None:
+    """Calls the function, and raises what it raises. An error of a signal handler ends the wait, but not a call that has begun its work.
 
     Python handles signals in the main thread alone, and there only between two instructions: never inside a call of ctypes.
     Other threads make the call themselves.
@@ -20,6 +21,7 @@ def call(what: str, function: Callable[..., Any], *arguments: Any, outlives: boo
         what: The call's name, for the log. It says how a call ends that nobody waits for.
         function: The function to call with the arguments.
         outlives: The interpreter waits for the end of the call before it ends.
+        withdraw: Ends the call of the thread with this native id if its work has not begun.
     """
     if threading.current_thread() is not threading.main_thread():
         function(*arguments)
@@ -49,6 +51,8 @@ def call(what: str, function: Callable[..., Any], *arguments: Any, outlives: boo
             return
         left.set()
         if not done.done():
-            _logger.warning("amem: the wait for the %s was interrupted. The %s goes on, at most until its timeout. The log will say how "
-                            "it ends", what, what)
+            goes_on = f"The {what} goes on, at most until its timeout" if withdraw is None else f"The {what} ends, unless it has begun"
+            _logger.warning("amem: the wait for the %s was interrupted. %s. The log will say how it ends", what, goes_on)
+            if withdraw is not None and thread.native_id is not None:
+                withdraw(thread.native_id)
         raise

@@ -46,6 +46,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "amem_shim_set_policy": (ctypes.c_char_p, ctypes.c_int, *_TEXT),
     "amem_shim_shut_ms": (),
     "amem_shim_stats": _TEXT,
+    "amem_shim_withdraw": (ctypes.c_int,),
 }
 DISCARD_FORCED = 3  # a policy of amem_shim_set_policy: discard, also for "heap"
 _RESULTS: dict[str, Any] = {"amem_shim_shut_ms": ctypes.c_uint64}
@@ -108,7 +109,7 @@ def operate(name: str, tags: list[str], except_tags: list[str], discard: list[st
         name, arguments = "amem_shim_request_2", asked
     else:
         arguments = counted[:2]
-    _apart.call(what, call, name, *arguments, timeout_ms)
+    _apart.call(what, call, name, *arguments, timeout_ms, withdraw=_find("amem_shim_withdraw"))
     # The shim warns a thread that then waits for itself. The call may have been another thread's.
     asked_here = _find("amem_shim_asked_here")
     if asked_here is not None and not tags and not except_tags:

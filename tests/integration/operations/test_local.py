@@ -1,7 +1,9 @@
 """A pause of tags that a rank asks for is its own: ranks that share nothing with it run on."""
 from __future__ import annotations
 
+import os
 import pathlib
+import signal
 import time
 
 import pytest
@@ -207,3 +209,19 @@ def test_the_main_thread_hears_that_it_waits_for_itself(node, ranks):
     a.wait_for("its own thread has paused that group")
     node.ctl("resume", "train")
     assert a.answer()["value"]
+
+
+def test_ctrl_c_withdraws_a_call_that_has_not_begun(node, ranks):
+    a, b = ranks
+    alone, both = "pause('w', ranks=('engine', 2), timeout=30)", "pause('w', ranks=('engine', 2), timeout=30)"
+    a.begin(alone)
+    time.sleep(0.5)
+    os.kill(a.pid, signal.SIGINT)
+    assert "KeyboardInterrupt" in a.failure()
+    a.wait_for("the pause whose wait was interrupted has failed: ")
+    b.begin(both)
+    time.sleep(0.5)
+    assert a.value("m.holds(7)") and a.on_device(), "it has changed its mind"
+    a.begin(both)
+    assert [each.answer()["ok"] for each in (a, b)] == [True, True]
+    assert not a.on_device() and not b.on_device()

@@ -85,7 +85,7 @@ for line in sys.stdin:
         except SyntaxError:
             exec(line, names)
             answer = {"ok": True}
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         answer = {"ok": False, "error": repr(error)}
     print(json.dumps(answer, default=repr), flush=True)
 """

@@ -267,6 +267,30 @@ TEST_F(GroupLocalTest, ARankThatEndsInItsOwnPauseDisturbsNobody) {
   EXPECT_TRUE(group.may_allocate(2));
 }
 
+TEST_F(GroupLocalTest, WhatNobodyWaitsForAnyMoreDoesNotBegin) {
+  group.request(3, 31, kPause, {}, now);
+  group.request(3, 32, kPause, {}, now);
+  group.withdraw(4, 31, now);
+  group.withdraw(3, 99, now);
+  EXPECT_EQ(answers().size(), 0U) << "of another rank, and none";
+  group.withdraw(3, 31, now);
+  EXPECT_EQ(answers().at(31).code(), Code::kCancelled);
+  group.withdraw(3, 32, now);
+  group.request(4, 41, kPause, {}, now);
+  drain();
+  EXPECT_EQ(group.phase(), Phase::kNone) << "rank 4 waits for rank 3, which has changed its mind";
+  group.request(3, 33, kPause, {}, now);
+  group.withdraw(3, 33, now);
+  finish_pause({3, 4});
+  const auto both = answers();
+  EXPECT_TRUE(both.at(33).ok()) << "it had begun";
+  EXPECT_TRUE(both.at(41).ok());
+
+  group.request(1, 11, Operation::kPause, {}, now);
+  group.withdraw(1, 11, now);
+  EXPECT_EQ(answers().at(11).code(), Code::kCancelled);
+}
+
 TEST_F(GroupLocalTest, TheNextAmemdGoesOnWithTheSameRanks) {
   group.request(1, 11, kPause, {}, now);
   quiet(1);
