@@ -137,7 +137,8 @@ MemoryView Groups::memory_of(GroupId group) const {
               if (a->group == group && what.takes(a->tag))
                 ranks.insert(a->sharers.begin(), a->sharers.end());
             return ranks;
-          }};
+          },
+          [this, group] { return operations_.await_ranks_of(group); }};
 }
 
 void Groups::drive(GroupEntry& group) {

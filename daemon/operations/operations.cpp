@@ -81,6 +81,9 @@ DeepProof::Sets Operations::visible_to(const Groups& groups) const {
 std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration timeout,
                                 const Observer& observer, const Asker& who,
                                 std::shared_ptr<Abroad> abroad, const Parts& parts) {
+  if (await_ranks(groups, observer,
+                  [=, this] { start(task, groups, timeout, observer, who, abroad, parts); }))
+    return 0;
   const bool out = task.op == Operation::kPause;
   Status status = check(groups, task, parts);
   if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
@@ -121,6 +124,11 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
 std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& pause,
                                Duration timeout, const Observer& observer, const Asker& who,
                                std::shared_ptr<Abroad> abroad, const Parts& parts) {
+  Groups all = out;
+  all.insert(all.end(), in.begin(), in.end());
+  if (await_ranks(all, observer,
+                  [=, this] { swap(out, in, pause, timeout, observer, who, abroad, parts); }))
+    return 0;
   const Task resume(Operation::kResume);
   const std::vector<GroupId> coming = ids_of(in);
   Status status;
@@ -147,6 +155,65 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& 
   request->groups = request->exchange.leaving;
   request->groups.insert(request->groups.end(), coming.begin(), coming.end());
   return start(request);
+}
+
+// ---- what ranks do by themselves ----------------------------------------------------------------
+
+bool Operations::await_ranks_of(GroupId group) const {
+  return std::any_of(await_ranks_.begin(), await_ranks_.end(), [&](const AwaitsRanks& waits) {
+    return std::any_of(waits.groups.begin(), waits.groups.end(),
+                       [&](const NamedGroup& each) { return each.id == group; });
+  });
+}
+
+bool Operations::local(const Groups& groups) const {
+  return std::any_of(groups.begin(), groups.end(), [&](const NamedGroup& each) {
+    const auto group = node_.groups.find(each.id);
+    return group != node_.groups.end() && group->second.machine.local();
+  });
+}
+
+bool Operations::await_ranks(const Groups& groups, const Observer& observer,
+                             std::function<void()> again) {
+  if (!closed_.ok() || !refusal_.ok() || !local(groups)) return false;
+  // From here on no rank of them begins another one.
+  await_ranks_.push_back({groups, observer, std::move(again)});
+  for (const NamedGroup& each : groups) {
+    const auto group = node_.groups.find(each.id);
+    if (group == node_.groups.end() || !group->second.machine.local()) continue;
+    const std::string what = group->second.machine.what_is_under_way();
+    spdlog::info("group '{}': an operation waits: {}", each.name, what);
+    v1::Progress progress;
+    progress.set_group(each.name);
+    progress.set_waits_for(what);
+    observer->progress(progress);
+    group->second.machine.set_aside(Clock::now());
+    drive_(group->second);
+  }
+  // Those that were set aside have ended already.
+  if (!local(groups)) means_.loop.post([this] { look_at_ranks(); });
+  return true;
+}
+
+void Operations::look_at_ranks() {
+  std::vector<std::function<void()>> ready;
+  std::set<GroupId> groups;
+  for (auto waits = await_ranks_.begin(); waits != await_ranks_.end();) {
+    if (local(waits->groups)) {
+      ++waits;
+      continue;
+    }
+    ready.push_back(std::move(waits->again));
+    for (const NamedGroup& each : waits->groups) groups.insert(each.id);
+    waits = await_ranks_.erase(waits);
+  }
+  for (const auto& again : ready) again();
+  // If that has been refused, what ranks ask for begins.
+  for (const GroupId id : groups)
+    if (const auto group = node_.groups.find(id); group != node_.groups.end()) {
+      group->second.machine.tick(Clock::now());
+      drive_(group->second);
+    }
 }
 
 /// In a turn of its own: the group's actions are being carried out.
@@ -516,6 +583,8 @@ void Operations::run(GroupEntry& group, const action::Finished& finished) {
   const Running& running = ended.mapped();
   const RequestPtr request = running.request;
   const auto* const pause = std::get_if<PauseOperation>(&running.operation);
+  if (finished.outcome.task.selection.local() && !await_ranks_.empty())
+    means_.loop.post([this] { look_at_ranks(); });
   if (finished.outcome.again) return;
   remember(group, finished.outcome, request.get(),
            pause != nullptr ? pause->remarks() : std::vector<std::string>());
@@ -600,6 +669,7 @@ void Operations::close(const Status& status) {
   closed_ = status;
   std::set<Observer> observers(await_proof_.begin(), await_proof_.end());  // each once
   await_proof_.clear();
+  for (const AwaitsRanks& waits : std::exchange(await_ranks_, {})) observers.insert(waits.observer);
   for (auto& [id, running] : running_)
     if (running.request != nullptr && running.request->observer != nullptr)
       observers.insert(std::exchange(running.request->observer, nullptr));

@@ -9,6 +9,7 @@
 
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -127,6 +128,9 @@ class Operations {
   /// Whether an operator has asked for the whole group to be resumed, and that is under way.
   bool resumes_for_operator(GroupId group) const;
 
+  /// An operation on this group waits for its ranks (Group::local()).
+  bool await_ranks_of(GroupId group) const;
+
   /// The broker is to end: what is under way goes on to its end, and nothing new begins.
   void take_no_more(const Status& why) { refusal_ = why; }
   /// Not OK: why nothing new begins. Ranks that ask for their own group are told the same.
@@ -171,6 +175,18 @@ class Operations {
     std::variant<std::monostate, PauseOperation, ResumeOperation> operation;  // from Begun on
   };
 
+  /// What waits until no ranks of these groups pause or resume some of their own.
+  struct AwaitsRanks {
+    Groups groups;
+    Observer observer;
+    std::function<void()> again;
+  };
+
+  /// True: ranks of these groups pause or resume some of their own, and `again` is called when they
+  /// have done. What waits for its devices only lets this go first.
+  bool await_ranks(const Groups& groups, const Observer& observer, std::function<void()> again);
+  bool local(const Groups& groups) const;
+  void look_at_ranks();
   /// What the ranks of these groups see. REQUIRES: check() of a deep pause has passed.
   DeepProof::Sets visible_to(const Groups& groups) const;
   /// What the operation under way waits for, if that is new.
@@ -216,6 +232,7 @@ class Operations {
   bool duplex_;
   Drive drive_;
   std::map<GroupId, Running> running_;
+  std::list<AwaitsRanks> await_ranks_;                      // in the order in which they came
   std::multiset<Observer> await_proof_;                     // of deep pauses that have not begun
   std::map<std::uint64_t, std::weak_ptr<Request>> abroad_;  // transactions over several nodes
   std::uint64_t last_serial_ = 0;

@@ -162,7 +162,7 @@ bool Group::has_rest(const Task& task) const {
 }
 
 Status Group::can_start(const Task& task) const {
-  if (course_ && !yields())
+  if (course_)
     return {Code::kFailedPrecondition, what_is_under_way() + ". Try again when that has ended"};
   // A restore needs only the processes. The phase after it waits for the ranks.
   const bool restores = deep_ && task.op == Operation::kResume;
@@ -187,12 +187,7 @@ Status Group::can_start(const Task& task) const {
 
 Status Group::start(const Task& task, Duration timeout, Time now, Held held) {
   Status status = can_start(task);
-  if (!status.ok()) return status;
-  if (course_) {
-    course_->set_aside(now);
-    settle(now);
-  }
-  begin(task, timeout, false, held, now);
+  if (status.ok()) begin(task, timeout, false, held, now);
   return status;
 }
 
@@ -374,7 +369,7 @@ bool Group::begin_local(const Task& task, Time now) {
     ranks.insert(unit.ranks.begin(), unit.ranks.end());
     if (unit.alone) break;
   }
-  if (ranks.empty() || !can_start(task.of(ranks)).ok()) return false;
+  if (ranks.empty() || memory_.awaited() || !can_start(task.of(ranks)).ok()) return false;
   Duration turn{};
   if (task.op == Operation::kPause) {
     turn = std::min(kBusyTurn, deadlines_.quiesce);
@@ -406,9 +401,12 @@ void Group::answer_local(const Task& task, const Status& status, bool again, Tim
   answer(requests_.take(asked, its), status);
 }
 
-bool Group::yields() const {
-  return course_ && course_->terms().inside && course_->terms().task.selection.local() &&
-         course_->phase() == kPauseBegins;
+bool Group::local() const { return course_ && course_->terms().task.selection.local(); }
+
+void Group::set_aside(Time now) {
+  if (!local() || !course_->terms().inside || course_->phase() != kPauseBegins) return;
+  course_->set_aside(now);
+  settle(now);
 }
 
 bool Group::waits_for_operator(const Task& task) const {

@@ -42,6 +42,8 @@ struct MemoryView {
   std::function<std::set<RankId>(RankId, const Selection&)> sharers = [](RankId, const Selection&) {
     return std::set<RankId>();
   };
+  /// An operation of the group waits for the end of what some ranks have asked for (local()).
+  std::function<bool()> awaited = [] { return false; };
 };
 
 /// What the next broker must know of a group.
@@ -93,12 +95,15 @@ class Group {
 
   // ---- an operation ----
   /// kFailedPrecondition: the group is in that state already, or in transition. `timeout`, when not
-  /// 0, replaces the deadline of quiesce (pause) or map+load (resume). A pause that ranks have
-  /// asked for, and whose devices are busy still, lets it go first.
+  /// 0, replaces the deadline of quiesce (pause) or map+load (resume).
   Status start(const Task& task, Duration timeout, Time now, Held held = Held::kNo);
   /// Whether start() would be refused, and how.
   Status can_start(const Task& task) const;
   void tell(Event event, Time now);
+  /// What is under way is of some ranks, who have asked for it.
+  bool local() const;
+  /// Of that: if it waits for its devices still, it ends, and begins again after what is next.
+  void set_aside(Time now);
 
   // ---- for reports ----
   const std::string& name() const { return name_; }
@@ -155,8 +160,6 @@ class Group {
   std::vector<RankUnit> units(const Task& task) const;
   /// Begins what complete units wait for. True: something has begun.
   bool begin_local(const Task& task, Time now);
-  /// It waits for its devices, and others may go first.
-  bool yields() const;
   void answer(const std::vector<Requests::Request>& requests, const Status& status);
   /// `again`: it was called off because devices were busy.
   void answer_local(const Task& task, const Status& status, bool again, Time now);

@@ -225,3 +225,45 @@ def test_ctrl_c_withdraws_a_call_that_has_not_begun(node, ranks):
     a.begin(both)
     assert [each.answer()["ok"] for each in (a, b)] == [True, True]
     assert not a.on_device() and not b.on_device()
+
+
+def captures(rank):
+    """Its device is not quiet from here on, until the second text is evaluated."""
+    rank.ask("s = made('cuStreamCreate', 0); assert cuda.cuStreamBeginCapture_v2(s, 2) == 0")
+    return "assert cuda.cuStreamEndCapture(s, ctypes.byref(ctypes.c_uint64())) == 0"
+
+
+def test_an_operators_pause_goes_before_one_that_waits_for_its_device(node, ranks):
+    a, b = ranks
+    end = captures(a)
+    a.ask("f = amem.pause_async('w')")
+    time.sleep(0.3)
+    pause = node.ctl.start("pause", "train")
+    pause.wait_phase("quiesce")
+    a.ask(end)
+    assert pause.finish().code == 0
+    assert node.ctl.state("train") == "paused" and not b.on_device()
+    a.ask("f.result(20)")
+    node.ctl("resume", "train")
+    a.does("resume('w')")
+    assert a.value("m.holds(7)") and b.value("m.holds(7)")
+
+
+def test_an_operators_pause_waits_for_one_that_has_begun(node, ranks):
+    a, b = ranks
+    a.faults("cuMemcpyDtoHAsync:1:hold")
+    a.ask("f = amem.pause_async('w')")
+    eventually(lambda: node.ctl.group("train").get("phase") == "save", what="it saves")
+    b.ask("g = amem.pause_async('w')")
+    pause = node.ctl.start("pause", "train")
+    assert "under way (save)" in pause.json_line()["waits_for"]
+    assert node.ctl.state("train") == "running"
+    a.faults()
+    assert pause.finish().code == 0
+    assert node.ctl.state("train") == "paused"
+    a.ask("f.result(20)")
+    b.ask("g.result(20)")
+    node.ctl("resume", "train")
+    for rank in ranks:
+        rank.does("resume('w')")
+        assert rank.value("m.holds(7)")

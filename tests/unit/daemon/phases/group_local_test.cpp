@@ -226,6 +226,9 @@ TEST_F(GroupLocalTest, WhoseDeviceIsBusyLetsOthersGoFirst) {
   group.tick(now);
   // An operator's pause of everything waits for no device of one that has asked.
   ASSERT_EQ(group.phase(), Phase::kQuiesce);
+  EXPECT_TRUE(group.local());
+  group.set_aside(now);
+  EXPECT_FALSE(group.local());
   EXPECT_TRUE(group.start(Operation::kPause, {}, now).ok());
   drain();
   EXPECT_EQ(all<action::Quiesce>().back().ranks, (std::vector<RankId>{1, 2, 3, 4}));
