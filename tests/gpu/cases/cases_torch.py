@@ -115,6 +115,14 @@ def local_tags(bench):
     return f"{', '.join(report['steps'])}; ms {report['median_ms']}"
 
 
+@case(120)
+def two_jobs(bench):
+    """Two jobs with one group name pause and resume by themselves, and neither waits for the other."""
+    jobs = [bench.torch_script("two_jobs.py", "--cycles", cycles, "--between", between, scope="heap") for cycles, between in ((4, 2.0), (9, 0.1))]
+    reports = [job.wait(110).report() for job in jobs]
+    return "; ".join(f"{each['cycles']} cycles, median {each['median_ms']} ms, longest {each['longest_ms']} ms" for each in reports)
+
+
 @case(60)
 def compat_layer(bench):
     """torch_memory_saver's interface."""
