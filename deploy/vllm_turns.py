@@ -147,14 +147,15 @@ class Node:
         chosen = [device for name in visible for device in devices if name in (str(device["ordinal"]), device["uuid"])]
         return [device["used_bytes"] >> 20 for device in (chosen or devices)[:self.options.tp]]
 
-    def start(self, name, sleep):
-        """An engine that has not begun yet. `sleep`: "own"; "amem"; "none", which is brokered and does not know it."""
-        launcher = [self.program("amemctl"), "run", "--group", f"vllm-{name}", "--scope", "heap", "--required",
+    def start(self, name, sleep, group=None, **environment):
+        """An engine that has not begun yet. `sleep`: "own"; "amem"; "none", which is brokered and does not know it. `group`: another
+        than its own. `environment`: more variables."""
+        launcher = [self.program("amemctl"), "run", "--group", group or f"vllm-{name}", "--scope", "heap", "--required",
                     "--"] if sleep != "own" else []
         options = self.options
         arguments = ["--sleep", sleep, "--model", options.model, "--tp", options.tp, "--utilization", options.utilization,
                      "--cache-gib", options.cache_gib, "--more", options.more]
-        engine = Engine(f"{name} ({sleep})", (launcher, arguments), self.environment,
+        engine = Engine(f"{name} ({sleep})", (launcher, arguments), {**self.environment, **environment},
                         self.folder / f"{sleep}-{name}.log")
         self.engines.append(engine)
         return engine

@@ -163,6 +163,31 @@ def vllm_swap(bench):
     return f"{len(took)} swaps, median {statistics.median(took):.0f} ms, max {max(took):.0f}; all tokens equal"
 
 
+@case(340)
+def vllm_engines(bench):
+    """Two vLLM engines of one group, as with data parallelism, sleep and wake by tags unequally often, each by itself."""
+    with node_of(bench, "--cache-gib", 20, pool_gib=96) as node:
+        engines = [node.start(name, "amem", "vllm", AMEM_VLLM_SLEEP="tags") for name in "AB"]
+        tokens = {}
+        for engine in engines:
+            engine.ask("start", vllm_turns.START_S)
+            engine.ask("generate")
+            tokens[engine] = engine.ask("generate")[0]
+            engine.ask("sleep")
+        for engine in engines:
+            engine.ask("wake")
+        often, seldom = engines
+        seldom.tell("generate")
+        took = [often.ask(verb)[1] for _ in range(bench.few) for verb in ("sleep", "wake")]
+        if seldom.answer()[0] != tokens[seldom]:
+            raise Failure(seldom.why("generates other tokens while the other engine sleeps"))
+        seldom.ask("sleep")
+        must_give(often, tokens[often], f"after {bench.few} sleeps")
+        seldom.ask("wake")
+        must_give(seldom, tokens[seldom], "after a sleep")
+    return f"sleep median {statistics.median(took[::2]):.0f}, wake {statistics.median(took[1::2]):.0f} ms; all tokens equal"
+
+
 class Server:
     """`vllm serve`, with amem found by its entry point as where it is installed. `sleep`: the backend of its sleep mode; None: it has
     none. `graphs`: it captures CUDA graphs. `brokered` False: without amem in it. `tp`: how many GPUs it uses, else as many as it can.

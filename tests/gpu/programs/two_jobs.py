@@ -48,9 +48,8 @@ class Program:
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     torch_rank.add_options(parser)
-    parser.add_argument("--cycles", type=int, default=5)
     parser.add_argument("--between", type=float, default=0.5, help="seconds")
-    parser.add_argument("--weights-mib", type=int, default=2048)
+    parser.add_argument("--weights-mib", type=int, default=512)
     return parser.parse_args(arguments)
 
 
