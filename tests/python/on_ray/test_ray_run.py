@@ -79,7 +79,7 @@ def test_without_a_shim(build: Build) -> None:
     ("A=trainer", "A", "name", 5, "trainer"),
     ("A=engine{number}", "A", "name", 5, "engine5"),
     ("A={name}", "A", "vllm_server_0_1", 5, "vllm_server_0_1"),
-    ("A*={name}", "Ab", None, 5, "01000000-89ab-Ab_5"),
+    ("A*={name}", "Ab", None, 5, "Ab_5"),
     ("A={job}-trainer", "A", "name", 5, "01000000-89ab-trainer"),
     ("A=x-{name}", "A", "abcWorkerDict_0:1", 5, "x-abcWorkerDict_0-1"),
     ("A={name}", "A", "-" + "x" * 80 + "/1", 5, "x" * 61 + "-1"),
@@ -91,6 +91,13 @@ def test_names_of_groups(rule: str, class_name: str, actor_name: str | None, num
     found = parse_rule(rule)
     assert found.matches(class_name) and not found.matches("B") and found.scope == "heap"
     assert found.group_of(class_name, actor_name, number, "01000000-89ab") == group
+
+
+def test_the_help_names_what_a_group_can_have(build: Build) -> None:
+    code, said = Driver(build, ("--help",), ()).end()
+    said = " ".join(said.split())
+    assert code == 0
+    assert "GROUP can have {name} (the actor's name), {number} (0 for the first of these actors, 1 for the next), {job} (the" in said
 
 
 # ---- jobs -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import sys
 
 from amem import _launcher
 from amem.errors import Error
-from amem.ray._rules import parse
+from amem.ray._rules import PLACES, parse
 
 _DESCRIPTION = """Starts PROGRAM, the driver of a Ray job, in this process. Each actor of the job whose class matches a --group becomes a
 rank of that group. Other actors, and tasks, run without amem. amemd must run on the nodes of these ranks."""
@@ -25,8 +25,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     run.add_argument("--group", action="append", required=True, metavar="CLASS=GROUP[:SCOPE]",
                      help="make the actors of CLASS ranks of GROUP. CLASS can be a pattern with * and ?. The first --group that matches "
-                          "counts. In GROUP, {name} is the actor's name and {number} counts the actors. SCOPE: nccl, regions or heap "
-                          "(default)")
+                          f"counts. GROUP can have {PLACES}. SCOPE: nccl, regions or heap (default)")
     run.add_argument("--runtime-dir", metavar="DIR", help="the runtime directory of amemd on each node; default: each node's own default")
     run.add_argument("--required", action="store_true",
                      help="end a rank with an error if something is missing, such as amemd; default: the rank runs without amem")

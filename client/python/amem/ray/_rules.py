@@ -14,6 +14,8 @@ SEPARATOR = ","
 _LONGEST = 63  # of a group's name
 _PARTS = re.compile(r"(?P<classes>[\w*?]+)=(?P<group>[^:,]+)(:(?P<scope>[^:,]*))?")
 _PLACES = {"name": "the actor's name", "number": "0 for the first of these actors, 1 for the next", "job": "the Ray job"}
+PLACES = ", ".join(f"{{{name}}} ({meaning})" for name, meaning in _PLACES.items())
+"""What a group may have that each actor fills, for messages."""
 _FORM = 'Write CLASS=GROUP:SCOPE, such as "WorkerDict=trainer:regions"'
 
 
@@ -42,8 +44,8 @@ class Rule:
         return "{number}" in self.group or ("{name}" in self.group and not actor_name)
 
     def group_of(self, class_name: str, actor_name: str | None, number: int, job: str) -> str:
-        """The group of the rule's actor with this number. An actor without a name uses its job, class and number as the name."""
-        name = actor_name or f"{job}-{class_name}_{number}"
+        """The group of the rule's actor with this number. An actor without a name uses its class and number as the name."""
+        name = actor_name or f"{class_name}_{number}"
         filled = self.group.replace("{number}", str(number)).replace("{job}", job).replace("{name}", name)
         # Ray lets actors have any name. The end of a long one is what differs.
         return re.sub(r"[^A-Za-z0-9._-]", "-", filled)[-_LONGEST:].lstrip(".-") or class_name
@@ -57,8 +59,7 @@ def parse_rule(text: str) -> Rule:
     group = found["group"]
     for place in re.findall(r"{(.*?)}", group):
         if place not in _PLACES:
-            known = ", ".join(f"{{{name}}} ({meaning})" for name, meaning in _PLACES.items())
-            raise InvalidArgumentError(f'"{text}" has {{{place}}}. A group can only have {known}')
+            raise InvalidArgumentError(f'"{text}" has {{{place}}}. A group can only have {PLACES}')
     try:
         group_name(group.replace("{number}", "0").replace("{name}", "name").replace("{job}", "job"))
         scope = cast(Scope, "heap" if found["scope"] is None else found["scope"])
