@@ -304,6 +304,32 @@ def test_the_distributions_hook_library(build: Build, dropin: types.ModuleType, 
     assert "TMS_INIT_ENABLE" not in os.environ
 
 
+def test_the_classes_of_the_hook_modes(build: Build, dropin: types.ModuleType) -> None:
+    """Programs derive from them or replace their functions, such as AReaL and Dynamo."""
+    from torch_memory_saver.hooks.base import HookUtilBase
+    from torch_memory_saver.hooks.mode_preload import HookUtilModePreload
+    from torch_memory_saver.hooks.mode_torch import HookUtilModeTorch
+
+    for mode, kind in (("preload", HookUtilModePreload), ("torch", HookUtilModeTorch)):
+        made = HookUtilBase.create(hook_mode=mode)
+        assert type(made) is kind and made.get_allocator() is None
+        assert made.get_path_binary() == os.path.join(build.directory, "dropin", f"torch_memory_saver_hook_mode_{mode}.abi3.so")
+
+
+def test_what_miles_looks_for_in_the_hook_library(dropin: types.ModuleType) -> None:
+    """With --offload-train-target disk it refuses a library without this name. The shim warns, and the pool keeps the bytes."""
+    from torch_memory_saver.utils import get_binary_path_from_package
+
+    assert b"TMS_INIT_ENABLE_DISK_BACKUP" in get_binary_path_from_package("torch_memory_saver_hook_mode_preload").read_bytes()
+
+
+@pytest.mark.parametrize("variable, kept", (("TMS_INIT_ENABLE_CPU_BACKUP", True), ("TMS_INIT_ENABLE_DISK_BACKUP", True), ("OTHER", False)))
+def test_what_the_pool_keeps_of_a_whole_process(
+        torch_memory_saver: Saver, whole_process: None, monkeypatch: pytest.MonkeyPatch, variable: str, kept: bool) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert torch_memory_saver._impl._binary_wrapper.cdll.tms_get_enable_cpu_backup() is kept
+
+
 def test_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch_memory_saver", raising=False)
     amem.compat.install()

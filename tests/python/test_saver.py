@@ -165,7 +165,9 @@ logging.getLogger("amem").addHandler(logging.StreamHandler(said))
 from torch_memory_saver import torch_memory_saver as saver
 saver.hook_mode = "preload"
 assert said.getvalue() == ""
+from torch_memory_saver.hooks.base import HookUtilBase
 for _ in range(2):
+    HookUtilBase.create(hook_mode="torch")
     saver.hook_mode = "torch"
 assert said.getvalue().count("does not load libamem_shim.so") == 1, said.getvalue()
 """, env)

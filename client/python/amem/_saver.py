@@ -130,7 +130,8 @@ class Calls:
         if _thread.within:
             return _thread.within[-1]
         if whole_process():
-            return _Region(DEFAULT_TAG, flag("TMS_INIT_ENABLE_CPU_BACKUP"), _default_backend())
+            kept = flag("TMS_INIT_ENABLE_CPU_BACKUP") or flag("TMS_INIT_ENABLE_DISK_BACKUP")  # the pool keeps both, as the shim says
+            return _Region(DEFAULT_TAG, kept, _default_backend())
         return None
 
     def tms_get_interesting_region(self) -> bool:
@@ -170,8 +171,8 @@ class Calls:
         """Tells whether a pause keeps the bytes of memory that this thread allocates now.
 
         Returns:
-            The region's `enable_cpu_backup`. Outside of regions: TMS_INIT_ENABLE_CPU_BACKUP if TMS_INIT_ENABLE=1 is in effect,
-            else False.
+            The region's `enable_cpu_backup`. Outside of regions, with TMS_INIT_ENABLE=1: whether TMS_INIT_ENABLE_CPU_BACKUP or
+            TMS_INIT_ENABLE_DISK_BACKUP is set. Else False.
         """
         region = self._region()
         return region is not None and region.backup
@@ -430,8 +431,8 @@ class TorchMemorySaver:
     def hook_mode(self, mode: str) -> None:
         if mode not in ("preload", "torch"):
             raise InvalidArgumentError(f"{mode!r} is not a valid hook mode. Use preload or torch")
-        if mode == "torch" and not _shim.is_loaded():
-            _warn_of_torch_mode()
+        if mode == "torch":
+            check_torch_mode()
 
     @property
     def retain_cpu_backup(self) -> bool:
@@ -479,6 +480,12 @@ class TorchMemorySaver:
                 operation([_tag(tag)], **together)
             else:
                 operation(except_tags=["nccl"] if whole_process() else ["nccl", _HEAP], **together)
+
+
+def check_torch_mode() -> None:
+    """Warns once if the process has no shim."""
+    if not _shim.is_loaded():
+        _warn_of_torch_mode()
 
 
 @functools.lru_cache(maxsize=None)
