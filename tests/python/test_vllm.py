@@ -1,6 +1,7 @@
 """Engines that sleep by amem, on the simulated driver. vLLM is the one of fake_vllm, with the interface of 0.26.0 or, where a
 test says so, of another version; shim, broker and plugin are real."""
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -850,6 +851,60 @@ def test_a_wake_that_fails_on_one_gpu_leaves_all_asleep(vllm: Vllm) -> None:
     """, env={**ON, "AMEM_VLLM_SLEEP": "tags"})
 
 
+@pytest.mark.parametrize("way", ["all", "tags"])
+@pytest.mark.parametrize("method, call", [("sleep", "cuMemcpyDtoHAsync"), ("wake_up", "cuMemcpyHtoDAsync")])
+def test_a_worker_that_is_killed_in_a_sleep_or_wake(vllm: Vllm, tmp_path: pathlib.Path, method: str, call: str, way: str) -> None:
+    """The other one says which rank ended in what, is awake, and runs on."""
+    vllm(f"""
+    import glob, multiprocessing, os, time
+    os.environ["AMEM_SIM_FAULT_FILE"] = rules = {str(tmp_path / "rules")!r}
+
+    def fault(rule):
+        with open(rules + ".new", "w") as file:
+            file.write(rule)
+        os.rename(rules + ".new", rules)
+
+    def ask(pipe, method, *arguments):
+        pipe.send((method, arguments, {{}}))
+
+    def answer():
+        assert ours.poll(20), "the worker waits"
+        good, answer = ours.recv()
+        assert good, answer
+        return answer
+
+    fault("")
+    llm = LLM(model="m", enable_sleep_mode=True, tensor_parallel_size=2)
+    ours, theirs = pipes = llm.core.model_executor.pipes
+    _, other = sorted(multiprocessing.active_children(), key=lambda each: each.name)
+    before, method = tokens(llm), {method!r}
+    if method == "wake_up":
+        llm.sleep(1)
+    fault("{call}:1:hold")
+    for pipe in pipes:
+        ask(pipe, "amem_call", method, (1,) if method == "sleep" else (), {{}})
+    end = time.monotonic() + 20
+    while len(glob.glob(rules + ".held.*")) < 2:
+        assert time.monotonic() < end, "not both move bytes"
+        time.sleep(0.05)
+    other.kill()
+    other.join()
+    fault("")
+    error = answer()
+    if method == "wake_up":
+        assert error == ""
+    else:
+        assert error.startswith("sleep: pause of ") and f"(pid {{other.pid}}) ended during save" in error, error
+    ask(ours, "amem_come_back")
+    assert answer() is None
+    ask(ours, "execute", [1, 2, 3], 8)
+    assert answer() == before
+    """, env={**ON, "AMEM_VLLM_SLEEP": way})
+    with open(vllm.node.log_file("vllm")) as file:
+        said = file.read()
+    assert ("amem: sleep failed: pause of " in said) == (method == "sleep"), said
+
+
 def test_the_workers_of_an_engine_have_a_name(vllm: Vllm) -> None:
     """Equal in all of them, and in no other engine."""
     vllm("""
@@ -911,6 +966,11 @@ EngineCore.resume_scheduler = refuses
 llm = engine()
 fails("a pool.size of", llm.sleep, 1)
 assert "the scheduler does not go on after a sleep that failed: pause is still in flight" in said.getvalue()
+def died(self):
+    raise RuntimeError("Executor failed.")
+type(llm.core.model_executor.worker).amem_come_back = died
+fails("a pool.size of", llm.core.model_executor.sleep, 1)
+assert "not all workers are awake after a sleep that failed: amem_come_back: RuntimeError: Executor failed." in said.getvalue()
 """)
 
 

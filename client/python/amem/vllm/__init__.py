@@ -294,6 +294,13 @@ def _extend_engine() -> None:
     executor_sleep, executor_wake_up, engine_sleep = Executor.sleep, Executor.wake_up, EngineCore.sleep
     executor_discard: Any = getattr(Executor, "discard", None)  # since 0.31
 
+    def come_back(self: Any) -> None:
+        """Whatever has left comes back: the engine is awake, for itself and for its callers."""
+        try:
+            self.collective_rpc("amem_come_back", kwargs={})
+        except Exception as error:  # noqa: BLE001: the sleep's own error says more
+            Vllm.logger.warning("amem: not all workers are awake after a sleep that failed: %s", error)
+
     @functools.wraps(executor_sleep)
     def sleep(self: Any, level: int = 1) -> Any:
         if not _is_ours(self.vllm_config):
@@ -302,8 +309,7 @@ def _extend_engine() -> None:
             try:
                 return executor_sleep(self, level)
             except Exception:
-                # Whatever has left comes back: the engine is awake, for itself and for its callers.
-                self.collective_rpc("amem_come_back", kwargs={})
+                come_back(self)
                 raise
 
     @functools.wraps(executor_wake_up)
@@ -325,7 +331,7 @@ def _extend_engine() -> None:
             try:
                 executor_discard(self, tags)
             except Exception:
-                self.collective_rpc("amem_come_back", kwargs={})
+                come_back(self)
                 self.sleeping_tags = asleep  # vLLM takes them for asleep, whatever has happened
                 raise
 

@@ -196,6 +196,19 @@ class Allocator:
                             lambda tags: _rank.resume(tags, **self._options(False)))
         self.asleep, self.paused, self._rest_paused, self.torn = self.asleep & left, bool(left), False, False
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within the context, this worker does not wait for the engine's other workers. One of them may have died.
+
+        Returns:
+            A context manager.
+        """
+        ranks, self.ranks = self.ranks, None
+        try:
+            yield
+        finally:
+            self.ranks = ranks
+
     def _options(self, whole: bool) -> dict[str, Any]:
         """Options of a pause or a resume: with whom, and how long it waits for them."""
         if whole:
@@ -416,6 +429,8 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
         try:
             getattr(self, method)(*args, **options)
         except Error as error:
+            if isinstance(error, AbortedError):  # if another worker has died, vLLM reads no answers
+                _logger.warning("amem: %s failed: %s", method, error)
             return f"{method}: {error}"
         except Exception as error:  # noqa: BLE001: the other workers' answers must be read, too
             _logger.exception("amem: %s failed", method)
@@ -434,10 +449,11 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
             return
         before = self._amem_before
         if _allocator.torn or _allocator.asleep != before:
-            if not before:
-                super().wake_up()
-                return
-            _allocator.wake(before)
+            with _allocator.alone():
+                if not before:
+                    super().wake_up()
+                    return
+                _allocator.wake(before)
         for name, saved in vars(self).items():  # what vLLM has saved of the weights, for level 2: it is where it was
             if name.startswith("_sleep_saved_"):
                 saved.clear()
