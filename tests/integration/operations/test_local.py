@@ -172,6 +172,29 @@ def test_a_copy_waits_where_an_operator_has_paused_it(node, ranks):
     assert a.answer()["value"]
 
 
+def test_a_tag_that_becomes_shared_while_it_is_paused(ranks):
+    """The other rank's call fails and says why. The owner needs nobody for its resume; afterwards both pause it together."""
+    a, b = ranks
+    a.ask("handle = ctypes.create_string_buffer(64)")
+    assert a.value("cuda.cuIpcGetMemHandle(handle, m._address)") == 0
+    b.ask("class Handle(ctypes.Structure): _fields_ = [('bytes', ctypes.c_ubyte * 64)]")
+    b.ask(f"handle, theirs = Handle.from_buffer_copy(bytes.fromhex({a.value('handle.raw.hex()')!r})), ctypes.c_uint64()")
+    opens = "cuda.cuIpcOpenMemHandle_v2(ctypes.byref(theirs), handle, 1)"
+    a.does("pause('w')")
+    assert b.value(opens) == 802  # CUDA_ERROR_SYSTEM_NOT_READY
+    b.wait_for("paused with its tag 'w'. Resume this tag first")
+    a.does("resume('w')")
+    assert a.value("m.holds(7)") and b.value(opens) == 0
+    assert "missing, because they share this memory or are of one set: rank 1" in a.fails("pause('w', 1)")
+    b.begin("pause('w')")
+    a.does("pause('w')")
+    b.answer()
+    b.begin("resume('w')")
+    a.does("resume('w')")
+    b.answer()
+    assert a.value("m.holds(7)") and b.value("m.holds(7)")
+
+
 def test_ctrl_c_ends_the_wait_and_the_next_pause_works(ranks):
     a, b = ranks
     a.ask("import signal, threading, os")
