@@ -273,6 +273,46 @@ def test_an_import_that_fails_is_tried_again(program: Program, tmp_path: pathlib
     """)
 
 
+def test_an_import_that_has_begun_before(program: Program, tmp_path: pathlib.Path) -> None:
+    """In another thread. Its end is seen at the next import, or by enable(). One that fails is awaited again."""
+    (tmp_path / "early").mkdir()
+    for name in ("early/__init__.py", "other.py", "another.py"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "early" / "part.py").write_text("""
+import builtins
+builtins.begun.set()
+assert builtins.go_on.wait(60)
+if builtins.bad:
+    raise ImportError("not now")
+""")
+    program(f"""
+    import builtins, threading
+    from amem import _imports
+    sys.path.insert(0, {str(tmp_path)!r})
+
+    def load():
+        try:
+            import early.part
+        except ImportError:
+            pass
+
+    come = []
+    for builtins.bad, other in ((True, "other"), (False, "another")):
+        builtins.begun, builtins.go_on = threading.Event(), threading.Event()
+        thread = threading.Thread(target=load)
+        thread.start()
+        assert builtins.begun.wait(60)
+        assert not _imports.are_imported(["early.part"])
+        assert not _imports.when_imported(["early.part"], lambda bad=builtins.bad: come.append(bad))
+        __import__(other)
+        assert come == [], come
+        builtins.go_on.set()
+        thread.join()
+        _imports.look()
+    assert sorted(come) == [False, True] and _imports.are_imported(["early.part"]), come
+    """)
+
+
 def test_two_threads_that_import_and_enable(program: Program) -> None:
     """One imports what the other, in enable(), waits for: the one does not wait for enable()."""
     program("""

@@ -294,6 +294,16 @@ importlib.metadata.version = lambda name: "0.4.0"
 amem.slime.megatron_init()
 warned("this is slime 0.4.0. amem was tried with 0.3.")
 """, env=whole)
+    job(SLIME + WARNED + """
+import importlib.metadata
+
+def version(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+importlib.metadata.version = version  # as in a checkout
+amem.slime.megatron_init()
+warned("this is slime of an unknown version. amem was tried with 0.3.")
+""", env=whole)
     job("""
 import amem.slime
 fails("this process has not imported slime or Miles, so amem cannot be switched on for it", amem.slime.megatron_init)
@@ -778,6 +788,43 @@ for each in (deepspeed.runtime.engine.DeepSpeedEngine.save_checkpoint, DeepSpeed
              fsdp.offload_fsdp_optimizer, base.BaseEngineCtx.__enter__):
     assert each._amem and not hasattr(each.__wrapped__, "_amem"), each
 """, env=PAUSED_FAILS)
+
+
+@pytest.mark.parametrize("library", ["pickle", "deepspeed.runtime.zero.offload_config"])
+def test_a_framework_that_is_half_loaded(job: Job, library: str) -> None:
+    """A library that it imports calls amem.enable(). amem waits for the rest."""
+    said = job(f"""
+import importlib.abc
+sys.modules.pop("pickle", None)
+
+class Caller(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == {library!r}:
+            sys.meta_path.remove(self)
+            assert amem.enable(require=True).frameworks == () and "deepspeed.runtime.engine" in sys.modules
+
+sys.meta_path.insert(0, Caller())
+import deepspeed.runtime.engine
+""" + DEEPSPEED + """
+assert amem.enable().frameworks == ("deepspeed",)
+zero = DeepSpeedZeroOptimizer()
+zero.step()
+zero.offload_states(OPENRLHF)
+assert here() == set() and zero.copied == [["contiguous_grad_buffer", "lp_grads"]], (here(), zero.copied)
+""", env=PAUSED_FAILS)
+    assert "on for DeepSpeed, too" in said, said
+
+
+def test_a_framework_that_lacks_a_module(job: Job) -> None:
+    said = job(DEEPSPEED + """
+sys.modules["deepspeed.runtime.zero.stage3"] = None  # as if it were not there
+assert amem.enable().frameworks == ()
+zero = DeepSpeedZeroOptimizer()
+zero.offload_states()
+assert len(zero.copied[0]) == 5 and here() == set()
+""", env=PAUSED_FAILS)
+    assert ("DeepSpeed is not switched on and runs without amem: ModuleNotFoundError: import of deepspeed.runtime.zero.stage3 halted; "
+            "None in sys.modules. This is DeepSpeed 0.19.6") in said, said
 
 
 def test_deepspeed_moves_what_amem_cannot(job: Job) -> None:

@@ -123,6 +123,7 @@ def _enable(group: str | None, scope: Scope | None, require: bool, names: tuple[
                     if _imports.when_imported(framework.modules, functools.partial(_come, framework)):
                         _switch_on(state, framework)
             state.text = _line(state)
+    _imports.look()
     _switch_on_imported()
     with _lock:
         error = _missing(state, require, names)
@@ -156,7 +157,7 @@ def called_by(name: str) -> None:
     with _lock:
         if _state is not None:
             if _state.problem is None:
-                if all(each in sys.modules for each in framework.modules):
+                if _imports.are_imported(framework.modules):
                     _come(framework)
                 return
     switch_on()
@@ -258,7 +259,7 @@ def _switch_on(state: _State, framework: Framework) -> None:
     except Error as error:
         problem = error
     except Exception as error:  # noqa: BLE001: a version that is not known may raise anything
-        problem = FailedPreconditionError(f"{type(error).__name__}: {error}")
+        problem = FailedPreconditionError(f"{type(error).__name__}: {error}. This is {framework.title} {framework.version()}")
     framework.on = False
     state.refused[framework.name] = problem
 

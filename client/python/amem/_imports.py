@@ -3,6 +3,8 @@
 A finder at the front of sys.meta_path lets the other finders find an awaited module. It makes the module's loader report when it has
 run the module. The loader stays the same object. A package may import its modules while it is imported itself. Other modules of it
 cannot be imported then, so a call also waits until the packages of its modules have been imported.
+
+An import that has begun before the finder was there reports nothing. The next import of any module finds that it has ended.
 """
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from typing import Any
 @dataclasses.dataclass
 class _Awaited:
     missing: set[str]
+    begun: set[str]  # modules and packages whose import had begun before
     packages: frozenset[str]
     call: Callable[[], None]
 
@@ -31,15 +34,28 @@ def _packages(modules: Iterable[str]) -> frozenset[str]:
     return frozenset(".".join(parts[:count]) for parts in names for count in range(1, len(parts)))
 
 
+def _is_running(name: str) -> bool:
+    """Whether the module's import has begun, and not ended."""
+    spec = getattr(sys.modules.get(name), "__dict__", {}).get("__spec__")  # a module's own __getattr__ might import
+    return bool(getattr(spec, "_initializing", False))  # of importlib, which waits for other threads by it
+
+
+def _lacking(modules: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Those that nobody imports yet, and those that somebody imports now, with their packages."""
+    missing = {each for each in modules if each not in sys.modules}
+    return missing, {each for each in _packages(modules).union(modules) if _is_running(each)}
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: list[_Awaited] = []
         self._running: list[str] = []  # the modules whose import has begun, in any thread
 
-    def wait(self, modules: set[str], call: Callable[[], None]) -> None:
+    def wait(self, modules: Sequence[str], missing: set[str], begun: set[str], call: Callable[[], None]) -> None:
         with self._lock:
-            self._waiting.append(_Awaited(modules, _packages(modules), call))
+            told = begun.intersection(self._running)  # of their ends
+            self._waiting.append(_Awaited(missing | told.intersection(modules), begun - told, _packages(modules), call))
 
     def _is_awaited(self, name: str) -> bool:
         with self._lock:
@@ -56,13 +72,25 @@ class _Finder(importlib.abc.MetaPathFinder):
                 return
             for each in self._waiting:
                 each.missing.discard(name)
-            ready = [each for each in self._waiting if not each.missing and each.packages.isdisjoint(self._running)]
+        self.look()
+
+    def look(self) -> None:
+        """Makes the calls that wait for nothing any more."""
+        with self._lock:
+            for each in self._waiting:
+                ended = {name for name in each.begun if not _is_running(name)}
+                each.begun -= ended
+                each.missing |= {name for name in ended if name not in sys.modules}  # it has failed
+            ready = [each for each in self._waiting
+                     if not each.missing and not each.begun and each.packages.isdisjoint(self._running)]
             self._waiting = [each for each in self._waiting if each not in ready]
         for each in ready:
             each.call()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None,
                   target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+        if any(each.begun for each in self._waiting):
+            self.look()
         if not self._is_awaited(fullname):
             return None
         for finder in list(sys.meta_path):
@@ -110,10 +138,20 @@ def when_imported(modules: Sequence[str], call: Callable[[], None]) -> bool:
 
     Returns True if the modules are already imported. Then the caller must call the function.
     """
-    missing = {each for each in modules if each not in sys.modules}
-    if not missing:
+    missing, begun = _lacking(modules)
+    if not missing and not begun:
         return True
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    _finder.wait(missing, call)
+    _finder.wait(modules, missing, begun, call)
     return False
+
+
+def are_imported(modules: Sequence[str]) -> bool:
+    """Whether all of the modules, and the packages that they are in, have been imported."""
+    return not any(_lacking(modules))
+
+
+def look() -> None:
+    """Makes the calls of when_imported() for which an import has ended that had begun before."""
+    _finder.look()

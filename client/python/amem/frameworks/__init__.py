@@ -85,14 +85,18 @@ class Framework(abc.ABC):
         """Returns the installed version.
 
         Returns:
-            The framework's `__version__`, else the version of its distribution.
+            The framework's `__version__`, else the version of its distribution. "of an unknown version" if it has neither, as in a
+            checkout.
         """
         found = getattr(importlib.import_module(self.modules[0].partition(".")[0]), "__version__", None)
         if found is not None:
             return str(found)
         from importlib import metadata  # seldom needed, and slow to import
 
-        return metadata.version(self.distribution)
+        try:
+            return metadata.version(self.distribution)
+        except metadata.PackageNotFoundError:
+            return "of an unknown version"
 
     def check(self) -> None:
         """Checks that amem supports this version of the framework in this process. It changes nothing.

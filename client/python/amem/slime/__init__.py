@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import abc
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Callable
@@ -91,14 +90,6 @@ class Slime(_Trainer):
     modules = ("slime.backends.megatron_utils.actor", "slime.utils.reloadable_process_group")
     tried = (0, 3), (0, 3)
     purpose = "slime's trainer cannot sleep by amem"
-
-    def version(self) -> str:
-        """Returns the installed version.
-
-        Returns:
-            The version of the distribution, because slime's modules have none.
-        """
-        return importlib.metadata.version(self.distribution)
 
     def hooks(self) -> list[Callable[..., Any]]:
         """Finds the functions of slime that amem needs. It changes nothing.
