@@ -429,6 +429,41 @@ assert here() == set() and fsdp.copied == [], (here(), fsdp.copied)
 """, env=PAUSED_FAILS)
 
 
+@pytest.mark.parametrize("optimizer", [True, False])
+@ENGINES
+def test_a_verl_checkpoint_in_another_thread(job: Job, engine: str, optimizer: bool) -> None:
+    """Several at once, too, and while this thread trains."""
+    job(VERL + f"""
+import threading, time
+engine, optimizer = {engine}, {optimizer}
+""" + """
+import amem.verl.external_lib
+engine.to("cpu", optimizer=optimizer)
+
+def save(errors):
+    try:
+        engine.save_checkpoint("checkpoints")
+    except BaseException as error:
+        errors.append(error)
+
+original, torch.Tensor.sum = torch.Tensor.sum, lambda self: (time.sleep(0.05), original(self))[1]
+for trains in (False, True):
+    errors = []
+    threads = [threading.Thread(target=save, args=(errors,)) for _ in range(3)]
+    for each in threads:
+        each.start()
+        time.sleep(0.03)  # the next one begins while this one reads
+    if trains:
+        with base.BaseEngineCtx(engine, "eval"):
+            pass
+    for each in threads:
+        each.join()
+    assert errors == [] and here() - {"verl.params.0"} == set(), (errors, here())
+engine.to("cpu")
+assert here() == set(), here()
+""", env=PAUSED_FAILS)
+
+
 def test_a_verl_checkpoint_on_a_full_disk(job: Job) -> None:
     """Everything leaves again, and verl's error comes out."""
     job(VERL + """

@@ -12,6 +12,7 @@ import functools
 import importlib
 import logging
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -49,6 +50,7 @@ _read: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose parameters verl 
 _leaving = False  # whether the __exit__() of verl's engine context runs now
 _staying: weakref.WeakSet[Any] = weakref.WeakSet()  # models that verl has offloaded, and whose parameters are still on the GPU
 _away: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose parameters are paused
+_turn = threading.RLock()  # of the parameters. A thread that reads them holds it, so that another one cannot pause them meanwhile
 _verls: weakref.WeakSet[Any] = weakref.WeakSet()  # models and optimizers that verl's own functions move
 
 
@@ -73,6 +75,15 @@ def _is_megatron(chunks: list[Any]) -> bool:
     return all(hasattr(chunk, "expert_parallel_buffers") for chunk in chunks)  # of Megatron's DistributedDataParallel
 
 
+def _in_turn(function: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def called(*arguments: Any, **options: Any) -> None:
+        with _turn:
+            function(*arguments, **options)
+
+    return called
+
+
 # ---- in the place of verl's ----
 def _tensors(model: Any) -> Iterable[Any]:
     for chunk in _chunks(model):
@@ -83,6 +94,7 @@ def _tensors(model: Any) -> Iterable[Any]:
             yield from chunk.buffers()
 
 
+@_in_turn
 def _offload_model(original: Callable[..., None], model: Any, *arguments: Any, **options: Any) -> None:
     chunks = _chunks(model)
     if chunks[0] in _read:
@@ -113,6 +125,7 @@ def _forget_workspaces(chunks: list[Any]) -> None:
         forget(each)
 
 
+@_in_turn
 def _pause_staying(except_models: Iterable[Any] = ()) -> None:
     """Pauses the parameters in _staying, except those of some models. No GPU work that uses them is left: _offload_model() called idle()."""
     kept = {id(_chunks(each)[0]) for each in except_models}
@@ -122,6 +135,7 @@ def _pause_staying(except_models: Iterable[Any] = ()) -> None:
     _away.update(models)
 
 
+@_in_turn
 def _bring_model(model: Any, grads: bool = True) -> None:
     first = _chunks(model)[0]
     _pause_staying([model])
@@ -160,13 +174,19 @@ def _borrowed(first: Any) -> Iterator[bool]:
         yield False
 
 
+@contextlib.contextmanager
+def _borrowed_in_turn(first: Any) -> Iterator[bool]:
+    with _turn, _borrowed(first) as paused:
+        yield paused
+
+
 def _of_model(model: Any, *_: Any, **__: Any) -> list[contextlib.AbstractContextManager[bool]]:
-    return [_borrowed(_chunks(model)[0])]
+    return [_borrowed_in_turn(_chunks(model)[0])]
 
 
 def _of_engine(engine: Any, *_: Any, **__: Any) -> list[contextlib.AbstractContextManager[bool]]:
     states = [getattr(engine.optimizer, "_amem_state", None)]
-    return [_borrowed(each) for each in _models(engine)] + [each.borrowed() for each in states if each is not None]
+    return [_borrowed_in_turn(each) for each in _models(engine)] + [each.borrowed() for each in states if each is not None]
 
 
 def _read_parameters(original: Callable[..., Any], engine: Any, *arguments: Any, **options: Any) -> Any:
@@ -251,7 +271,7 @@ async def _update_weights(original: Callable[..., Any], worker: Any, *arguments:
     _bring_nccl()
     with contextlib.ExitStack() as stack:  # not every mode offloads the parameters that it has read
         for each in models:
-            stack.enter_context(_borrowed(each))
+            stack.enter_context(_borrowed(each))  # without the turn, which other threads may need during the call
         answer = await original(worker, *arguments, **options)
     _pause_staying()
     if all(each.engine.is_param_offload_enabled for each in (worker.actor, worker.ref) if each is not None):
