@@ -741,7 +741,7 @@ for include in (OPENRLHF, None):
     zero.offload_states(include)
     left = here()
     assert engine.save_checkpoint(folder) and here() == left, here()
-    fails("No such file", engine.save_checkpoint, folder + "/nowhere")  # as when the disk is full
+    fails("No space left on device", engine.save_checkpoint, "/dev", "full")
     assert here() == left and zero.offloaded_states >= set(OPENRLHF), here()
     state = zero.state_dict()["single_partition_of_fp32_groups"][0]
     assert state.device.type == "cpu" and state.sum() == before[0] and here() == left, here()
@@ -806,6 +806,11 @@ assert engine.save_checkpoint(folder)
 assert here() == {"deepspeed.hp_params.0"}, here()
 phases.take = take
 zero.offload_states([State.hp_params])
+phases.take = refuse
+fails("No space left on device", engine.save_checkpoint, "/dev", "full")  # its error counts
+assert here() == {"deepspeed.hp_params.0"}, here()
+phases.take = take
+zero.offload_states([State.hp_params])
 assert here() == set(), here()
 zero.reload_states()
 assert zero.sums() == before
@@ -816,13 +821,29 @@ assert zero.sums() == before
 def test_a_module_that_is_switched_on_twice(job: Job) -> None:
     job(DEEPSPEED + VERL + """
 from amem.frameworks._known import known
-for name in ("deepspeed", "verl"):
+from megatron.core.optimizer import MegatronOptimizer
+for name in ("deepspeed", "megatron", "verl"):
     for _ in range(2):
         known()[name].install()
-for each in (deepspeed.runtime.engine.DeepSpeedEngine.save_checkpoint, DeepSpeedZeroOptimizer.state_dict, fsdp.FSDPEngine.save_checkpoint,
+for each in (MegatronOptimizer.offload_to_cpu, DistributedDataParallel.offload_grad_buffers,
+             deepspeed.runtime.engine.DeepSpeedEngine.save_checkpoint, DeepSpeedZeroOptimizer.state_dict, fsdp.FSDPEngine.save_checkpoint,
              fsdp.offload_fsdp_optimizer, base.BaseEngineCtx.__enter__):
     assert each._amem and not hasattr(each.__wrapped__, "_amem"), each
 """, env=PAUSED_FAILS)
+    job(SLIME + """
+for _ in range(2):
+    amem.slime.megatron_init()
+    assert actors.destroy_process_groups is groups.destroy_process_groups is amem.slime._paused
+""", env={"NAME": "slime", "TMS_INIT_ENABLE": "1"})
+    job("""
+import amem.sglang
+from sglang.srt.plugins.hook_registry import HookRegistry
+called = []
+HookRegistry.register = lambda *arguments: called.append(arguments)
+for _ in range(2):
+    amem.sglang.register()
+assert len(called) == len(set(called)) == 3, called
+""")
 
 
 @pytest.mark.parametrize("library", ["pickle", "deepspeed.runtime.zero.offload_config"])
