@@ -955,6 +955,44 @@ def test_a_sleep_of_everything_waits_for_other_engines_requests(vllm: Vllm) -> N
     """)
 
 
+def test_a_sleep_of_everything_says_for_whom_it_waits(vllm: Vllm) -> None:
+    """Data parallel engines in one group, of which one still has requests. The log says it once."""
+    vllm(WARNED + """
+import subprocess, sys, time
+other = subprocess.Popen([sys.executable, "-c", '''
+import sys
+from vllm import LLM
+llm = LLM(model="m", enable_sleep_mode=True)
+print("up", flush=True)
+for line in sys.stdin:
+    llm.sleep(1)
+    llm.wake_up()
+'''], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+assert other.stdout.readline() == "up\\n"
+llm = LLM(model="m", enable_sleep_mode=True)
+before = tokens(llm)
+from amem.vllm import _worker
+_worker._LONG = 0.5
+pause, waited = _worker._rank.pause, []
+
+def late(*arguments, **options):
+    threading.Timer(1.5, lambda: (other.stdin.write("\\n"), other.stdin.flush())).start()
+    pause(*arguments, **options)
+
+import threading
+for turn in range(2):
+    _worker._rank.pause = late
+    llm.sleep(1)
+    llm.wake_up()
+    assert tokens(llm) == before
+    [line] = said.getvalue().splitlines()
+    assert line.startswith("amem: this sleep has not ended after 0.5 s. All ranks of the group 'vllm' take part in it"), line
+    assert "with AMEM_VLLM_SLEEP=tags, or with a group for each engine and trainer (AMEM_GROUP), each sleeps and wakes by itself" in line
+other.stdin.close()
+assert other.wait(60) == 0
+""", env=ON)
+
+
 def test_the_error_of_a_sleep_is_not_hidden(bare_node: Node, build: Build) -> None:
     """vLLM's scheduler may refuse to go on: with MoE models the other engines have not answered."""
     bare_node.start_broker("--pool-size", "2MiB")

@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import importlib
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,8 +27,10 @@ _logger = logging.getLogger("vllm.amem")
 _CACHE, _GRAPHS, _NCCL, _WEIGHTS = "kv_cache", "cudagraph", "nccl", "weights"
 _EXPANDABLE = "expandable_segments:"
 _PATIENCE = 1800.0  # seconds for the other ranks of the group; a rank may first have to end its requests
+_LONG = 30.0  # seconds, as amemd then logs whom it waits for
 _NOT_THERE = re.compile(r"no memory of tag '([^']+)'")
 _MISSING = "not every rank asked for it in time; missing: "
+_ALONE = "with AMEM_VLLM_SLEEP=tags, or with a group for each engine and trainer (AMEM_GROUP), each sleeps and wakes by itself"
 
 
 class Allocator:
@@ -149,15 +153,15 @@ class Allocator:
     def _pause(self, going: set[str], drop: set[str], whole: bool = False) -> None:
         """Pauses the tags `going`, or everything."""
         try:
-            there = _of_those_there(going, lambda tags: _rank.pause(None if whole else tags, **self._options(whole),
-                                                                    discard=sorted(drop.intersection(tags))), whole)
+            with _watched("sleep", whole):
+                there = _of_those_there(going, lambda tags: _rank.pause(None if whole else tags, **self._options(whole),
+                                                                        discard=sorted(drop.intersection(tags))), whole)
         except (AbortedError, DeadlineExceededError) as error:
             # Some of it may have left; after other errors the group is as it was.
             self.paused = self.torn = True
             self._rest_paused |= whole
             if whole and _MISSING in str(error):
-                raise DeadlineExceededError(f"{error}. If a rank that is missing belongs to another engine or to a trainer, start each "
-                                            "of them in its own group (AMEM_GROUP)") from None
+                raise DeadlineExceededError(f"{error}. If a rank that is missing belongs to another engine or to a trainer: {_ALONE}") from None
             raise
         if there or whole:
             self.paused = True
@@ -187,10 +191,12 @@ class Allocator:
         if not self.paused:
             return  # nothing to bring back
         if not left and not only_tags():
-            _rank.resume(**self._options(True))
+            with _watched("wake"):
+                _rank.resume(**self._options(True))
         elif self._rest_paused:
             # NCCL's memory and workspaces are needed to bring new weights.
-            _rank.resume(except_tags=sorted(left), **self._options(True))
+            with _watched("wake"):
+                _rank.resume(except_tags=sorted(left), **self._options(True))
         else:
             _of_those_there((self._tags if self.torn else self.asleep) - left,
                             lambda tags: _rank.resume(tags, **self._options(False)))
@@ -242,6 +248,25 @@ def _fixed_segments() -> Iterator[None]:
         return
     with non_expandable_allocations():
         yield
+
+
+@contextlib.contextmanager
+def _watched(what: str, whole: bool = True) -> Iterator[None]:
+    """Logs if a sleep or wake of the whole group takes long. Other engines may be in it, which end their requests later."""
+    timer = threading.Timer(_LONG, _say_long, (what,))
+    timer.daemon = True
+    if whole:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@functools.lru_cache(maxsize=None)
+def _say_long(what: str) -> None:
+    _logger.warning("amem: this %s has not ended after %g s. All ranks of the group '%s' take part in it, and amemd's log says for which it "
+                    "waits. If they belong to another engine or to a trainer: %s", what, _LONG, _rank.group(), _ALONE)
 
 
 def _engine(config: Any, rank: int, init_method: str) -> tuple[str, int] | None:
@@ -374,7 +399,8 @@ class Worker(vllm.v1.worker.gpu_worker.Worker):  # type: ignore[misc]
                 raise
             _logger.info("amem: the engine sleeps. %s", error)
         if sleeps_deep():  # not before: vLLM still asks the driver for the free memory, and would wait for the wake
-            _rank.pause(deep=True, **_allocator._options(True))
+            with _watched("sleep"):
+                _rank.pause(deep=True, **_allocator._options(True))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Resumes the worker's memory.
