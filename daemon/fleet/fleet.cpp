@@ -136,7 +136,10 @@ void Fleet::lead(const Caller& caller, v1::FleetBegin begin, const Operations::O
   led->branch_of.resize(nodes);
   led->links.resize(led->branches.size());
   spdlog::info("amemd leads an operation over {} nodes, requested by {}", nodes, caller.who);
+  // Where one cannot be opened the others are to be told, who are open only after this.
+  led->carrying_out = true;
   for (std::size_t branch = 0; branch < led->branches.size(); ++branch) open(led, branch, begin);
+  led->carrying_out = false;
   carry_out(led);
 }
 

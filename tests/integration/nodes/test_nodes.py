@@ -152,6 +152,27 @@ def test_a_node_that_does_not_answer(nodes):
     job.ranks[0].kill()
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_an_address_that_is_none(nodes, verb, first):
+    """Wherever it stands, the other nodes hear of it before they wait for anything."""
+    job = nodes.job("train")
+    if verb == "resume":
+        nodes("pause", "train")
+    addresses = nodes.addresses().split(",")
+    addresses.insert(0 if first else 2, "no-port")
+    began = time.monotonic()
+    answer = nodes[0].ctl.try_(verb, "train", "--nodes", ",".join(addresses))
+    assert answer.code != 0 and "no-port" in answer.error
+    assert time.monotonic() - began < 5
+    for node in nodes.all:
+        eventually(lambda node=node: node.ctl.state("train") == {"pause": "running", "resume": "paused"}[verb], what="it is as before")
+        node.ctl("wait", "idle")
+    if verb == "resume":
+        nodes("resume", "train")
+    job.check()
+
+
 def test_two_leaders_at_once(nodes):
     """One of them wins, or none; never both, and nothing is left between."""
     job = nodes.job("train")
