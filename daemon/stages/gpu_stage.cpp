@@ -133,7 +133,7 @@ void GpuStage::refuse(GroupId id, Member& m, const Status& why, Time now) {
   host_.say(*this, id,
             "takes no turns in stage '" + name_ + "': " + m.refusal + ". It stays as it is", true);
   for (const auto& [number, done] : std::exchange(m.waiters, {}))
-    done({Code::kFailedPrecondition, "group '" + m.name + "' takes no turns: " + m.refusal});
+    done({Code::kFailedPrecondition, "group '" + m.name + "' takes no turns: " + m.refusal}, false);
 }
 
 void GpuStage::leave(GroupId id, Time now) {
@@ -150,7 +150,7 @@ void GpuStage::leave(GroupId id, Time now) {
     std::erase(under_way_->out, id);
     std::erase(under_way_->in, id);
   }
-  for (const auto& [number, done] : waiters) done(ended);
+  for (const auto& [number, done] : waiters) done(ended, false);
   step(now);
 }
 
@@ -359,7 +359,7 @@ std::uint64_t GpuStage::lease(GroupId id, OnLease done, Time now) {
   settle(now);
   Member* const m = find(id);
   const auto fail = [&](Status status) {
-    done(status);
+    done(status, false);
     return std::uint64_t{0};
   };
   if (m == nullptr) return fail({Code::kFailedPrecondition, "the group is in no stage"});
@@ -370,7 +370,6 @@ std::uint64_t GpuStage::lease(GroupId id, OnLease done, Time now) {
   if (!m->admitted)
     return fail(
         {Code::kFailedPrecondition, "group '" + m->name + "' takes no turns: " + m->refusal});
-  if (std::exchange(m->by_calls, false)) host_.changed(id);
   const std::uint64_t number = ++leases_;
   m->waiters.emplace(number, std::move(done));
   turns_.wants(m->name, now);
@@ -381,7 +380,7 @@ std::uint64_t GpuStage::lease(GroupId id, OnLease done, Time now) {
 void GpuStage::forget(std::uint64_t lease, Time now) {
   for (auto& [id, m] : members_) {
     if (m.waiters.erase(lease) == 0) continue;
-    if (!m.waiters.empty() || m.leased || m.starts) return;
+    if (asks(m) || m.starts) return;
     settle(now);
     turns_.wants_nothing(m.name, now);
     return step(now);
@@ -399,8 +398,9 @@ Status GpuStage::yield(GroupId id, Time now) {
                                            ". Leases require the policy lease"};
   if (starts) end_first_turn(id, *m, now);
   const bool leased = std::exchange(m->leased, false);
-  if (std::exchange(m->by_calls, false) || leased) host_.changed(id);
-  if (rules_.policy == TurnPolicy::kLease && m->waiters.empty() && !m->starts)
+  const bool by_calls = starts && std::exchange(m->by_calls, false);
+  if (by_calls || leased) host_.changed(id);
+  if (rules_.policy == TurnPolicy::kLease && !asks(*m) && !m->starts)
     turns_.wants_nothing(m->name, now);
   step(now);
   return {};
@@ -420,14 +420,16 @@ void GpuStage::grant() {
   for (auto& [id, m] : members_) {
     if (m.waiters.empty() || !m.admitted || !turns_.runs(m.name)) continue;
     const bool fresh = !std::exchange(m.leased, true);
-    if (fresh) host_.changed(id);
-    for (const auto& [number, done] : std::exchange(m.waiters, {})) done({});
+    // Calls ask for its turn no more: from its first lease on it says when it needs one.
+    if (std::exchange(m.by_calls, false) || fresh) host_.changed(id);
+    const auto waiters = std::exchange(m.waiters, {});
+    for (const auto& [number, done] : waiters) done({}, fresh && waiters.size() == 1);
   }
 }
 
 void GpuStage::close(const Status& why) {
   for (auto& [id, m] : members_)
-    for (const auto& [number, done] : std::exchange(m.waiters, {})) done(why);
+    for (const auto& [number, done] : std::exchange(m.waiters, {})) done(why, false);
 }
 
 // ---- switches -----------------------------------------------------------------------------------

@@ -54,7 +54,8 @@ struct StageSwitch {
 class GpuStage {
  public:
   /// Is told how a lease went, once. Must not call the stage.
-  using OnLease = std::function<void(const Status&)>;
+  /// `fresh`: this call alone has made the lease.
+  using OnLease = std::function<void(const Status&, bool fresh)>;
 
   /// What a stage asks of its surroundings. Must not call the stage.
   class Host {
