@@ -389,14 +389,15 @@ Status Broker::turns(const Caller& caller, const std::string& stage, v1::TurnsRe
 
 Status Broker::set_turn(const Caller& caller, const std::string& name,
                         const Stages::Change& change) {
-  const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
-  if (!group.ok()) {
-    refused(caller, "turn", group.status());
-    return group.status();
+  const Result<std::vector<GroupEntry*>> groups = find_all_to_steer(node_, caller, name);
+  if (!groups.ok()) {
+    refused(caller, "turn", groups.status());
+    return groups.status();
   }
-  const Status status = stages_.set(*group.value(), change);
-  if (status.ok()) asked(caller, "group '{}': {} has changed its turns", name, caller.who);
-  return status;
+  for (GroupEntry* group : groups.value())
+    if (Status status = stages_.set(*group, change); !status.ok()) return status;
+  asked(caller, "group '{}': {} has changed its turns", name, caller.who);
+  return {};
 }
 
 Stages::LeaseId Broker::lease(const Caller& caller, const std::string& name, Duration timeout,
@@ -460,10 +461,10 @@ std::vector<FleetShare> Broker::shares() const {
 
 Status Broker::set_policy(const Caller& caller, const std::string& name, const std::string& tag,
                           v1::Policy policy, v1::Form form, bool force) {
-  const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
-  if (!group.ok()) {
-    refused(caller, "policy", group.status());
-    return group.status();
+  const Result<std::vector<GroupEntry*>> groups = find_all_to_steer(node_, caller, name);
+  if (!groups.ok()) {
+    refused(caller, "policy", groups.status());
+    return groups.status();
   }
   const bool sets_policy = policy == v1::POLICY_KEEP || policy == v1::POLICY_DISCARD;
   const std::optional<Form> save_form = from_proto(form);
@@ -471,15 +472,15 @@ Status Broker::set_policy(const Caller& caller, const std::string& name, const s
     return {Code::kInvalidArgument, "the policy must be keep or discard"};
   if (!save_form && form != v1::FORM_UNSPECIFIED)
     return {Code::kInvalidArgument, "the form must be " + names_of_forms()};
-  GroupEntry& entry = *group.value();
   const bool discard = policy == v1::POLICY_DISCARD;
   const auto change = [&](GroupEntry& changed) {
     if (sets_policy) changed.tag_discards[tag] = discard;
     if (save_form) changed.tag_forms[tag] = *save_form;
   };
-  if (Status status = groups_.set_policy(entry, tag, tag_drop(discard, force), change);
-      !status.ok())
-    return status;
+  for (GroupEntry* group : groups.value())
+    if (Status status = groups_.set_policy(*group, tag, tag_drop(discard, force), change);
+        !status.ok())
+      return status;
   if (sets_policy)
     asked(caller, "group '{}': a pause {} tag '{}'", name, discard ? "discards" : "keeps",
           printable(tag.c_str()));

@@ -84,6 +84,23 @@ Result<GroupEntry*> find_to_steer(Node& node, const Caller& caller, const std::s
   return found;
 }
 
+Result<std::vector<GroupEntry*>> find_all_to_steer(Node& node, const Caller& caller,
+                                                   const std::string& name) {
+  std::vector<GroupEntry*> all;
+  for (const GroupId id : called(node, caller, name)) {
+    GroupEntry& group = node.groups.at(id);
+    if (caller.may_steer(*group.account) && (all.empty() || all.front()->account == group.account))
+      all.push_back(&group);
+    else
+      all.clear();
+    if (all.empty()) break;
+  }
+  if (!all.empty()) return all;
+  const Result<GroupEntry*> one = find_to_steer(node, caller, name);
+  if (!one.ok()) return one.status();
+  return std::vector<GroupEntry*>{one.value()};
+}
+
 Result<std::vector<NamedGroup>> find_to_steer(Node& node, const Caller& caller,
                                               const std::vector<std::string>& names) {
   std::vector<NamedGroup> groups;

@@ -28,6 +28,10 @@ GroupEntry* own_group(Node& node, const Account& owner, const std::string& whole
 Result<GroupEntry*> find_group(Node& node, const Caller& caller, const std::string& name);
 /// Likewise, of groups that the caller may steer. kPermissionDenied: it only sees it.
 Result<GroupEntry*> find_to_steer(Node& node, const Caller& caller, const std::string& name);
+/// What a setting by this name is of: the groups of all jobs of one owner that have it. Errors as
+/// above; the list is not empty.
+Result<std::vector<GroupEntry*>> find_all_to_steer(Node& node, const Caller& caller,
+                                                   const std::string& name);
 /// A group, and what the caller has called it.
 struct NamedGroup {
   GroupId id;

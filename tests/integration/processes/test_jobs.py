@@ -5,6 +5,7 @@ import textwrap
 from sim_node import eventually
 from sim_node.child import Told
 from sim_node.ctl import USAGE
+from sim_node.evaluator import Evaluator
 from sim_node.stage import LARGE, start_stage
 
 
@@ -30,7 +31,7 @@ def test_neither_waits_for_the_other(node):
 
 def test_a_name_that_two_jobs_have_is_an_error_that_lists_both(node):
     one, other = launched(node, "a"), launched(node, "b")
-    for command in (("pause", "train"), ("swap", "train", "train:torchrun-b"), ("policy", "train", "nccl", "keep"), ("ranks", "train")):
+    for command in (("pause", "train"), ("swap", "train", "train:torchrun-b"), ("ranks", "train")):
         answer = node.ctl.try_(*command)
         assert answer.code == USAGE and "'train:torchrun-a' 'train:torchrun-b'" in answer.error, (command, answer)
     node.ctl("pause", "train:torchrun-a")
@@ -48,6 +49,15 @@ def test_a_name_that_two_jobs_have_is_an_error_that_lists_both(node):
     node.ctl("pause", "train")  # a script goes on when the job has been started again
     node.ctl("resume", "train")
     again.check()
+
+
+def test_a_setting_by_name_holds_for_each_job(node):
+    for run in "ab":
+        rank = Evaluator(node, f"script-{run}", env={"TORCHELASTIC_RUN_ID": run})
+        rank.ask("m = made('cuMemAlloc_v2', 1 << 20)")
+    node.ctl("policy", "train", "heap", "discard", "--force")
+    for run in "ab":
+        assert node.ctl("pause", f"train:torchrun-{run}").json["dropped_bytes"] >= 1 << 20
 
 
 def test_ranks_that_are_started_one_by_one_and_a_job_by_name(node):
