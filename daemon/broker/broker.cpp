@@ -405,7 +405,7 @@ Stages::LeaseId Broker::lease(const Caller& caller, const std::string& name, Dur
   const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
   if (group.ok()) return stages_.lease(*group.value(), timeout, std::move(done));
   refused(caller, "lease", group.status());
-  done(group.status(), false);
+  done(group.status());
   return 0;
 }
 

@@ -31,7 +31,6 @@
 #include "daemon/control/node_links.h"
 #include "daemon/control/stream.h"
 #include "daemon/control/tasks.h"
-#include "daemon/control/turn_call.h"
 #include "daemon/control/unary_calls.h"
 #include "daemon/control/upgrades.h"
 #include "daemon/owners/caller.h"
@@ -101,6 +100,58 @@ class StreamSink final : public EventSink {
  private:
   std::shared_ptr<Stream<v1::Event>> stream_;
   std::uint64_t missed_ = 0;  // since the last that was queued
+};
+
+/// A turn that is waited for. What both threads touch lives as long as either may do so.
+class TurnCall final : public grpc::ServerUnaryReactor {
+ public:
+  /// What is waited for ends with this.
+  using Done = std::function<void(const Status&)>;
+  /// Begins to wait, and returns a number for `forget`; 0: it has ended.
+  using Begin = std::function<std::uint64_t(Done)>;
+  using Forget = std::function<void(std::uint64_t)>;
+
+  TurnCall(EventLoop& loop, Forget forget)
+      : loop_(loop), forget_(std::move(forget)), wait_(std::make_shared<Wait>()) {
+    wait_->charge = CallCharge::make(loop);
+  }
+
+  /// `Response`: with waited_us.
+  template <class Response>
+  void begin(const Caller& caller, Response& response, Begin begin) {
+    loop_.post([this, wait = wait_, caller, begin = std::move(begin), response = &response] {
+      if (Status status = wait->charge->take(caller, of_call(0)); !status.ok())
+        return Finish(to_grpc(status));
+      if (wait->cancelled) return Finish({grpc::StatusCode::CANCELLED, "the caller has gone"});
+      const Time asked = Clock::now();
+      const std::uint64_t number = begin([this, wait, asked, response](const Status& status) {
+        wait->ended = true;
+        response->set_waited_us(to_us(Clock::now() - asked));
+        Finish(to_grpc(status));
+      });
+      if (!wait->ended) wait->number = number;
+    });
+  }
+
+ private:
+  struct Wait {  // the loop's thread
+    std::shared_ptr<CallCharge> charge;
+    std::uint64_t number = 0;
+    bool ended = false;
+    bool cancelled = false;
+  };
+
+  void OnCancel() override {
+    loop_.post([wait = wait_, forget = forget_] {
+      wait->cancelled = true;
+      if (!wait->ended && wait->number != 0) forget(wait->number);
+    });
+  }
+  void OnDone() override { delete this; }
+
+  EventLoop& loop_;
+  const Forget forget_;
+  const std::shared_ptr<Wait> wait_;
 };
 
 namespace tls = grpc::experimental;
@@ -249,12 +300,8 @@ class ControlService final : public v1::Broker::CallbackService {
       return broker_.lease(caller, request->group(),
                            std::chrono::milliseconds(request->timeout_ms()), std::move(done));
     };
-    return turn(
-        context, response, begin,
-        [broker = &broker_](std::uint64_t lease) { broker->forget_lease(lease); },
-        [broker = &broker_, group = request->group()](const Caller& caller) {
-          (void)broker->yield(caller, group);
-        });
+    return turn(context, response, begin,
+                [broker = &broker_](std::uint64_t lease) { broker->forget_lease(lease); });
   }
 
   grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext* context,
@@ -262,13 +309,10 @@ class ControlService final : public v1::Broker::CallbackService {
                                   v1::StartResponse* response) override {
     const auto begin = [this, request](const Caller& caller, TurnCall::Done done) {
       return broker_.start_group(caller, request->group(), request->stage(),
-                                 std::chrono::milliseconds(request->timeout_ms()),
-                                 [done = std::move(done)](const Status& s) { done(s, false); });
+                                 std::chrono::milliseconds(request->timeout_ms()), std::move(done));
     };
-    return turn(
-        context, response, begin,
-        [broker = &broker_](std::uint64_t start) { broker->forget_start(start); },
-        [](const Caller&) {});
+    return turn(context, response, begin,
+                [broker = &broker_](std::uint64_t start) { broker->forget_start(start); });
   }
 
   grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext* context,
@@ -376,9 +420,8 @@ class ControlService final : public v1::Broker::CallbackService {
 
   template <class Response, class Begin>
   grpc::ServerUnaryReactor* turn(grpc::CallbackServerContext* context, Response* response,
-                                 Begin begin, TurnCall::Forget forget,
-                                 TurnCall::TakeBack take_back) {
-    auto* const call = new TurnCall(loop_, std::move(forget), std::move(take_back));
+                                 Begin begin, TurnCall::Forget forget) {
+    auto* const call = new TurnCall(loop_, std::move(forget));
     const std::optional<Caller> caller = caller_of(context);
     if (!caller)
       call->Finish(kGone);

@@ -133,7 +133,7 @@ void GpuStage::refuse(GroupId id, Member& m, const Status& why, Time now) {
   host_.say(*this, id,
             "takes no turns in stage '" + name_ + "': " + m.refusal + ". It stays as it is", true);
   for (const auto& [number, done] : std::exchange(m.waiters, {}))
-    done({Code::kFailedPrecondition, "group '" + m.name + "' takes no turns: " + m.refusal}, false);
+    done({Code::kFailedPrecondition, "group '" + m.name + "' takes no turns: " + m.refusal});
 }
 
 void GpuStage::leave(GroupId id, Time now) {
@@ -150,7 +150,7 @@ void GpuStage::leave(GroupId id, Time now) {
     std::erase(under_way_->out, id);
     std::erase(under_way_->in, id);
   }
-  for (const auto& [number, done] : waiters) done(ended, false);
+  for (const auto& [number, done] : waiters) done(ended);
   step(now);
 }
 
@@ -359,7 +359,7 @@ std::uint64_t GpuStage::lease(GroupId id, OnLease done, Time now) {
   settle(now);
   Member* const m = find(id);
   const auto fail = [&](Status status) {
-    done(status, false);
+    done(status);
     return std::uint64_t{0};
   };
   if (m == nullptr) return fail({Code::kFailedPrecondition, "the group is in no stage"});
@@ -420,16 +420,15 @@ void GpuStage::grant() {
   for (auto& [id, m] : members_) {
     if (m.waiters.empty() || !m.admitted || !turns_.runs(m.name)) continue;
     const bool fresh = !std::exchange(m.leased, true);
-    // Calls ask for its turn no more: from its first lease on it says when it needs one.
+    // Calls do not ask for its turn any more: after its first lease it says when it needs one.
     if (std::exchange(m.by_calls, false) || fresh) host_.changed(id);
-    const auto waiters = std::exchange(m.waiters, {});
-    for (const auto& [number, done] : waiters) done({}, fresh && waiters.size() == 1);
+    for (const auto& [number, done] : std::exchange(m.waiters, {})) done({});
   }
 }
 
 void GpuStage::close(const Status& why) {
   for (auto& [id, m] : members_)
-    for (const auto& [number, done] : std::exchange(m.waiters, {})) done(why, false);
+    for (const auto& [number, done] : std::exchange(m.waiters, {})) done(why);
 }
 
 // ---- switches -----------------------------------------------------------------------------------

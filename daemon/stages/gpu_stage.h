@@ -54,8 +54,7 @@ struct StageSwitch {
 class GpuStage {
  public:
   /// Is told how a lease went, once. Must not call the stage.
-  /// `fresh`: this call alone has made the lease.
-  using OnLease = std::function<void(const Status&, bool fresh)>;
+  using OnLease = std::function<void(const Status&)>;
 
   /// What a stage asks of its surroundings. Must not call the stage.
   class Host {

@@ -713,15 +713,13 @@ Stages::LeaseId Stages::lease(const GroupEntry& group, Duration timeout, GpuStag
     done({Code::kFailedPrecondition, "group '" + group.machine.name() +
                                          "' is in no stage. Start it with `amemctl run --stage "
                                          "NAME`, or use `amemctl stage`. " +
-                                         names()},
-         false);
+                                         names()});
     return 0;
   }
   const LeaseId id = next_lease_++;
   leases_.emplace(id, Waiting{.stage = stage, .done = std::move(done)});
   const std::uint64_t number = stage->lease(
-      group.id, [this, id](const Status& status, bool fresh) { end_lease(id, status, fresh); },
-      Clock::now());
+      group.id, [this, id](const Status& status) { end_lease(id, status); }, Clock::now());
   const auto it = leases_.find(id);
   if (it == leases_.end() || number == 0) return 0;
   it->second.number = number;
@@ -738,11 +736,11 @@ Stages::LeaseId Stages::lease(const GroupEntry& group, Duration timeout, GpuStag
   return id;
 }
 
-void Stages::end_lease(LeaseId id, const Status& status, bool fresh) {
+void Stages::end_lease(LeaseId id, const Status& status) {
   auto ended = leases_.extract(id);
   if (ended.empty()) return;
   if (ended.mapped().timer) loop_.cancel(*ended.mapped().timer);
-  ended.mapped().done(status, fresh);
+  ended.mapped().done(status);
 }
 
 void Stages::forget(LeaseId id) {

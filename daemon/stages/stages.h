@@ -159,7 +159,7 @@ class Stages final : public GpuStage::Host {
   std::vector<GpuStage::Part> parts_of(const GroupEntry& group) const;
   /// What of these parts there is still.
   Operations::Parts tags_of(const StageSwitch& what) const;
-  void end_lease(LeaseId id, const Status& status, bool fresh = false);
+  void end_lease(LeaseId id, const Status& status);
   void report(const Caller& caller, GpuStage& stage, v1::StageInfo& info);
 
   Node& node_;

@@ -71,7 +71,7 @@ class GpuStageTest : public testing::Test, public GpuStage::Host {
     return "none";
   }
   GpuStage::OnLease into(std::optional<Status>& answer) {
-    return [&answer](const Status& status, bool) {
+    return [&answer](const Status& status) {
       EXPECT_FALSE(answer) << "answered twice";
       answer = status;
     };
@@ -559,22 +559,6 @@ TEST_F(GpuStageTest, AStartThatIsCutOffGoesOnWithoutALease) {
   EXPECT_TRUE(stage_->yield(kA, at(81)).ok());
   waits(kA, 82);
   EXPECT_EQ(turn(kA, 83), "runs") << "nobody asks for its place";
-}
-
-TEST_F(GpuStageTest, ALeaseIsFreshForTheCallThatAloneHasMadeIt) {
-  make(TurnPolicy::kLease);
-  join(kA, "a", Whereabouts::kRuns);
-  join(kB, "b", Whereabouts::kPausedByStage);
-  std::vector<bool> fresh;
-  const auto note = [&](const Status&, bool is) { fresh.push_back(is); };
-  stage_->lease(kA, note, at(1));
-  stage_->lease(kA, note, at(2));
-  EXPECT_EQ(fresh, (std::vector<bool>{true, false})) << "the second call finds the first one's";
-  stage_->lease(kB, note, at(3));
-  stage_->lease(kB, note, at(4));
-  EXPECT_TRUE(stage_->yield(kA, at(5)).ok());
-  expect_switch(5, {kA}, {kB});
-  EXPECT_EQ(fresh, (std::vector<bool>{true, false, false, false})) << "two callers have one lease";
 }
 
 TEST_F(GpuStageTest, WhoeverPausesAGroupThatStartsEndsItsFirstTurn) {
