@@ -62,7 +62,7 @@ Status Operations::check(const Groups& groups, const Task& of_all, const Parts& 
     if (!status.ok() && groups.size() > 1)
       return {status.code(), "group '" + name + "': " + status.text()};
     const GroupEntry& group = node_.groups.at(id);
-    if (status.ok()) status = group.machine.can_start(task);
+    if (status.ok() && !group.machine.local()) status = group.machine.can_start(task);
     if (status.ok() && task.deep)
       if (const auto visible = amem::visible_to(means_, group); !visible.ok())
         status = visible.status();
@@ -124,11 +124,6 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
 std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& pause,
                                Duration timeout, const Observer& observer, const Asker& who,
                                std::shared_ptr<Abroad> abroad, const Parts& parts) {
-  Groups all = out;
-  all.insert(all.end(), in.begin(), in.end());
-  if (await_ranks(all, observer,
-                  [=, this] { swap(out, in, pause, timeout, observer, who, abroad, parts); }))
-    return 0;
   const Task resume(Operation::kResume);
   const std::vector<GroupId> coming = ids_of(in);
   Status status;
@@ -142,6 +137,13 @@ std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& 
   // Refused before the pause, not after it.
   if (status.ok()) status = check(out, pause, parts);
   if (status.ok()) status = check(in, resume);
+  Groups all = out;
+  all.insert(all.end(), in.begin(), in.end());
+  if (abroad != nullptr && status.ok()) status = set_ranks_aside(all);
+  if (status.ok() && await_ranks(all, observer, [=, this] {
+        swap(out, in, pause, timeout, observer, who, nullptr, parts);
+      }))
+    return 0;
   if (!status.ok()) {
     observer->finished(status);
     return 0;
@@ -187,33 +189,51 @@ bool Operations::await_ranks(const Groups& groups, const Observer& observer,
     progress.set_group(each.name);
     progress.set_waits_for(what);
     observer->progress(progress);
-    group->second.machine.set_aside(Clock::now());
-    drive_(group->second);
   }
-  // Those that were set aside have ended already.
-  if (!local(groups)) means_.loop.post([this] { look_at_ranks(); });
+  (void)set_ranks_aside(groups);
   return true;
 }
 
-void Operations::look_at_ranks() {
-  std::vector<std::function<void()>> ready;
-  std::set<GroupId> groups;
-  for (auto waits = await_ranks_.begin(); waits != await_ranks_.end();) {
-    if (local(waits->groups)) {
-      ++waits;
-      continue;
-    }
-    ready.push_back(std::move(waits->again));
-    for (const NamedGroup& each : waits->groups) groups.insert(each.id);
-    waits = await_ranks_.erase(waits);
+/// Not OK: some of them have begun to copy, and go on.
+Status Operations::set_ranks_aside(const Groups& groups) {
+  for (const NamedGroup& each : groups) {
+    const auto group = node_.groups.find(each.id);
+    if (group == node_.groups.end() || !group->second.machine.local()) continue;
+    group->second.machine.set_aside(Clock::now());
+    drive_(group->second);
   }
-  for (const auto& again : ready) again();
-  // If that has been refused, what ranks ask for begins.
-  for (const GroupId id : groups)
-    if (const auto group = node_.groups.find(id); group != node_.groups.end()) {
+  // What was set aside has ended already, and begins again if nothing else does.
+  means_.loop.post([this, groups] {
+    look_at_ranks();
+    look_at_requests(groups);
+  });
+  for (const NamedGroup& each : groups)
+    if (local({each}))
+      return {Code::kFailedPrecondition, node_.groups.at(each.id).machine.what_is_under_way() +
+                                             ". Try again when that has ended"};
+  return {};
+}
+
+void Operations::look_at_requests(const Groups& groups) {
+  for (const NamedGroup& each : groups)
+    if (const auto group = node_.groups.find(each.id); group != node_.groups.end()) {
       group->second.machine.tick(Clock::now());
       drive_(group->second);
     }
+}
+
+void Operations::look_at_ranks() {
+  std::vector<AwaitsRanks> ready;
+  for (auto waits = await_ranks_.begin(); waits != await_ranks_.end();)
+    if (local(waits->groups)) {
+      ++waits;
+    } else {
+      ready.push_back(std::move(*waits));
+      waits = await_ranks_.erase(waits);
+    }
+  for (const AwaitsRanks& waits : ready) waits.again();
+  // If that has been refused, what ranks ask for begins.
+  for (const AwaitsRanks& waits : ready) look_at_requests(waits.groups);
 }
 
 /// In a turn of its own: the group's actions are being carried out.

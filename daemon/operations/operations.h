@@ -71,7 +71,7 @@ class Operations {
   /// observer at once, and nothing has changed. `abroad`: other nodes have a part of it, too; it is
   /// asked as long as the observer is told. `who`: has asked for it. Returns
   /// the transaction's number; 0: refused, or it must be proven first that deep pauses work here,
-  /// and nothing begins before that.
+  /// or ranks of these groups pause or resume some of their own: nothing begins before that.
   std::uint64_t start(const Task& task, const Groups& groups, Duration timeout,
                       const Observer& observer, const Asker& who,
                       std::shared_ptr<Abroad> abroad = nullptr, const Parts& parts = {});
@@ -186,7 +186,10 @@ class Operations {
   /// have done. What waits for its devices only lets this go first.
   bool await_ranks(const Groups& groups, const Observer& observer, std::function<void()> again);
   bool local(const Groups& groups) const;
+  Status set_ranks_aside(const Groups& groups);
   void look_at_ranks();
+  /// What ranks of these groups ask for begins, if it can.
+  void look_at_requests(const Groups& groups);
   /// What the ranks of these groups see. REQUIRES: check() of a deep pause has passed.
   DeepProof::Sets visible_to(const Groups& groups) const;
   /// What the operation under way waits for, if that is new.

@@ -312,13 +312,18 @@ void Group::request(RankId rank, std::uint64_t seq, const Task& task, Duration t
 }
 
 void Group::withdraw(RankId rank, std::uint64_t seq, Time now) {
-  const auto is_it = [&](const Requests::Request& r) { return r.rank == rank && r.seq == seq; };
-  for (const Task& task : requests_.tasks())
-    if (!under_way(task, rank) && !(interrupted_ && interrupted_->task.of({}) == task))
-      answer(requests_.take(task, is_it),
-             {Code::kCancelled,
-              describe(task, name_) + " from inside: the rank has withdrawn it before it began"});
+  for (const Task& task : requests_.tasks()) {
+    requests_.withdraw(task, rank, seq);
+    if (!interrupted_) answer_withdrawn(task);
+  }
   look_at_requests(now);
+}
+
+void Group::answer_withdrawn(const Task& task) {
+  const auto its = [&](const auto& r) { return r.withdrawn && !under_way(task, r.rank); };
+  answer(requests_.take(task, its),
+         {Code::kCancelled,
+          describe(task, name_) + " from inside: the rank has withdrawn it before it began"});
 }
 
 bool Group::is_local(const Task& task) const {
@@ -338,6 +343,7 @@ std::vector<RankUnit> Group::units(const Task& task) const {
 
 void Group::look_at_requests(Time now) {
   if (course_ || interrupted_) return;
+  for (const Task& task : requests_.tasks()) answer_withdrawn(task);
   for (const Task& task : requests_.tasks()) {
     if (!is_local(task)) {
       if (satisfied(task)) answer(requests_.take(task), {});
@@ -356,8 +362,8 @@ void Group::look_at_requests(Time now) {
       if (begin_local(task, now)) return;
       continue;
     }
-    if (requests_.complete(task, members_.ids()) && !waits_for_operator(task) &&
-        can_start(task).ok())
+    if (!memory_.awaited() && requests_.complete(task, members_.ids()) &&
+        !waits_for_operator(task) && can_start(task).ok())
       return begin(task, Duration::zero(), true, Held::kNo, now);
   }
 }

@@ -115,7 +115,7 @@ class Group {
   /// A pause or resume: also one that the broker's end has interrupted, and one of some ranks,
   /// while the group runs.
   bool under_way() const { return course_ || interrupted_; }
-  /// That as the subject of a sentence. Empty: nothing is under way.
+  /// That as a clause of a sentence. Empty: nothing is under way.
   std::string what_is_under_way() const;
   Phase phase() const { return course_ ? course_->phase() : Phase::kNone; }
   Epoch epoch() const { return course_ ? course_->epoch() : epoch_; }
@@ -163,6 +163,7 @@ class Group {
   void answer(const std::vector<Requests::Request>& requests, const Status& status);
   /// `again`: it was called off because devices were busy.
   void answer_local(const Task& task, const Status& status, bool again, Time now);
+  void answer_withdrawn(const Task& task);
   /// What the rank has asked for.
   bool under_way(const Task& task, RankId rank) const;
   std::string what_it_waits_for(const Task& task, const RankUnit& unit) const;

@@ -86,6 +86,12 @@ void Requests::put_back(const Task& task, const std::set<RankId>& ranks,
               waiting_.begin() + (found - waiting_.data()) + 1, waiting_.end());
 }
 
+void Requests::withdraw(const Task& task, RankId rank, std::uint64_t seq) {
+  if (Waiting* const found = find(task); found != nullptr)
+    for (Request& r : found->requests)
+      if (r.rank == rank && r.seq == seq) r.withdrawn = true;
+}
+
 const std::vector<Requests::Request>& Requests::of(const Task& task) const {
   static const std::vector<Request> none;
   const Waiting* const waiting = find(task);

@@ -51,9 +51,10 @@ class Requests {
     Task task = Operation::kPause;
     Time deadline = kNever;
     RankSet set = {};
-    Time tell_at = kNever;  // when people are told next that it waits
-    bool alone = false;     // is not to be tried together with other units again
-    std::string why = {};   // of one that was tried and waits again: what it waits for
+    Time tell_at = kNever;   // when people are told next that it waits
+    bool alone = false;      // is not to be tried together with other units again
+    bool withdrawn = false;  // nobody waits for it any more: it is not tried again
+    std::string why = {};    // of one that was tried and waits again: what it waits for
   };
 
   /// A rank may have several threads ask, but not without limit.
@@ -78,6 +79,8 @@ class Requests {
   /// Calls `change` with each request of these ranks for `task`, and puts the task behind others.
   void put_back(const Task& task, const std::set<RankId>& ranks,
                 const std::function<void(Request&)>& change);
+  /// Nobody waits for this one any more.
+  void withdraw(const Task& task, RankId rank, std::uint64_t seq);
   /// All requests for `task`, in order.
   const std::vector<Request>& of(const Task& task) const;
 

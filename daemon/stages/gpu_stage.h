@@ -96,8 +96,8 @@ class GpuStage {
   void arrived(GroupId id, Time now);
   /// Its first turn has not ended.
   bool starts(GroupId id) const;
-  /// With the policy lease: its first turn has ended without a yield, and nobody has asked for a
-  /// lease since. It may be in the middle of its start, so a call that waits asks for its turn.
+  /// With the policy lease: its first turn has ended without a yield, and it has got no lease
+  /// since. It may be in the middle of its start, so a call that waits asks for its turn.
   bool asks_by_calls(GroupId id) const;
   /// It has ended, or has left the stage.
   void leave(GroupId id, Time now);

@@ -175,7 +175,9 @@ std::string Stages::names() const {
 /// Another one for each group of the stage.
 std::string Stages::name_in(const GpuStage& stage, GroupId id, const Account& account,
                             const std::string& name) const {
-  return stage.knows(name, id) ? name + "@" + key_of(account.owner()) : name;
+  if (!stage.knows(name, id)) return name;
+  const std::string its = name + "@" + key_of(account.owner());
+  return stage.knows(its, id) ? its + "#" + std::to_string(id) : its;
 }
 
 void Stages::enter(GpuStage& stage, GroupEntry& group) {
@@ -195,11 +197,12 @@ void Stages::enter(GpuStage& stage, GroupEntry& group) {
 
 Stages::Beginning Stages::begins(const std::shared_ptr<Account>& account, const std::string& name,
                                  std::string_view stage_name) {
-  // Who asks before a launcher has begun does not know the job.
-  for (const std::string& asked : {name, std::string(name_of_group(name))})
-    if (const Starts::Start* start = starts_.find(*account, asked);
-        start != nullptr && !start->has_ranks)
-      return {start->id, true, !start->runs};
+  // Who asks before a launcher has begun knows less of the job: the part before that launcher's.
+  for (std::string asked = name;; asked.resize(asked.find_last_of(".:"))) {
+    const Starts::Start* const start = starts_.find(*account, asked);
+    if (start != nullptr && !start->has_ranks) return {start->id, true, !start->runs};
+    if (name_of_group(asked) == asked) break;
+  }
   const GpuStage* stage = find(std::string(stage_name));
   if (stage == nullptr || closed_ || !stage->rules().starts_alone) return {};
   const Status status = stage->can_start(name_in(*stage, 0, *account, name), {});

@@ -96,6 +96,7 @@ Status Session::join() {
   Result<amem_v1_Welcome> welcome = say_hello(socket.get(), path_, identity_);
   if (!welcome.ok()) return welcome.status();
   welcome_ = welcome.value();
+  withdraws_ = welcome_.withdraws;
   key_ = key_of(welcome_);
   socket_ = socket.take();
   return {};
@@ -167,6 +168,7 @@ Result<ReplyPacket> Session::call(Message& message, std::chrono::milliseconds de
                            : send(message, copy_of(waiting.fd), &waiting);
   if (sent.ok() && soon.count() > 0) look_for_answer(waiting, begin + soon);
   lock.lock();
+  if (waiting.withdrawn) post_withdraw(message.seq);  // which may have come before the request
   const auto answered = [&] { return waiting.done || given_up(); };
   if (sent.ok())
     answered_.wait_until(lock, begin + deadline, [&] { return answered() || ending_; });
@@ -187,17 +189,17 @@ Result<ReplyPacket> Session::call(Message& message, std::chrono::milliseconds de
 }
 
 void Session::withdraw(pid_t thread) {
-  if (!welcome_.withdraws) return;
   const NoCancel no_cancel;
   std::lock_guard lock(mutex_);
   for (const auto& [seq, request] : waiting_) {
     if (request->thread != thread || request->done) continue;
     request->withdrawn = true;
-    if (online()) post_withdraw(seq);
+    post_withdraw(seq);
   }
 }
 
 void Session::post_withdraw(std::uint64_t request) {
+  if (!withdraws_ || !online()) return;
   const auto message = new_message(amem_v1_SessionMessage_withdraw_tag);
   message->body.withdraw.request = request;
   post(*message);
@@ -477,6 +479,12 @@ Status Session::try_to_come_back() {
   }
   set_alive(true);
   if (outgoing_.connect(socket_.get())) wake();
+  {
+    std::lock_guard lock(mutex_);
+    withdraws_ = welcome.value().withdraws;
+    for (const auto& [seq, request] : waiting_)
+      if (request->withdrawn) post_withdraw(seq);
+  }
   log_warn("rank " + std::to_string(rank_id()) + " of group " + identity_.group +
            " has reconnected to the broker at " + path_);
   work([&] { handler_->returned(); });
@@ -495,7 +503,6 @@ std::vector<std::uint64_t> Session::mark(std::vector<SendQueue::Parcel> first) {
   for (Unanswered* request : requests) {
     Result<std::string> bytes = encode(*request->request);
     if (bytes.ok()) outgoing_.add({std::move(bytes).value(), copy_of(request->fd)}, &request->sent);
-    if (request->withdrawn) post_withdraw(request->request->seq);
   }
   return given_;
 }

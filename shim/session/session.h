@@ -166,6 +166,7 @@ class Session {
   Result<ReplyPacket> call(Message& message, std::chrono::milliseconds deadline,
                            std::chrono::microseconds soon, Unanswered& waiting);
   Status send(const Message& message, std::vector<Fd> fds, Unanswered* request);
+  /// With mutex_ held.
   void post_withdraw(std::uint64_t request);
   void wake();
   void sleep(pollfd* fds, std::size_t count, int milliseconds);
@@ -224,6 +225,7 @@ class Session {
   std::uint64_t next_seq_ = 2;  // after Hello
   std::unordered_map<std::uint64_t, Unanswered*> waiting_;
   std::vector<DueTask> tasks_;
+  bool withdraws_ = false;  // this broker takes Withdraw
   bool ending_ = false;
   bool serving_ = false;  // a task or command is under way
   bool stopped_ = false;  // none begins any more

@@ -2,6 +2,8 @@
 import sys
 import textwrap
 
+import pytest
+
 from sim_node import eventually
 from sim_node.child import Told
 from sim_node.ctl import USAGE
@@ -124,16 +126,18 @@ def test_each_job_of_a_name_has_turns_in_a_stage(bare_node):
         assert job.answers(60)[0]["wrong"] == 0
 
 
-def test_amemctl_run_waits_for_the_first_turn_of_the_next_job(bare_node):
+@pytest.mark.parametrize("slurm", ["", "12"])
+def test_amemctl_run_waits_for_the_first_turn_of_the_next_job(bare_node, slurm):
     node = start_stage(bare_node, policy="demand", start="alone", start_idle="500ms", idle="300ms", grace="100ms", slice="2s")
     node.settings.pop("AMEM_STAGE")
     jobs = []
-    for run in ("a", "b"):  # amemctl begins before torchrun, which names the run for its ranks alone
+    for run in "abc":  # amemctl begins before torchrun, which names the run for its ranks alone
         begin = [*node.launcher("train")[:-1], "--stage", "night", "--", "env", f"TORCHELASTIC_RUN_ID={run}"]
-        jobs.append(node.job(f"train-{run}", group="train", run=begin, **LARGE))
-    assert set(groups(node)) == {"train:torchrun-a", "train:torchrun-b"}
+        jobs.append(node.job(f"train-{run}", group="train", run=begin, env={"SLURM_JOB_ID": slurm}, **LARGE))
+    before = f"slurm-{slurm}." if slurm else ""
+    assert set(groups(node)) == {f"train:{before}torchrun-{run}" for run in "abc"}
     for job in jobs * 2:
         job.send("verify")
         assert job.answers(60)[0]["wrong"] == 0
     for _ in jobs:
-        node.broker.wait_for("group 'train' is to start")
+        node.broker.wait_for(f"group 'train{':slurm-12' if slurm else ''}' is to start")

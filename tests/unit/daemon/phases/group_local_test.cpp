@@ -294,6 +294,17 @@ TEST_F(GroupLocalTest, WhatNobodyWaitsForAnyMoreDoesNotBegin) {
   EXPECT_EQ(answers().at(11).code(), Code::kCancelled);
 }
 
+TEST_F(GroupLocalTest, WhatIsWithdrawnWhileItsDeviceIsBusyIsNotTriedAgain) {
+  group.request(1, 11, kPause, {}, now);
+  ASSERT_EQ(group.phase(), Phase::kQuiesce);
+  group.withdraw(1, 11, now);
+  EXPECT_TRUE(answers().empty()) << "it is under way";
+  now += seconds(2);
+  group.tick(now);
+  EXPECT_EQ(group.phase(), Phase::kNone);
+  EXPECT_EQ(answers().at(11).code(), Code::kCancelled);
+}
+
 TEST_F(GroupLocalTest, TheNextAmemdGoesOnWithTheSameRanks) {
   group.request(1, 11, kPause, {}, now);
   quiet(1);
