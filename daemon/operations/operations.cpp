@@ -81,12 +81,15 @@ DeepProof::Sets Operations::visible_to(const Groups& groups) const {
 std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration timeout,
                                 const Observer& observer, const Asker& who,
                                 std::shared_ptr<Abroad> abroad, const Parts& parts) {
-  if (await_ranks(groups, observer,
-                  [=, this] { start(task, groups, timeout, observer, who, abroad, parts); }))
-    return 0;
   const bool out = task.op == Operation::kPause;
   Status status = check(groups, task, parts);
   if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
+  // Other nodes do not wait with this one.
+  if (abroad != nullptr && status.ok()) status = set_ranks_aside(groups);
+  if (status.ok() && await_ranks(groups, observer, [=, this] {
+        start(task, groups, timeout, observer, who, nullptr, parts);
+      }))
+    return 0;
   if (task.deep && status.ok()) {
     const DeepProof::Sets visible = visible_to(groups);
     const std::optional<Status> proven = means_.deep_proof.verdict(visible);
