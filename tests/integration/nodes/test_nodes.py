@@ -12,6 +12,7 @@ import time
 import pytest
 
 from sim_node.child import eventually
+from sim_node.evaluator import Evaluator
 from spread import Nodes
 
 
@@ -150,6 +151,24 @@ def test_a_node_that_does_not_answer(nodes):
     assert answer.code != 0 and nodes.addresses(1) in answer.error
     assert nodes[0].ctl.state("train") == "running"
     job.ranks[0].kill()
+
+
+def test_it_goes_before_a_ranks_own_pause_that_waits_for_its_device(nodes):
+    ranks = [Evaluator(node, f"script{number}") for number, node in enumerate(nodes.all)]
+    for rank in ranks:
+        rank.ask("m = made('cuMemAlloc_v2', 1 << 20)")
+    busy = ranks[0]
+    busy.ask("s = made('cuStreamCreate', 0); assert cuda.cuStreamBeginCapture_v2(s, 2) == 0")
+    busy.ask("shim, tags, text = ctypes.CDLL(None), (ctypes.c_char_p * 1)(b'heap'), ctypes.create_string_buffer(1000)")
+    busy.ask("t = threading.Thread(target=lambda: shim.amem_shim_pause(tags, 1, 20000, text, 1000), daemon=True); t.start()")
+    time.sleep(0.3)
+    pause = nodes.start("pause", "train")
+    pause.wait_phase("quiesce")
+    busy.ask("assert cuda.cuStreamEndCapture(s, ctypes.byref(ctypes.c_uint64())) == 0")
+    assert pause.finish().code == 0
+    assert nodes.states("train") == ["paused"] * 2
+    busy.ask("t.join(20)")
+    nodes("resume", "train")
 
 
 @pytest.mark.parametrize("first", [True, False])
