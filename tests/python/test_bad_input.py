@@ -84,8 +84,8 @@ except RuntimeError as error:
     print(error)
 assert not llm.core.is_sleeping() and tokens(llm) == before
 """, env={"AMEM_TIMEOUT": "1"})
-    assert f"(pid {other}); the group is running. If a rank that is missing belongs to another engine or to a trainer, start each of " \
-           "them in its own group (AMEM_GROUP)" in said
+    assert f"(pid {other}); the group is running. If a rank that is missing belongs to another engine or to a trainer: with " \
+           "AMEM_VLLM_SLEEP=tags, or with a group for each engine and trainer (AMEM_GROUP), each sleeps and wakes by itself" in said
     assert vllm.node.ctl.status()["groups"] == []
 
 
