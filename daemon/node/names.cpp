@@ -87,15 +87,11 @@ Result<GroupEntry*> find_to_steer(Node& node, const Caller& caller, const std::s
 Result<std::vector<GroupEntry*>> find_all_to_steer(Node& node, const Caller& caller,
                                                    const std::string& name) {
   std::vector<GroupEntry*> all;
-  for (const GroupId id : called(node, caller, name)) {
-    GroupEntry& group = node.groups.at(id);
-    if (caller.may_steer(*group.account) && (all.empty() || all.front()->account == group.account))
-      all.push_back(&group);
-    else
-      all.clear();
-    if (all.empty()) break;
-  }
-  if (!all.empty()) return all;
+  for (const GroupId id : called(node, caller, name)) all.push_back(&node.groups.at(id));
+  const bool may_set = std::all_of(all.begin(), all.end(), [&](const GroupEntry* group) {
+    return group->account == all.front()->account && caller.may_steer(*group->account);
+  });
+  if (may_set && !all.empty()) return all;
   const Result<GroupEntry*> one = find_to_steer(node, caller, name);
   if (!one.ok()) return one.status();
   return std::vector<GroupEntry*>{one.value()};

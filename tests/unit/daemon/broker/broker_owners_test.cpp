@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include <set>
+
 #include "tests/unit/fixtures/all_allocations.h"
 #include "tests/unit/fixtures/broker_fixture.h"
 
@@ -97,6 +99,28 @@ TEST_F(OwnersTest, EachHasNamesOfItsOwn) {
   EXPECT_EQ(which.code(), Code::kInvalidArgument);
   EXPECT_THAT(which.text(), HasSubstr("'train@65533' 'train@65534'"));
   EXPECT_TRUE(resume("train@65533").ok()) << "an operator can name it";
+}
+
+TEST_F(OwnersTest, EachMayHaveSeveralJobsOfOneName) {
+  join_as(kAlice, a, "train:one");
+  join_as(kAlice, b, "train:two");
+  join_as(kBob, c, "train:one");
+  const auto names = [&](const Caller& caller) {
+    std::set<std::string> all;
+    const v1::NodeStatus status = status_for(caller);
+    for (const v1::GroupInfo& group : status.groups()) all.insert(group.name());
+    return all;
+  };
+  EXPECT_EQ(names(caller(kAlice)), (std::set<std::string>{"train:one", "train:two"}));
+  EXPECT_EQ(names(caller(kBob)), (std::set<std::string>{"train"}));
+  EXPECT_EQ(names(Caller{}),
+            (std::set<std::string>{"train:one@65533", "train:two", "train:one@65534"}));
+  const Status which = try_pause(Caller{}, "train@65533");
+  EXPECT_EQ(which.code(), Code::kInvalidArgument);
+  EXPECT_THAT(which.text(), HasSubstr("'train:one@65533' 'train:two'"));
+  EXPECT_THAT(try_pause(caller(kAlice), "train").text(), HasSubstr("'train:one' 'train:two'"));
+  EXPECT_TRUE(try_pause(caller(kBob), "train").ok());
+  EXPECT_EQ(group("train:one@65533").state(), kRunning);
 }
 
 TEST_F(OwnersTest, NobodySeesOrSteersAnothers) {
