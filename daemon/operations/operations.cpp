@@ -206,10 +206,7 @@ Status Operations::set_ranks_aside(const Groups& groups) {
     drive_(group->second);
   }
   // What was set aside has ended already, and begins again if nothing else does.
-  means_.loop.post([this, groups] {
-    look_at_ranks();
-    look_at_requests(groups);
-  });
+  means_.loop.post([this, groups] { look_at_requests(groups); });
   for (const NamedGroup& each : groups)
     if (local({each}))
       return {Code::kFailedPrecondition, node_.groups.at(each.id).machine.what_is_under_way() +

@@ -321,7 +321,9 @@ void Group::withdraw(RankId rank, std::uint64_t seq, Time now) {
 
 void Group::answer_withdrawn(const Task& task) {
   const auto its = [&](const auto& r) { return r.withdrawn && !under_way(task, r.rank); };
-  answer(requests_.take(task, its),
+  const std::vector<Requests::Request> withdrawn = requests_.take(task, its);
+  if (withdrawn.empty()) return;
+  answer(withdrawn,
          {Code::kCancelled,
           describe(task, name_) + " from inside: the rank has withdrawn it before it began"});
 }
