@@ -41,6 +41,13 @@ class Rank(Evaluator):
         return self.value("[t.resident_bytes >> 20 for t in amem.stats().brokered]") == [16]
 
 
+def together(first, second, call):
+    """Both make the call, and neither waits longer than for the other."""
+    first.begin(call)
+    second.does(call)
+    first.answer()
+
+
 @pytest.fixture
 def ranks(node):
     return [Rank(node, number) for number in range(2)]
@@ -87,9 +94,7 @@ def test_a_set_is_one(ranks):
     b.does("pause('w', ranks=('engine', 2))")
     a.answer()
     assert not a.on_device() and not b.on_device()
-    b.begin("resume('w', ranks=('engine', 2))")
-    a.does("resume('w', ranks=('engine', 2))")
-    b.answer()
+    together(b, a, "resume('w', ranks=('engine', 2))")
     assert a.value("m.holds(7)") and b.value("m.holds(7)")
 
 
@@ -186,12 +191,8 @@ def test_a_tag_that_becomes_shared_while_it_is_paused(ranks):
     a.does("resume('w')")
     assert a.value("m.holds(7)") and b.value(opens) == 0
     assert "missing, because they share this memory or are of one set: rank 1" in a.fails("pause('w', 1)")
-    b.begin("pause('w')")
-    a.does("pause('w')")
-    b.answer()
-    b.begin("resume('w')")
-    a.does("resume('w')")
-    b.answer()
+    together(b, a, "pause('w')")
+    together(b, a, "resume('w')")
     assert a.value("m.holds(7)") and b.value("m.holds(7)")
 
 
