@@ -956,7 +956,7 @@ def test_a_sleep_of_everything_waits_for_other_engines_requests(vllm: Vllm) -> N
 
 
 def test_a_sleep_of_everything_says_for_whom_it_waits(vllm: Vllm) -> None:
-    """Data parallel engines in one group, of which one still has requests. The log says it once."""
+    """Two data parallel engines are in one group, and one of them still has requests. The log says it once."""
     vllm(WARNED + """
 import subprocess, sys, time
 other = subprocess.Popen([sys.executable, "-c", '''
