@@ -15,6 +15,10 @@ namespace {
 /// that does not depend on them ends sooner.
 constexpr std::chrono::seconds kCapturesEnd{1};
 
+/// How long a call waits until a thread of this process asks for the resume of what the process has
+/// paused itself. A thread that is to ask for it may not have run yet.
+constexpr std::chrono::seconds kResumeBegins{1};
+
 /// A capture is not to wait for a resume: a pause, and so perhaps the resume, waits for its end.
 bool captures(Runtime& runtime, const Gate::Submission& work) {
   if (the_gate->captures() == 0) return false;
@@ -65,7 +69,10 @@ CUresult await_memory(const char* call, const Operands& named,
               "thread that has begun it");
     return CUDA_ERROR_NOT_READY;
   }
-  if (missing->by_itself && !wait_log().resumes()) {
+  const std::chrono::milliseconds patience = runtime.options().gate_timeout;
+  if (missing->by_itself && Absence::wait(
+                                holdings, named, kResumeBegins, [] { return wait_log().resumes(); },
+                                wait_log(), what) == Absence::Waited::kTooLong) {
     log_error(
         what +
         ", and this process has paused it itself, so the call would wait for ever. Resume tag '" +
@@ -73,8 +80,7 @@ CUresult await_memory(const char* call, const Operands& named,
     return CUDA_ERROR_NOT_READY;
   }
   if (wait_log().begins(WaitLog::Clock::now())) log_warn(what + ". The call waits for its resume");
-  switch (Absence::wait(holdings, named, runtime.options().gate_timeout, CapturesAwaited(),
-                        wait_log(), what)) {
+  switch (Absence::wait(holdings, named, patience, CapturesAwaited(), wait_log(), what)) {
     case Absence::Waited::kIsHere:
       return CUDA_SUCCESS;
     case Absence::Waited::kTooLong:
