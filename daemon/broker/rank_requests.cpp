@@ -439,7 +439,7 @@ void RankRequests::pin(Rank& rank, const amem_v1_Pin& message) {
   }
   means_.saved.give_back(*a);  // a pause under way leaves it where it is
   if (const PauseOperation* pause = operations_.pause_of(group.id); pause && pause->takes(*a)) {
-    a->stayed = true;
+    node_.allocations.move(*a, [&] { a->stayed = true; });
     (void)node_.records.write_saved(*a);
   }
 }

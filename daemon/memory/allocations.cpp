@@ -134,6 +134,25 @@ bool Allocation::opened_by(RankId rank) const {
   return std::any_of(guests.begin(), guests.end(), [&](const Guest& g) { return g.rank == rank; });
 }
 
+void Allocations::enter(SumsByDevice& sums, const Allocation& a, int times) {
+  const auto add = [&](std::uint64_t& sum) { times > 0 ? sum += a.size : sum -= a.size; };
+  TagSums& its = sums[a.device][a.tag];
+  add(its.all);
+  if (a.resident()) add(its.resident);
+  if (a.may_leave()) add(its.may_leave);
+  if (a.can_leave()) add(its.can_leave);
+  if (its.all > 0) return;
+  const auto device = sums.find(a.device);
+  device->second.erase(a.tag);
+  if (device->second.empty()) sums.erase(device);
+}
+
+const SumsByDevice& Allocations::sums(GroupId group) const {
+  static const SumsByDevice& none = *new SumsByDevice;
+  const auto it = groups_.find(group);
+  return it != groups_.end() ? it->second.sums : none;
+}
+
 Allocation& Allocations::add(Allocation allocation) {
   if (allocation.id == 0) allocation.id = next_id_++;
   const AllocationId id = allocation.id;
@@ -143,15 +162,16 @@ Allocation& Allocations::add(Allocation allocation) {
       table.by_id.emplace_hint(table.by_id.end(), id, std::move(allocation))->second;
   by_id_.emplace(id, &added);
   ++table.tags[added.tag];
+  enter(table.sums, added, 1);
   // Of one from before a restart they may be several: they are charged for, quota or not.
   Amounts one;
   one[Resource::kAllocations] = 1;
   const std::shared_ptr<Account>& owner = added.charge.account();
-  const auto enter = [&](Index& index, RankId rank, bool first) {
+  const auto charge = [&](Index& index, RankId rank, bool first) {
     index[rank].emplace(id, owner != nullptr && !first ? owner->charge(one) : Charge());
   };
-  for (const RankId rank : added.sharers) enter(held_, rank, rank == added.sharers.front());
-  for (const Guest& guest : added.guests) enter(opened_, guest.rank, false);
+  for (const RankId rank : added.sharers) charge(held_, rank, rank == added.sharers.front());
+  for (const Guest& guest : added.guests) charge(opened_, guest.rank, false);
   return added;
 }
 
@@ -185,7 +205,7 @@ Result<Allocation*> Allocations::open(AllocationId id, const Token& token, const
   if (allocation->group == kNoGroup) return freed(id);
   Result<Charge> charge = charge_for_another(*allocation);
   if (!charge.ok()) return charge.status();
-  allocation->guests.push_back(guest);
+  move(*allocation, [&] { allocation->guests.push_back(guest); });
   opened_[guest.rank].emplace(id, std::move(charge).value());
   return allocation;
 }
@@ -222,12 +242,16 @@ void Allocations::forget(Index& index, RankId rank, AllocationId id) {
 }
 
 void Allocations::let_go(Allocation& allocation, RankId rank) {
+  const auto is_rank = [rank](const Guest& guest) { return guest.rank == rank; };
+  std::size_t opened = 0;
+  move(allocation, [&] {
+    std::erase_if(allocation.pinners, [rank](const Pinner& pinner) { return pinner.rank == rank; });
+    opened = std::erase_if(allocation.guests, is_rank);
+  });
+  if (opened > 0) forget(opened_, rank, allocation.id);
   if (std::erase(allocation.sharers, rank) > 0) forget(held_, rank, allocation.id);
   // Who has what it had made no more has bound none of it.
   if (allocation.maker == rank) allocation.maker = 0;
-  std::erase_if(allocation.pinners, [rank](const Pinner& pinner) { return pinner.rank == rank; });
-  const auto is_rank = [rank](const Guest& guest) { return guest.rank == rank; };
-  if (std::erase_if(allocation.guests, is_rank) > 0) forget(opened_, rank, allocation.id);
 }
 
 /// After somebody has let go of it: takes it out of its table when nobody has it now, and makes it
@@ -238,6 +262,7 @@ std::optional<Allocation> Allocations::settle(Table& table,
   if (!allocation.sharers.empty()) return std::nullopt;
   if (!allocation.opened()) {
     forget_tag(table.tags, allocation.tag);
+    enter(table.sums, allocation, -1);
     std::optional<Allocation> gone(std::move(allocation));
     by_id_.erase(gone->id);
     table.in_order.clear();
@@ -249,6 +274,8 @@ std::optional<Allocation> Allocations::settle(Table& table,
   Table& nobodys = groups_[kNoGroup];
   forget_tag(table.tags, allocation.tag);
   ++nobodys.tags[allocation.tag];
+  enter(table.sums, allocation, -1);
+  enter(nobodys.sums, allocation, 1);
   table.in_order.clear();
   nobodys.in_order.clear();
   nobodys.by_id.insert(table.by_id.extract(it));  // it stays where it is in memory
@@ -282,14 +309,17 @@ Status Allocations::pin(AllocationId id, const Pinner& pinner) {
   Allocation* allocation = find(id);
   if (allocation == nullptr || !allocation->shared_by(pinner.rank)) return not_held(id);
   std::vector<Pinner>& pinners = allocation->pinners;
-  if (std::find(pinners.begin(), pinners.end(), pinner) == pinners.end()) pinners.push_back(pinner);
+  if (std::find(pinners.begin(), pinners.end(), pinner) == pinners.end())
+    move(*allocation, [&] { pinners.push_back(pinner); });
   return {};
 }
 
 Status Allocations::unpin(AllocationId id, const Pinner& pinner) {
   Allocation* allocation = find(id);
   if (allocation == nullptr || !allocation->shared_by(pinner.rank)) return not_held(id);
-  if (std::erase(allocation->pinners, pinner) > 0) return {};
+  std::size_t unpinned = 0;
+  move(*allocation, [&] { unpinned = std::erase(allocation->pinners, pinner); });
+  if (unpinned > 0) return {};
   return {Code::kNotFound, "this rank has not pinned allocation " + std::to_string(id) + " (" +
                                std::string(to_string(pinner.reason)) + ")"};
 }

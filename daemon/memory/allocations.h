@@ -168,6 +168,17 @@ struct Usage {
   std::uint64_t pinned = 0;     // of these, cannot leave the device
 };
 
+/// Bytes of a group's memory with one tag on one device.
+struct TagSums {
+  std::uint64_t all = 0;
+  std::uint64_t resident = 0;   // Allocation::resident()
+  std::uint64_t may_leave = 0;  // Allocation::may_leave()
+  std::uint64_t can_leave = 0;  // Allocation::can_leave()
+  friend bool operator==(const TagSums&, const TagSums&) = default;
+};
+using SumsByTag = std::map<std::string, TagSums, std::less<>>;
+using SumsByDevice = std::map<DeviceUuid, SumsByTag>;
+
 class Allocations {
  public:
   using Filter = std::function<bool(const Allocation&)>;
@@ -225,6 +236,17 @@ class Allocations {
   /// Whether the group has an allocation of which this is true.
   bool any(GroupId group, const Filter& filter) const;
 
+  /// Of what the group has now; a device and a tag without memory are missing.
+  const SumsByDevice& sums(GroupId group) const;
+  /// `how` changes where the allocation is (Residence).
+  template <class How>
+  void move(Allocation& a, How how) {
+    SumsByDevice& sums = groups_.at(a.group).sums;
+    enter(sums, a, -1);
+    how();
+    enter(sums, a, 1);
+  }
+
   Usage usage(const Filter& filter) const;
   Usage usage(GroupId group, const Filter& filter) const;
   std::size_t size() const { return by_id_.size(); }
@@ -240,6 +262,7 @@ class Allocations {
     std::map<AllocationId, Allocation> by_id;
     mutable std::vector<Allocation*> in_order;  // of by_id, or empty: to be made anew
     std::map<std::string, std::size_t> tags;    // how much of by_id has each
+    SumsByDevice sums;                          // of by_id
   };
 
   /// What a rank has, with what its owner was charged for that.
@@ -247,6 +270,8 @@ class Allocations {
   using Index = std::map<RankId, Has>;  // none of them empty
 
   static const std::vector<Allocation*>& walk(const Table& table);
+  /// `times`: 1 or -1.
+  static void enter(SumsByDevice& sums, const Allocation& a, int times);
   static void forget(Index& index, RankId rank, AllocationId id);
   void let_go(Allocation& allocation, RankId rank);
   std::optional<Allocation> settle(Table& table, std::map<AllocationId, Allocation>::iterator it);

@@ -40,8 +40,7 @@ void GroupOperation::run(const action::Arrived& arrived) {
     if (!in_place) continue;
     means_.saved.retain(*a);
     a->saved.saver = 0;
-    a->paused = false;
-    a->stayed = false;
+    means_.node.allocations.move(*a, [&] { a->paused = a->stayed = false; });
     a->saved.row.erase();
   }
 }
@@ -62,15 +61,17 @@ BytesByDevice GroupOperation::drop(const Allocations::Filter& leaves,
   std::set<DeviceUuid> devices;
   for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
     if (!a->resident() || !what_.takes(a->tag, a->sharers) || !leaves(*a)) continue;
-    a->paused = true;
-    a->stayed = a->stayed || a->pinned();
+    means_.node.allocations.move(*a, [&] {
+      a->paused = true;
+      a->stayed = a->stayed || a->pinned();
+      if (!a->stayed) leaving->fds.push_back(std::exchange(a->fd, nullptr));
+    });
     if (a->stayed) {
       (void)means_.node.records.write_saved(*a);
       continue;
     }
     devices.insert(a->device);
     leaving->bytes[a->device] += a->size;
-    leaving->fds.push_back(std::exchange(a->fd, nullptr));
     leaving->kept.push_back(std::exchange(a->kept, {}));
   }
   ++drops_;

@@ -217,7 +217,7 @@ void PauseOperation::choose_wave() {
 }
 
 void PauseOperation::stay(Allocation& a) {
-  a.stayed = true;
+  means_.node.allocations.move(a, [&] { a.stayed = true; });
   (void)means_.node.records.write_saved(a);  // also without it, for nothing of it is saved
 }
 

@@ -307,7 +307,8 @@ void ResumeOperation::created(Batch& batch, Workers::AllMade& made) {
       exchange_.headroom.give_back(item.device, item.needed);
       continue;
     }
-    a->fd = charged(std::move(made[i].value().fd), std::move(batch.charges[i]));
+    means_.node.allocations.move(
+        *a, [&] { a->fd = charged(std::move(made[i].value().fd), std::move(batch.charges[i])); });
     if (made[i].value().handle) created_.push_back(std::move(made[i].value().handle));
     slice.push_back(a);
   }

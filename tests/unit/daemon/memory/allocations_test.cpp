@@ -64,6 +64,38 @@ TEST_F(AllocationsTest, LookupsByGroupRankDeviceAndTag) {
   EXPECT_EQ(table.of_group(kTrain).front()->size, 10U) << "oldest first";
 }
 
+TEST_F(AllocationsTest, SumsFollowWhateverHappens) {
+  const auto sums = [&](const std::string& tag, std::uint8_t dev = 0) {
+    const SumsByDevice& all = table.sums(kTrain);
+    const auto device = all.find(some_device(dev));
+    if (device == all.end() || !device->second.contains(tag)) return TagSums();
+    return device->second.find(tag)->second;
+  };
+  Allocation& a = make(1, 10, kTrain, "weights");
+  make(1, 20, kTrain, "weights");
+  make(1, 40, kTrain, "cache", 1);
+  EXPECT_EQ(sums("weights"), (TagSums{30, 30, 30, 30}));
+  EXPECT_EQ(sums("cache", 1), (TagSums{40, 40, 40, 40}));
+  ASSERT_TRUE(table.pin(a.id, {1, PinReason::kNic}).ok());
+  ASSERT_TRUE(table.pin(a.id, {1, PinReason::kNic}).ok()) << "once more is the same";
+  EXPECT_EQ(sums("weights"), (TagSums{30, 30, 20, 20}));
+  ASSERT_TRUE(table.unpin(a.id, {1, PinReason::kNic}).ok());
+  ASSERT_TRUE(table.open(a.id, a.token, {9, kRollout, false}).ok());
+  EXPECT_EQ(sums("weights"), (TagSums{30, 30, 30, 20}));
+  table.move(a, [&] {
+    a.paused = true;
+    a.fd = nullptr;
+  });
+  EXPECT_EQ(sums("weights"), (TagSums{30, 20, 20, 20}));
+  ASSERT_TRUE(table.free(a.id, 1).ok());
+  EXPECT_EQ(sums("weights"), (TagSums{20, 20, 20, 20})) << "its guest has it, and it is nobody's";
+  EXPECT_EQ(table.sums(kNoGroup).at(some_device(0)).at("weights").all, 10U);
+  table.drop_rank(9);
+  EXPECT_TRUE(table.sums(kNoGroup).empty());
+  table.drop_rank(1);
+  EXPECT_TRUE(table.sums(kTrain).empty());
+}
+
 TEST_F(AllocationsTest, SharersFollowEachOtherAsKeeper) {
   Allocation& a = make(1, 10);
   const AllocationId id = a.id;
