@@ -126,6 +126,7 @@ void Pools::dissolve_if_idle(const std::shared_ptr<Account>& account) {
   const auto it = pools_.find(account);
   if (it == pools_.end() || it->second.processes > 0 || it->second.used() > 0) return;
   for (OwnPool::Drawn& segment : it->second.segments) {
+    if (segment.of.segment.size == 0) continue;  // a restart has lost it: it only keeps the numbers
     write(segment.of, account->owner(), std::nullopt);
     stock_.push_back({std::move(segment.of), account->owner()});
   }

@@ -119,6 +119,8 @@ class Pools {
   void each(const std::function<void(const RecordedSegment&)>& segment) const;
   /// Bytes that are being made anew and are likely to come soon.
   std::uint64_t coming() const { return expect_renewals_ ? renewing_ : 0; }
+  /// Bytes that are being made anew.
+  std::uint64_t renewing() const { return renewing_; }
   /// Of these, what this owner may have.
   std::uint64_t coming(const Account& account) const;
 
