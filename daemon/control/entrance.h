@@ -65,7 +65,7 @@ class Entrance {
  public:
   /// What others than operators may have open: each owner, and all together; of these an owner gets
   /// another while more are free than it has.
-  static constexpr std::size_t kMaxOfOwner = 64;
+  static constexpr std::size_t kMaxOfOwner = 320;  // 256 of jobs that wait to start, and some
   static constexpr std::size_t kMaxOfOthers = 1024;
 
   /// Serves the socket, which it is given, of one who operates or does not.
