@@ -1,6 +1,7 @@
 #include "daemon/base/unix_listener.h"
 
 #include <grp.h>
+#include <pwd.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -112,6 +113,16 @@ Result<gid_t> group_id(const std::string& name) {
   if (error != 0) return errno_status(Code::kInternal, "looking up the group " + name, error);
   if (found == nullptr) return Status(Code::kNotFound, "there is no group '" + name + "'");
   return entry.gr_gid;
+}
+
+Result<uid_t> user_id(const std::string& name) {
+  std::vector<char> buffer(1 << 16);
+  passwd entry{};
+  passwd* found = nullptr;
+  const int error = ::getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  if (error != 0) return errno_status(Code::kInternal, "looking up the user " + name, error);
+  if (found == nullptr) return Status(Code::kNotFound, "there is no user '" + name + "'");
+  return entry.pw_uid;
 }
 
 }  // namespace amem

@@ -61,5 +61,7 @@ class UnixListener {
 
 /// kNotFound: there is no such group on this system.
 Result<gid_t> group_id(const std::string& name);
+/// kNotFound: there is no user of that name.
+Result<uid_t> user_id(const std::string& name);
 
 }  // namespace amem

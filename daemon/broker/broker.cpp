@@ -80,7 +80,8 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
              checkpoint_limit_},
       operations_(means_, config.swap_duplex, [this](GroupEntry& group) { groups_.drive(group); }),
       stages_are_good_(check_stages(config.stages, devices)),
-      stages_(means_, sessions_, events_, operations_),
+      stages_(means_, sessions_, events_, operations_,
+              [this](GroupEntry& group) { groups_.drive(group); }),
       groups_(node_, loop, config.deadlines, sessions_, events_, operations_, stages_),
       requests_(means_, nodes_, sessions_, operations_, groups_, stages_),
       ranks_(means_, sessions_, events_, operations_, groups_, requests_, stages_),
@@ -124,7 +125,7 @@ Status Broker::start() {
     return status;
   node_.pools.limit(config_.pool_size);
   look_at_excess();
-  const std::uint64_t there = node_.pools.total();
+  const std::uint64_t there = node_.pools.total() + node_.pools.renewing();
   pool_.start(config_.pool_size - std::min(config_.pool_size, there), config_.segment(),
               {[this](PoolSegment segment) {
                  loop_.post([this, segment = std::move(segment)]() mutable {
@@ -318,7 +319,7 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
           names.size() > 1 ? ", one of " + std::to_string(names.size()) + " groups" : "");
   Operations::Groups left = groups.value();
   if (task == Task(Operation::kPause) && abroad == nullptr) {
-    left = stages_.take_paused(left);
+    left = stages_.adopt_as_operator_pause(left);
     for (const NamedGroup& group : groups.value()) {
       const auto same = [&](const NamedGroup& each) { return each.id == group.id; };
       if (std::any_of(left.begin(), left.end(), same)) continue;
@@ -344,14 +345,15 @@ bool Broker::waits_for_switch(const std::vector<NamedGroup>& groups, Duration ti
                               std::function<void(Duration)> start) {
   if (!operations_.refusal().ok() || !stages_.switches(groups)) return false;
   const Time asked = Clock::now();
-  stages_.after_switch(groups, timeout,
-                       [timeout, observer, asked, start = std::move(start)](const Status& status) {
-                         if (!status.ok()) return observer->finished(status);
-                         // 0 is none.
-                         const Duration left = timeout - (Clock::now() - asked);
-                         constexpr Duration kLeast = std::chrono::milliseconds(1);
-                         start(timeout == Duration{} ? timeout : std::max(left, kLeast));
-                       });
+  const Stages::WaitId wait = stages_.after_switch(
+      groups, timeout, [timeout, observer, asked, start = std::move(start)](const Status& status) {
+        if (!status.ok()) return observer->finished(status);
+        // 0 is none.
+        const Duration left = timeout - (Clock::now() - asked);
+        constexpr Duration kLeast = std::chrono::milliseconds(1);
+        start(timeout == Duration{} ? timeout : std::max(left, kLeast));
+      });
+  observer->on_wait([this, wait] { stages_.forget(wait); });
   return true;
 }
 
@@ -362,9 +364,10 @@ class Watched final : public OperationObserver {
   Watched(Operations::Observer observer, std::function<void()> failed)
       : observer_(std::move(observer)), failed_(std::move(failed)) {}
   void progress(const v1::Progress& progress) override { observer_->progress(progress); }
+  void on_wait(std::function<void()> forget) override { observer_->on_wait(std::move(forget)); }
   void finished(const Status& status) override {
     observer_->finished(status);
-    if (!status.ok()) failed_();
+    if (!status.ok() && status.code() != Code::kCancelled) failed_();
   }
 
  private:
@@ -379,7 +382,7 @@ Operations::Observer Broker::watched(const Operations::Observer& observer,
   if (config_.stages.empty()) return observer;
   return std::make_shared<Watched>(observer, [this, in] {
     // Nothing of this broker's is left of an operation that its end has called off.
-    if (operations_.refusal().ok()) stages_.let_go(in);
+    if (operations_.refusal().ok()) stages_.hand_back_to_stage(in);
   });
 }
 
@@ -395,13 +398,13 @@ Status Broker::set_turn(const Caller& caller, const std::string& name,
     return groups.status();
   }
   for (GroupEntry* group : groups.value())
-    if (Status status = stages_.set(*group, change); !status.ok()) return status;
+    if (Status status = stages_.set(caller, *group, change); !status.ok()) return status;
   asked(caller, "group '{}': {} has changed its turns", name, caller.who);
   return {};
 }
 
-Stages::LeaseId Broker::lease(const Caller& caller, const std::string& name, Duration timeout,
-                              GpuStage::OnLease done) {
+Stages::WaitId Broker::lease(const Caller& caller, const std::string& name, Duration timeout,
+                             StageWaits::Done done) {
   const Result<GroupEntry*> group = find_to_steer(node_, caller, name);
   if (group.ok()) return stages_.lease(*group.value(), timeout, std::move(done));
   refused(caller, "lease", group.status());
@@ -409,12 +412,54 @@ Stages::LeaseId Broker::lease(const Caller& caller, const std::string& name, Dur
   return 0;
 }
 
-Starts::Number Broker::start_group(const Caller& caller, const std::string& name,
-                                   const std::string& stage, Duration timeout, Starts::Done done) {
-  const Result<GroupId> id = groups_.new_id();
-  if (id.ok()) return stages_.start(caller, id.value(), name, stage, timeout, std::move(done));
-  done(id.status());
-  return 0;
+Stages::WaitId Broker::start_group(const Caller& caller, const std::string& name,
+                                   const std::string& stage, const std::set<DeviceUuid>& sees,
+                                   Duration timeout, StageWaits::Done done) {
+  if (Status status = stages_.check_start(caller, name, stage); !status.ok()) {
+    done(status);
+    return 0;
+  }
+  GroupEntry* group = own_group(node_, *caller.account, name);
+  if (group == nullptr) {
+    const Result<bool> first_turn = stages_.may_begin(caller, name, stage);
+    if (!first_turn.ok() || !first_turn.value()) {
+      done(first_turn.status());
+      return 0;
+    }
+    const Result<GroupEntry*> begun = groups_.begin(name, caller.account, stage);
+    if (!begun.ok()) {
+      done(begun.status());
+      return 0;
+    }
+    group = begun.value();
+    group->starts_on = sees;
+  } else if (!group->machine.members().empty()) {
+    // Its ranks wait for their turn themselves.
+    done({});
+    return 0;
+  }
+  const Stages::WaitId wait = stages_.start(caller, *group, timeout, std::move(done));
+  if (wait == 0) groups_.drive(*group);  // it is gone if nobody else is to start it
+  return wait;
+}
+
+std::set<DeviceUuid> Broker::devices_in(const std::string& visible) const {
+  // Numbers name the same devices here and there only where both count in the same order: where all
+  // are of one kind, the driver's order is that of their PCI buses, as amemd's.
+  const std::vector<Device>& all = devices_.all();
+  const bool alike = std::all_of(all.begin(), all.end(),
+                                 [&](const Device& each) { return each.name == all.front().name; });
+  std::set<DeviceUuid> found;
+  std::stringstream list(visible);
+  for (std::string name; std::getline(list, name, ',');) {
+    const auto device = std::find_if(all.begin(), all.end(), [&](const Device& each) {
+      return name.size() > 4 ? to_string(each.uuid).starts_with(name)
+                             : alike && name == std::to_string(each.ordinal);
+    });
+    if (device == all.end()) return {};
+    found.insert(device->uuid);
+  }
+  return found;
 }
 
 Status Broker::yield(const Caller& caller, const std::string& name) {
@@ -531,7 +576,7 @@ Status Broker::history(const Caller& caller, const v1::ListHistoryRequest& reque
 }
 
 Families Broker::metrics(const Caller& caller) {
-  stages_.settle();
+  stages_.account_time();
   return metric_families({node_, devices_, workers_, accounts_, events_, began_at_}, caller);
 }
 

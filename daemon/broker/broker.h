@@ -93,12 +93,17 @@ class Broker {
   // Turns, as Stages has them.
   Status turns(const Caller& caller, const std::string& stage, v1::TurnsResponse& response);
   Status set_turn(const Caller& caller, const std::string& group, const Stages::Change& change);
-  Stages::LeaseId lease(const Caller& caller, const std::string& group, Duration timeout,
-                        GpuStage::OnLease done);
-  void forget_lease(Stages::LeaseId lease) { stages_.forget(lease); }
-  Starts::Number start_group(const Caller& caller, const std::string& group,
-                             const std::string& stage, Duration timeout, Starts::Done done);
-  void forget_start(Starts::Number number) { stages_.forget_start(number); }
+  Stages::WaitId lease(const Caller& caller, const std::string& group, Duration timeout,
+                       StageWaits::Done done);
+  /// A process of the caller is to start this group: waits for its first turn. At once if the group
+  /// runs, or if it needs none. `sees`: the devices that the process will see; none: not known.
+  Stages::WaitId start_group(const Caller& caller, const std::string& group,
+                             const std::string& stage, const std::set<DeviceUuid>& sees,
+                             Duration timeout, StageWaits::Done done);
+  /// The devices that a list in the form of CUDA_VISIBLE_DEVICES names; none: not known.
+  std::set<DeviceUuid> devices_in(const std::string& visible) const;
+  /// The caller of one of these, or of an operation that has not begun, has gone.
+  void forget(Stages::WaitId wait) { stages_.forget(wait); }
   Status yield(const Caller& caller, const std::string& group);
   void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
   /// As report_history().

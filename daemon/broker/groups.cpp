@@ -28,23 +28,40 @@ Result<GroupEntry*> Groups::join(const std::string& name, const PeerCredentials&
                       "\" is not a valid group name. Use 1 to 63 of the characters A-Z a-z 0-9 . _ "
                       "-, and do not begin with . or -");
   if (GroupEntry* group = own_group(node_, *peer.account, name)) return group;
-  const Stages::Beginning begins = stages_.begins(peer.account, name, stage);
-  const Result<GroupId> id = begins.id != 0 ? Result<GroupId>(begins.id) : new_id();
+  if (GroupEntry* group = stages_.started_for(*peer.account, name)) {
+    group->machine.rename(name);
+    if (Status status = node_.records.write(*group); !status.ok()) return status;
+    return group;
+  }
+  return add(name, peer.account, stages_.begins_paused(peer.account, peer.groups, name, stage),
+             stage);
+}
+
+Result<GroupEntry*> Groups::begin(const std::string& name, const std::shared_ptr<Account>& account,
+                                  const std::string& stage) {
+  return add(name, account, true, stage);
+}
+
+/// `paused`: it waits for its first turn in this stage.
+Result<GroupEntry*> Groups::add(const std::string& name, const std::shared_ptr<Account>& account,
+                                bool paused, std::string_view stage) {
+  const Result<GroupId> id = new_id();
   if (!id.ok()) return id.status();
   Standing standing;
-  if (begins.paused) standing.rest = GroupState::kPaused;
+  if (paused) standing.rest = GroupState::kPaused;
   const auto [it, added] =
-      node_.groups.try_emplace(id.value(), id.value(), name, peer.account, deadlines_,
+      node_.groups.try_emplace(id.value(), id.value(), name, account, deadlines_,
                                memory_of(id.value()), standing, Members(), Duration{});
   GroupEntry& group = it->second;
-  group.starts = begins.starts;
-  group.paused_by_stage = begins.paused;
-  if (begins.paused) group.paused_by = "stage '" + std::string(stage) + "'";
+  group.paused_by_stage = paused;
+  if (paused) group.stage = stage;
+  if (paused) group.first_turn = FirstTurn::kDue;
+  if (paused) group.paused_by = "stage '" + std::string(stage) + "'";
   if (Status status = node_.records.write(group); !status.ok()) {
     node_.groups.erase(it);
     return status;
   }
-  group.log().info("group '{}' has begun. Its owner is {}", name, to_string(peer.account->owner()));
+  group.log().info("group '{}' has begun. Its owner is {}", name, to_string(account->owner()));
   for (const auto& [other, its] : node_.groups)
     if (other != group.id && its.account == group.account &&
         name_of_group(its.machine.name()) == name_of_group(name))
@@ -52,8 +69,7 @@ Result<GroupEntry*> Groups::join(const std::string& name, const PeerCredentials&
           "group '{}' and group '{}' are of different jobs, so each pauses and resumes alone. Set "
           "AMEM_JOB to one value if they are one job",
           name, its.machine.name());
-  if (begins.paused)
-    group.log().info("group '{}' waits for its first turn in stage '{}'", name, stage);
+  if (paused) group.log().info("group '{}' waits for its first turn in stage '{}'", name, stage);
   const GroupState state = group.machine.state();
   events_.publish(&group, "state", std::string(to_string(state)), to_proto(state));
   return &group;
@@ -147,7 +163,9 @@ void Groups::drive(GroupEntry& group) {
     std::visit([&](const auto& what) { act(group, what); }, *next);
   }
   operations_.look_at_guests();
-  if (group.machine.members().empty()) return forget(group.id);
+  // One without ranks ends when what is under way has.
+  if (group.machine.members().empty() && !stages_.keeps(group.id) && !group.machine.under_way())
+    return forget(group.id);
 
   if (group.timer) loop_.cancel(*group.timer);
   group.timer.reset();
@@ -164,8 +182,8 @@ void Groups::forget(GroupId id) {
   GroupEntry& group = node_.groups.at(id);
   if (group.timer) loop_.cancel(*group.timer);
   group.log().info("group '{}' has ended with its last rank", group.machine.name());
+  stages_.ended(group);
   node_.groups.erase(id);
-  stages_.ended(id);
 }
 
 void Groups::act(GroupEntry&, const action::Answer& answer) {
@@ -180,7 +198,7 @@ void Groups::act(GroupEntry& group, const action::Waits& waits) {
 
 void Groups::act(GroupEntry& group, const action::StateChanged& changed) {
   events_.publish(&group, "state", std::string(to_string(changed.state)), to_proto(changed.state));
-  stages_.state_changed(group.id);
+  stages_.changed(group);
 }
 
 /// What the pause that has just ended kept.
@@ -212,7 +230,7 @@ std::string Groups::lets_go(const GroupEntry& group, const Outcome& outcome) {
   if (outcome.status.code() != Code::kResourceExhausted || !operations_.refusal().ok() ||
       !operations_.resumes_for_operator(group.id))
     return {};
-  return stages_.gets(group);
+  return stages_.stage_to_resume(group);
 }
 
 void Groups::act(GroupEntry& group, const action::Finished& finished) {

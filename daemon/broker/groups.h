@@ -37,8 +37,10 @@ class Groups {
   /// kInvalidArgument: no such name. `stage`: that it names.
   Result<GroupEntry*> join(const std::string& name, const PeerCredentials& peer,
                            std::string_view stage);
-  /// An id that no group has.
-  Result<GroupId> new_id();
+  /// One without ranks, for a process that is to start them when the group has its first turn in
+  /// this stage. REQUIRES: there is none of this name.
+  Result<GroupEntry*> begin(const std::string& name, const std::shared_ptr<Account>& account,
+                            const std::string& stage);
   /// One of another broker's, with its members, who are expected back.
   GroupEntry& restore(GroupId id, const std::string& name, std::shared_ptr<Account> account,
                       const Standing& standing, Members members);
@@ -56,9 +58,12 @@ class Groups {
   void drive(GroupEntry& group);
 
  private:
+  Result<GroupId> new_id();  // that no group has
   Status may_set_policy(const GroupEntry& group, const std::string& tag, TagDrop drop) const;
   MemoryView memory_of(GroupId group) const;
   void forget(GroupId id);
+  Result<GroupEntry*> add(const std::string& name, const std::shared_ptr<Account>& account,
+                          bool paused, std::string_view stage);
   void act(GroupEntry& group, const action::Answer& answer);
   void act(GroupEntry& group, const action::Waits& waits);
   void act(GroupEntry& group, const action::StateChanged& changed);

@@ -32,7 +32,7 @@ Status other_protocol(const amem_v1_Hello& message) {
                                          std::to_string(kProtocolVersion) + ": " + what_to_do};
 }
 
-std::string group_of(const amem_v1_Hello& message) {
+std::string whole_name_in(const amem_v1_Hello& message) {
   return whole_group_name(message.group, message.job);
 }
 
@@ -135,7 +135,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
     return come_back(session_id, seq, message);
   forget_unwelcomed(session.peer, message);
   const std::string stage = printable(message.stage);
-  Result<GroupEntry*> joined = groups_.join(group_of(message), session.peer, stage);
+  Result<GroupEntry*> joined = groups_.join(whole_name_in(message), session.peer, stage);
   if (!joined.ok()) return refuse(joined.status());
   GroupEntry& group = *joined.value();
 
@@ -166,7 +166,9 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   events_.publish(&group, "rank_joined", name + " " + program);
   sessions_.send(session_id, welcome_message(seq, rank.id, gate_shut, group.machine.epoch(),
                                              node_.retain != Retain::kOff, rank.key,
-                                             gate_shut ? group.paused_by : ""));
+                                             gate_shut ? group.paused_by : "",
+                                             group.first_turn == FirstTurn::kDue ||
+                                                 group.first_turn == FirstTurn::kLapsed));
   node_.pools.enter(rank.peer.account);
   node_.pool_of(rank).reach.join(rank.id, group.id);
   const RankId id = rank.id;
@@ -181,7 +183,7 @@ void Ranks::forget_unwelcomed(const PeerCredentials& peer, const amem_v1_Hello& 
     const Rank& rank = entry.second;
     return rank.session == 0 && same_process(rank.peer, peer) &&
            rank.number == std::max(message.rank, -1) &&
-           node_.group_of(rank).machine.name() == group_of(message);
+           node_.group_of(rank).machine.name() == whole_name_in(message);
   });
   if (found != node_.ranks.end()) remove(found->first, "it joins again");
 }
@@ -465,7 +467,7 @@ void Ranks::remove(RankId id, const std::string& why) {
   for (Allocation* a : node_.allocations.of_group(kNoGroup)) saved_.give_back(*a);
   let_go_of_pool(*rank);
   node_.ranks.erase(id);
-  stages_.rank_gone(group, id);
+  stages_.changed(group);
   group.lost.erase(id);
   group.machine.leave(id, leaves_unloaded, Clock::now());
   if (resume != nullptr) resume->maker_gone(id);

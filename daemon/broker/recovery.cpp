@@ -419,10 +419,16 @@ void Recovery::take_group(GroupId id, std::map<RankId, Member>& members,
   group.stage = row.stage();
   group.paused_by_stage = row.by_stage();
   group.leased = row.leased();
-  group.starts = row.starts();
-  group.asks_by_calls = row.asks_by_calls();
-  if (row.weight() > 0)
-    group.wishes = {row.weight(), row.priority(), std::chrono::milliseconds(row.longest_wait_ms())};
+  group.first_turn = row.starts()          ? FirstTurn::kDue
+                     : row.start_lapsed()  ? FirstTurn::kLapsed
+                     : row.asks_by_calls() ? FirstTurn::kEndedUnasked
+                                           : FirstTurn::kOver;
+  if (row.weight() > 0) {
+    group.wishes.weight = row.weight();
+    group.wishes.priority = row.priority();
+    group.wishes.longest_wait = std::chrono::milliseconds(row.longest_wait_ms());
+    group.wishes.by_operator = row.wishes_by_operator();
+  }
   group.wishes.leave_first = {row.leave_first().begin(), row.leave_first().end()};
   group.wishes.return_order = {row.return_order().begin(), row.return_order().end()};
   Amounts one;

@@ -71,8 +71,14 @@ void put(v1::FleetBegin& begin, const v1::SwapRequest& request) {
 
 class StreamObserver final : public OperationObserver {
  public:
-  explicit StreamObserver(std::shared_ptr<Stream<v1::Progress>> stream)
-      : stream_(std::move(stream)) {}
+  /// What waits for the caller, and so ends with it. The loop's thread.
+  struct Wait {
+    bool gone = false;
+    std::function<void()> forget;
+  };
+
+  StreamObserver(std::shared_ptr<Stream<v1::Progress>> stream, std::shared_ptr<Wait> wait)
+      : stream_(std::move(stream)), wait_(std::move(wait)) {}
   /// A caller that reads too slowly misses some, but not the last.
   void progress(const v1::Progress& progress) override {
     if (progress.done())
@@ -80,10 +86,15 @@ class StreamObserver final : public OperationObserver {
     else
       stream_->try_push(progress, kBacklog);
   }
+  void on_wait(std::function<void()> forget) override {
+    wait_->forget = std::move(forget);
+    if (wait_->gone) wait_->forget();
+  }
   void finished(const Status& status) override { stream_->finish(to_grpc(status)); }
 
  private:
-  std::shared_ptr<Stream<v1::Progress>> stream_;
+  const std::shared_ptr<Stream<v1::Progress>> stream_;
+  const std::shared_ptr<Wait> wait_;
 };
 
 class StreamSink final : public EventSink {
@@ -301,18 +312,20 @@ class ControlService final : public v1::Broker::CallbackService {
                            std::chrono::milliseconds(request->timeout_ms()), std::move(done));
     };
     return turn(context, response, begin,
-                [broker = &broker_](std::uint64_t lease) { broker->forget_lease(lease); });
+                [broker = &broker_](std::uint64_t lease) { broker->forget(lease); });
   }
 
   grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext* context,
                                   const v1::StartRequest* request,
                                   v1::StartResponse* response) override {
     const auto begin = [this, request](const Caller& caller, TurnCall::Done done) {
-      return broker_.start_group(caller, request->group(), request->stage(),
+      std::set<DeviceUuid> sees;
+      if (request->has_visible_devices()) sees = broker_.devices_in(request->visible_devices());
+      return broker_.start_group(caller, request->group(), request->stage(), sees,
                                  std::chrono::milliseconds(request->timeout_ms()), std::move(done));
     };
     return turn(context, response, begin,
-                [broker = &broker_](std::uint64_t start) { broker->forget_start(start); });
+                [broker = &broker_](std::uint64_t start) { broker->forget(start); });
   }
 
   grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext* context,
@@ -439,11 +452,17 @@ class ControlService final : public v1::Broker::CallbackService {
     const std::optional<Caller> caller = caller_of(context);
     if (!caller) return gone(Stream<v1::Progress>::make());
     const auto charge = CallCharge::make(loop_);
-    const auto stream = Stream<v1::Progress>::make([charge] {});
-    loop_.post([this, stream, charge, caller = *caller, request] {
+    const auto wait = std::make_shared<StreamObserver::Wait>();
+    const auto stream = Stream<v1::Progress>::make([charge, wait, loop = &loop_] {
+      loop->post([wait] {
+        wait->gone = true;
+        if (wait->forget) wait->forget();
+      });
+    });
+    loop_.post([this, stream, charge, wait, caller = *caller, request] {
       if (Status status = charge->take(caller, of_call(kBacklog)); !status.ok())
         return stream->finish(to_grpc(status));
-      auto observer = std::make_shared<StreamObserver>(stream);
+      auto observer = std::make_shared<StreamObserver>(stream, wait);
       const Result<FleetTransaction> read = transaction_of(request);
       if (!read.ok()) return observer->finished(read.status());
       const FleetTransaction& transaction = read.value();

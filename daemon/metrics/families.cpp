@@ -257,13 +257,9 @@ void add_turns(Book& book, const Measured& m, const Caller& caller) {
   for (const auto& [stage, figures] : m.node.stages)
     for (const auto& [id, time] : figures.groups) {
       const auto group = m.node.groups.find(id);
-      const auto start = figures.starts.find(id);
-      const bool begun = group != m.node.groups.end();
-      if (!begun && start == figures.starts.end()) continue;
-      const Account& account = begun ? *group->second.account : *start->second.account;
-      if (!caller.may_see(account)) continue;
-      const std::string& name = begun ? group->second.machine.name() : start->second.name;
-      const Labels labels = with(labels_of(name, account), {{"stage", stage}});
+      if (group == m.node.groups.end() || !caller.may_see(*group->second.account)) continue;
+      const Labels labels =
+          with(labels_of(group->second.machine.name(), *group->second.account), {{"stage", stage}});
       turns.add(with(labels, {{"turn", "there"}}), in_seconds(time.there));
       turns.add(with(labels, {{"turn", "ran"}}), in_seconds(time.ran));
       turns.add(with(labels, {{"turn", "waited"}}), in_seconds(time.waited));

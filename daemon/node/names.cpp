@@ -115,4 +115,30 @@ std::string name_for(const Node& node, const Caller& caller, const GroupEntry& g
   return address_of(group);
 }
 
+namespace {
+
+void replace(std::string& text, const std::string& what, std::string_view by) {
+  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
+    text.replace(at, what.size(), by);
+}
+
+void forget_name(std::string& text, const std::string& name) {
+  replace(text, "group '" + name + "'", "another owner's group");
+  replace(text, "'" + name + "'", "another owner's");
+}
+
+}  // namespace
+
+std::string without_unseen_names(const Node& node, const Caller& caller, std::string text) {
+  for (const auto& [id, group] : node.groups)
+    if (!caller.may_see(*group.account)) forget_name(text, group.machine.name());
+  return text;
+}
+
+std::string without_names_of_others(const Node& node, const Account& owner, std::string text) {
+  for (const auto& [id, group] : node.groups)
+    if (group.account.get() != &owner) forget_name(text, group.machine.name());
+  return text;
+}
+
 }  // namespace amem

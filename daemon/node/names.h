@@ -45,6 +45,10 @@ std::string address_of(const GroupEntry& group);
 /// The shortest name by which the caller can call a group that it sees.
 std::string name_for(const Node& node, const Caller& caller, const GroupEntry& group);
 
+/// A text for somebody, without the names of groups that they may not see.
+std::string without_unseen_names(const Node& node, const Caller& caller, std::string text);
+std::string without_names_of_others(const Node& node, const Account& owner, std::string text);
+
 /// Whether a group that is called so by somebody who sees all could be this one.
 bool may_be_called(const std::string& name, const GroupEntry& group);
 bool may_be_called(const std::string& name, std::string_view whole, const Owner& owner);

@@ -29,6 +29,7 @@
 #include "daemon/phases/task.h"
 #include "daemon/plans/changes.h"
 #include "daemon/sessions/session_server.h"
+#include "daemon/turns/view.h"
 
 namespace amem {
 
@@ -54,6 +55,15 @@ struct UnknownCall {
 /// characters. An answer to ListRanks has 36 KiB of them.
 inline constexpr std::size_t kMostUnknownCalls = 256;
 
+/// What a rank reports of its calls and its work.
+struct RankWork {
+  bool waiting = false;  // a call waits at the gate
+  std::string call;      // that call
+  bool worked = false;   // it has work
+  Time at{};             // when it last had
+  Time heard{};          // the last report
+};
+
 struct Rank {
   RankId id = 0;
   SessionId session = 0;
@@ -71,6 +81,7 @@ struct Rank {
   std::set<DeviceUuid> proved;             // devices that it may open
   std::set<DeviceUuid> freed;              // on which it has freed memory since its last Settle
   EventLoop::WatchId process_watch = 0;
+  RankWork work;
 
   // A Save that was called off may still be writing to its extents. They go back to the pool when
   // the rank has answered, or its process has ended.
@@ -98,6 +109,9 @@ struct FleetShare {
   bool went_on = false;
   bool given_up = false;  // before it had gone on, and nobody was told to
 };
+
+/// In place of a stage: the group was taken out of its stage, and no rank puts it back.
+inline constexpr std::string_view kNoStage = "none";
 
 /// What lives as long as the group; an operation under way is in Operations.
 struct GroupEntry {
@@ -154,12 +168,13 @@ struct GroupEntry {
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's
   std::deque<FleetShare> shares;  // the last ones, the newest first
-  std::string stage;              // that it takes turns in; empty: none
+  std::string stage;              // that it takes turns in; empty or kNoStage: none
   TurnWishes wishes;              // of its turns
   bool paused_by_stage = false;   // of a group that is paused
   bool leased = false;            // it has asked for its turn and had it
-  bool starts = false;            // its first turn has not ended
-  bool asks_by_calls = false;     // as of GpuStage
+  FirstTurn first_turn = FirstTurn::kOver;
+  // Of a group without ranks: the devices that its first process will see; none: not known.
+  std::set<DeviceUuid> starts_on;
   Row row;
 };
 

@@ -68,12 +68,14 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
   row.set_stage(group.stage);
   row.set_by_stage(group.paused_by_stage);
   row.set_leased(group.leased);
-  row.set_starts(group.starts);
-  row.set_asks_by_calls(group.asks_by_calls);
+  row.set_starts(group.first_turn == FirstTurn::kDue);
+  row.set_asks_by_calls(group.first_turn == FirstTurn::kEndedUnasked);
+  row.set_start_lapsed(group.first_turn == FirstTurn::kLapsed);
   if (group.wishes != TurnWishes()) {
     row.set_weight(group.wishes.weight);
     row.set_priority(group.wishes.priority);
     row.set_longest_wait_ms(to_us(group.wishes.longest_wait) / 1000);
+    row.set_wishes_by_operator(group.wishes.by_operator);
   }
   for (const std::string& tag : group.wishes.leave_first) row.add_leave_first(tag);
   for (const std::string& tag : group.wishes.return_order) row.add_return_order(tag);

@@ -181,7 +181,7 @@ void report_group(const Node& node, const Caller& caller, const GroupEntry& grou
   info.set_partial(
       machine.state() == GroupState::kPaused &&
       node.allocations.any(group.id, [](const Allocation& a) { return a.may_leave(); }));
-  info.set_stage(group.stage);
+  if (group.stage != kNoStage) info.set_stage(group.stage);
   info.set_paused_by_stage(machine.state() == GroupState::kPaused && group.paused_by_stage);
   info.set_phase(std::string(phase_name(machine.phase())));
   info.set_uid(group.account->owner().uid);

@@ -1,31 +1,16 @@
-// What stages have come to since the broker began, for metrics, and what groups want of their
-// stages. Plain values.
+// What stages have come to since the broker began, for metrics. Plain values.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "common/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/ids.h"
 #include "daemon/node/history.h"
-#include "daemon/owners/account.h"
 
 namespace amem {
-
-/// What a group's owner or an operator has set for its turns.
-struct TurnWishes {
-  std::uint32_t weight = 1;
-  std::int32_t priority = 0;
-  Duration longest_wait{};                     // 0: none
-  std::vector<std::string> leave_first = {};   // tags, as far as they suffice
-  std::vector<std::string> return_order = {};  // tags that return before the rest
-  friend bool operator==(const TurnWishes&, const TurnWishes&) = default;
-};
 
 struct StageFigures {
   /// In microseconds, of waits.
@@ -38,17 +23,10 @@ struct StageFigures {
     Duration waited{};
   };
 
-  /// A group that is to start, and has no ranks.
-  struct Start {
-    std::string name;
-    std::shared_ptr<Account> account;
-  };
-
   Histogram waits{kWaits};  // from asking to running
   std::map<Code, std::uint64_t> switches;
   Duration switching{};
   std::map<GroupId, Group> groups;
-  std::map<GroupId, Start> starts;
 };
 
 }  // namespace amem

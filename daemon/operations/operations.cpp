@@ -63,6 +63,9 @@ Status Operations::check(const Groups& groups, const Task& of_all, const Parts& 
       return {status.code(), "group '" + name + "': " + status.text()};
     const GroupEntry& group = node_.groups.at(id);
     if (status.ok() && !group.machine.local()) status = group.machine.can_start(task);
+    if (status.ok() && task.deep && group.machine.members().empty())
+      status = {Code::kFailedPrecondition,
+                "group '" + name + "' has no rank yet, so there is nothing to be made deep"};
     if (status.ok() && task.deep)
       if (const auto visible = amem::visible_to(means_, group); !visible.ok())
         status = visible.status();
@@ -183,6 +186,13 @@ bool Operations::await_ranks(const Groups& groups, const Observer& observer,
   if (!closed_.ok() || !refusal_.ok() || !local(groups)) return false;
   // From here on no rank of them begins another one.
   await_ranks_.push_back({groups, observer, std::move(again)});
+  observer->on_wait([this, groups, waits = std::weak_ptr(observer)] {
+    const Observer gone = waits.lock();
+    if (std::erase_if(await_ranks_,
+                      [&](const AwaitsRanks& each) { return each.observer == gone; }) > 0)
+      gone->finished({Code::kCancelled, "the caller has disconnected"});
+    look_at_requests(groups);
+  });
   for (const NamedGroup& each : groups) {
     const auto group = node_.groups.find(each.id);
     if (group == node_.groups.end() || !group->second.machine.local()) continue;

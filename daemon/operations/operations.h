@@ -35,6 +35,8 @@ class OperationObserver {
  public:
   virtual ~OperationObserver() = default;
   virtual void progress(const v1::Progress& progress) = 0;
+  /// Nothing has begun yet. `forget` ends the wait if the caller goes before it has.
+  virtual void on_wait(std::function<void()> forget) { static_cast<void>(forget); }
   /// The last call.
   virtual void finished(const Status& status) = 0;
 };

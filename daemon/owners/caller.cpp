@@ -29,6 +29,7 @@ Caller caller_of(const PeerCredentials& peer, Isolation by, const AccessRules& a
   caller.account = peer.account;
   caller.process = peer.process;
   caller.pid = peer.pid;
+  caller.groups = peer.groups;
   caller.who = "pid " + std::to_string(peer.pid) + " of " + to_string(peer.account->owner());
   caller.operates = (peer.uid == 0 || peer.uid == ::geteuid() || in_group) && at_home(peer, by);
   caller.sees_all = caller.operates || access.see_all;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "daemon/owners/account.h"
 #include "daemon/owners/peer_credentials.h"
@@ -19,6 +20,7 @@ struct Caller {
   bool sees_all = true;              // may see them
   SharedFd process = {};             // PeerCredentials'
   pid_t pid = 0;                     // likewise
+  std::vector<gid_t> groups = {};    // likewise
 
   bool may_steer(const Account& owner) const { return operates || account.get() == &owner; }
   bool may_see(const Account& owner) const { return sees_all || may_steer(owner); }

@@ -8,6 +8,8 @@ namespace {
 
 /// Ranks that ask for some of their memory may wait for others for long, as in a collective.
 constexpr Duration kTellWaits = std::chrono::seconds(30);
+/// So many ranks that are lost while the group is paused are named.
+constexpr std::uint32_t kLossesNamed = 4;
 /// How long the devices of one pause of tags may keep others of the group from having theirs.
 constexpr Duration kBusyTurn = std::chrono::seconds(1);
 
@@ -68,6 +70,7 @@ bool Group::join(RankId rank, std::string label) {
     return !gates_open() && !aside(rank);
   }
   members_.add(rank, std::move(label));
+  if (was_paused()) late_.insert(rank);
   if (course_) course_->join(rank);
   return !gates_open() && !aside(rank);
 }
@@ -77,6 +80,13 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
   members_.remove(rank);
   requests_.forget(rank);
   if (expected_.erase(rank) > 0 && interrupted_ && expected_.empty()) patience_ = {};
+  // What an operation under way loses, its own error says.
+  if (!course_ && was_paused() && late_.erase(rank) == 0) {
+    if (++losses_ <= kLossesNamed)
+      lost_ += (lost_.empty() ? "lost " : "; lost ") + who + " while it was paused";
+    else if (losses_ == kLossesNamed + 1)
+      lost_ += "; and more";
+  }
   if (course_) course_->leave(rank, who, leaves_unloaded, now);
   settle_if_ended(now);
   go_on_if_all_are_back(now);
@@ -199,6 +209,11 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Ti
   rest_ = state_;
   const GroupState rest = rest_of(task);
   note_.clear();
+  if (task.op == Operation::kResume) {
+    lost_.clear();
+    losses_ = 0;
+    late_.clear();
+  }
   actions_.push_back(action::Begun{task, deepens});
   if (!task.selection.local()) {  // else the group runs
     state_ = pause ? GroupState::kPausing : GroupState::kResuming;
@@ -233,8 +248,11 @@ void Group::settle(Time now) {
   const bool local = course_->terms().task.selection.local();
   epoch_ = course_->epoch();
   deep_ = course_->deep();
+  // Without ranks it is as it was: no rank has seen any of it.
+  const GroupState end = course_->end()->state;
+  const bool lost_all = end == GroupState::kPausing || end == GroupState::kResuming;
   if (!local) {
-    state_ = course_->end()->state;
+    state_ = lost_all ? rest_ : end;
     since_ = now;
   }
   if (state_ == GroupState::kRunning) by_operator_ = false;
@@ -247,7 +265,7 @@ void Group::settle(Time now) {
                   outcome.spans.back().phase == kPauseBegins;
   if (!status.ok()) {
     std::string text = describe(task, name_) + ": " + status.text();
-    if (!members_.empty()) text += "; the group is " + std::string(to_string(state_));
+    if (!lost_all) text += "; the group is " + std::string(to_string(state_));
     status = Status(status.code(), std::move(text));
     note_ = outcome.again ? "" : status.text();
   } else {
@@ -255,7 +273,7 @@ void Group::settle(Time now) {
   }
   const Status result = status;
   const bool again = outcome.again;
-  if (!members_.empty() && !local) actions_.push_back(action::StateChanged{state_});
+  if (!lost_all && !local) actions_.push_back(action::StateChanged{state_});
   actions_.push_back(action::Finished{std::move(outcome)});
 
   if (local)
@@ -289,7 +307,8 @@ void Group::tick(Time now) {
 Time Group::deepens_at() const {
   // What is paused partly is to come back soon.
   const bool counts = deadlines_.deepen > Duration::zero() && state_ == GroupState::kPaused &&
-                      !deep_ && !course_ && !interrupted_ && !has_rest(Operation::kPause);
+                      !members_.empty() && !deep_ && !course_ && !interrupted_ && !memory_.awaited() &&
+                      !has_rest(Operation::kPause);
   return counts ? std::max(since_, overdue_) + deadlines_.deepen : kNever;
 }
 

@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/status.h"
@@ -107,6 +108,8 @@ class Group {
 
   // ---- for reports ----
   const std::string& name() const { return name_; }
+  /// REQUIRES: it has no ranks yet.
+  void rename(std::string name) { name_ = std::move(name); }
   const Members& members() const { return members_; }
   GroupState state() const { return state_; }
   /// A process of it may be locked or checkpointed: nothing of it can work on memory before a
@@ -117,10 +120,17 @@ class Group {
   bool under_way() const { return course_ || interrupted_; }
   /// That as a clause of a sentence. Empty: nothing is under way.
   std::string what_is_under_way() const;
+  /// The members that may come back and have not, for people. Nothing can begin without them.
+  std::string missing() const {
+    return expected_.empty() ? std::string() : members_.names({expected_.begin(), expected_.end()});
+  }
   Phase phase() const { return course_ ? course_->phase() : Phase::kNone; }
   Epoch epoch() const { return course_ ? course_->epoch() : epoch_; }
   Time since() const { return since_; }
-  const std::string& note() const { return note_; }
+  /// How the last operation failed, and which ranks were lost while it was paused.
+  std::string note() const { return note_ + (note_.empty() || lost_.empty() ? "" : "; ") + lost_; }
+  /// Of that, the ranks. A router must not send requests to such a group.
+  const std::string& lost() const { return lost_; }
   /// The phase in which the broker waits for this rank now; "comeback": it has no session and may
   /// come back; empty: it does not.
   std::string_view waiting_for(RankId rank) const;
@@ -142,6 +152,7 @@ class Group {
   }
   /// What is under way is of other ranks.
   bool aside(RankId rank) const;
+  bool was_paused() const { return (course_ ? rest_ : state_) == GroupState::kPaused; }
   GroupState rest_of(const Task& task) const { return task.stops() ? GroupState::kPaused : rest_; }
   void go_on_if_all_are_back(Time now);
   /// The group is as the task would leave it.
@@ -173,7 +184,7 @@ class Group {
   /// When it is to be made deep; kNever: not as it is now.
   Time deepens_at() const;
 
-  const std::string name_;
+  std::string name_;
   const Deadlines deadlines_;
   const MemoryView memory_;
   std::deque<Action> actions_;
@@ -187,6 +198,9 @@ class Group {
   Members members_;
   Requests requests_;
   std::string note_;
+  std::string lost_;
+  std::uint32_t losses_ = 0;
+  std::set<RankId> late_;  // joined while it was paused, so a pause has taken nothing of theirs
   std::optional<Outcome> last_pause_;
   std::optional<Outcome> last_resume_;
   std::optional<Course> course_;            // the operation under way

@@ -92,7 +92,7 @@ Message reply_message(std::uint64_t seq, const Status& status) {
 }
 
 Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch, bool hashes,
-                        const Token& key, const std::string& paused_by) {
+                        const Token& key, const std::string& paused_by, bool first_turn) {
   Message message = reply_message(seq, {});
   message.body.reply.which_result = amem_v1_Reply_welcome_tag;
   auto& welcome = message.body.reply.result.welcome;
@@ -101,6 +101,7 @@ Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch ep
   welcome.epoch = epoch.attempt;
   welcome.hashes = hashes;
   welcome.withdraws = true;
+  welcome.first_turn = first_turn;
   set_text(welcome.paused_by, paused_by);
   std::memcpy(welcome.session, key.data(), key.size());
   return message;

@@ -32,8 +32,10 @@ Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place plac
 Message reply_message(std::uint64_t seq, const Status& status);
 /// `key`: with which the rank may come back to the next broker. `paused_by`: of a gate that is
 /// shut.
+/// `first_turn`: the group waits for it.
 Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch, bool hashes,
-                        const Token& key, const std::string& paused_by = {});
+                        const Token& key, const std::string& paused_by = {},
+                        bool first_turn = false);
 Message created_message(std::uint64_t seq, const Allocation& allocation);
 Message redeemed_message(std::uint64_t seq, const Allocation& allocation, bool guest);
 

@@ -623,7 +623,7 @@ void check(const Config& config, ConfigErrors& errors) {
                          "', too. A GPU can be in one stage");
     }
     // Its devices are not known yet; each has space.
-    const std::vector<StageDevice> some = {{{}, ~std::uint64_t{0}, 0}};
+    const std::vector<StageDevice> some = {{{}, 0, ~std::uint64_t{0}, 0}};
     if (const Status status = check_stage(stage.rules, some); !status.ok())
       errors.push_back(key + ": " + status.text());
   }

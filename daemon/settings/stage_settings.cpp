@@ -1,14 +1,17 @@
 #include "daemon/settings/stage_settings.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "daemon/base/units.h"
+#include "daemon/base/unix_listener.h"
 
 namespace amem {
 namespace {
 
-Status set_devices(StageSettings& stage, std::string_view value) {
-  stage.devices.clear();
+/// Calls `add` with each word of a list.
+template <class Add>
+Status each_word(std::string_view value, Add add) {
   while (!value.empty()) {
     const std::size_t comma = value.find(',');
     std::string_view one = value.substr(0, comma);
@@ -16,14 +19,23 @@ Status set_devices(StageSettings& stage, std::string_view value) {
     while (one.starts_with(' ')) one.remove_prefix(1);
     while (one.ends_with(' ')) one.remove_suffix(1);
     if (one.empty()) continue;
+    if (Status status = add(one); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status set_devices(StageSettings& stage, std::string_view value) {
+  stage.devices.clear();
+  const Status status = each_word(value, [&](std::string_view one) -> Status {
     const bool known = std::any_of(stage.devices.begin(), stage.devices.end(),
                                    [&](const std::string& each) { return each == one; });
     if (known) return {Code::kInvalidArgument, "GPU " + std::string(one) + " is named twice"};
     stage.devices.emplace_back(one);
-  }
-  if (stage.devices.empty())
+    return {};
+  });
+  if (status.ok() && stage.devices.empty())
     return {Code::kInvalidArgument, "name at least one GPU, by its number or UUID: \"0,1\""};
-  return {};
+  return status;
 }
 std::string get_devices(const StageSettings& stage) {
   std::string text;
@@ -49,6 +61,29 @@ Status set_start(StageSettings& stage, std::string_view value) {
     return {Code::kInvalidArgument, "\"" + std::string(value) + "\" is not one of alone beside"};
   stage.rules.starts_alone = value == "alone";
   return {};
+}
+
+template <auto Member, auto Find>
+Status set_ids(StageSettings& stage, std::string_view value) {
+  auto& ids = stage.*Member;
+  ids.clear();
+  return each_word(value, [&](std::string_view one) {
+    std::uint32_t number = 0;
+    const auto [end, error] = std::from_chars(one.begin(), one.end(), number);
+    if (error == std::errc() && end == one.end()) {
+      ids.push_back(number);
+      return Status();
+    }
+    const auto id = Find(std::string(one));
+    if (id.ok()) ids.push_back(id.value());
+    return id.status();
+  });
+}
+template <auto Member>
+std::string get_ids(const StageSettings& stage) {
+  std::string text;
+  for (const auto id : stage.*Member) text += (text.empty() ? "" : ",") + std::to_string(id);
+  return text;
 }
 
 Status set_margin(StageSettings& stage, std::string_view value) {
@@ -91,6 +126,15 @@ const std::vector<StageKey>& stage_keys() {
        }},
       {"start_idle", "a group that starts alone has started when it had no work for so long",
        set_time<&TurnRules::start_idle>, get_time<&TurnRules::start_idle>},
+      {"start_limit",
+       "a group that starts alone and has no rank after so long loses its first turn",
+       set_time<&TurnRules::start_limit>, get_time<&TurnRules::start_limit>},
+      {"start_limit_shared", "the same, while a group of another owner waits",
+       set_time<&TurnRules::start_limit_shared>, get_time<&TurnRules::start_limit_shared>},
+      {"users", "whose groups it takes, by names or uids, with groups; neither: everybody's",
+       set_ids<&StageSettings::users, user_id>, get_ids<&StageSettings::users>},
+      {"groups", "the same, by Unix groups of the users", set_ids<&StageSettings::groups, group_id>,
+       get_ids<&StageSettings::groups>},
       {"margin", "memory that stays free on each of its GPUs", set_margin,
        [](const StageSettings& stage) { return exact_size(stage.margin); }},
       {"grace", "demand: how long a call waits before its group asks for a turn",

@@ -1,6 +1,8 @@
 // StageSettings: a stage as [stage.NAME] of the configuration has it. Plain values; any thread.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -19,6 +21,8 @@ struct StageSettings {
   TurnRules rules;
   std::uint64_t margin = 512ULL << 20;
   std::optional<Duration> min_residency;  // nothing: by what switches cost
+  std::vector<uid_t> users;   // whose groups may join; neither users nor groups: everybody's
+  std::vector<gid_t> groups;  // likewise
 
   /// kNotFound: no such key. kInvalidArgument: the text says what is wrong with the value.
   Status set(std::string_view key, std::string_view value);

@@ -1,6 +1,7 @@
 #include "daemon/stages/stages.h"
 
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -18,7 +19,9 @@ namespace amem {
 namespace {
 
 /// How often what groups need is looked at.
-constexpr Duration kLookEvery = std::chrono::seconds(1);
+constexpr Duration kPollEvery = std::chrono::seconds(1);
+/// So long a group may take to its first rank if nobody can tell whether its program lives.
+constexpr Duration kUnseen = std::chrono::minutes(10);
 
 Result<DeviceUuid> device_named(const Devices& devices, const std::string& name) {
   std::string all;
@@ -37,20 +40,10 @@ std::vector<StageDevice> devices_of(const StageSettings& stage, const Devices& d
   for (const std::string& name : stage.devices) {
     const Result<DeviceUuid> found = device_named(devices, name);
     if (!found.ok()) continue;
-    all.push_back({found.value(), devices.find(found.value())->total, stage.margin});
+    const Device& device = *devices.find(found.value());
+    all.push_back({device.uuid, device.ordinal, device.total, stage.margin});
   }
   return all;
-}
-
-Whereabouts whereabouts(const GroupEntry& group) {
-  switch (group.machine.state()) {
-    case GroupState::kRunning:
-      return Whereabouts::kRuns;
-    case GroupState::kPaused:
-      return group.paused_by_stage ? Whereabouts::kPausedByStage : Whereabouts::kPausedByOperator;
-    default:
-      return Whereabouts::kMoves;
-  }
 }
 
 class SwitchObserver final : public OperationObserver {
@@ -62,6 +55,12 @@ class SwitchObserver final : public OperationObserver {
  private:
   const std::function<void(const Status&)> done_;
 };
+
+/// Root of the node, or amemd's own user.
+bool is_operator(const Account& account) {
+  const Owner& owner = account.owner();
+  return owner.compartment.empty() && (owner.uid == 0 || owner.uid == ::geteuid());
+}
 
 /// Memory with these tags may come later.
 Status check_order(const std::vector<std::string>& tags) {
@@ -79,8 +78,6 @@ Status check_order(const std::vector<std::string>& tags) {
   }
   return {};
 }
-
-std::uint64_t ms(Duration duration) { return to_us(std::max(duration, Duration{})) / 1000; }
 
 }  // namespace
 
@@ -103,64 +100,56 @@ Status check_stages(const std::vector<StageSettings>& settings, const Devices& d
 }
 
 Stages::Stages(const Means& means, SessionServer& sessions, EventHub& events,
-               Operations& operations)
+               Operations& operations, Drive drive)
     : node_(means.node),
       means_(means),
       loop_(means.loop),
       sessions_(sessions),
       events_(events),
       operations_(operations),
-      starts_(means.loop, [this](const Starts::Start& start) {
-        node_.stages[start.stage->name()].starts.erase(start.id);
-        start.stage->leave(start.id, Clock::now());
-      }) {}
+      drive_(std::move(drive)),
+      waits_(means.loop, [this](GroupId id) { start_ended(id); }),
+      views_(means.node, means.workers.seen(), waits_) {}
 
 Stages::~Stages() {
   *alive_ = false;
-  for (const auto& [stage, timer] : timers_) loop_.cancel(timer);
-  for (const auto& [id, lease] : leases_)
-    if (lease.timer) loop_.cancel(*lease.timer);
-  for (const auto& [number, command] : commands_)
-    if (command.timer) loop_.cancel(*command.timer);
-  if (looks_) loop_.cancel(*looks_);
+  for (const auto& [name, stage] : stages_)
+    if (stage.timer) loop_.cancel(*stage.timer);
+  if (poll_timer_) loop_.cancel(*poll_timer_);
 }
 
 void Stages::open(const std::vector<StageSettings>& settings) {
   for (const StageSettings& each : settings) {
-    StageFigures& figures = node_.stages[each.name];
-    stages_.emplace(each.name, std::make_unique<GpuStage>(*this, each.name, each.rules,
-                                                          devices_of(each, means_.devices),
-                                                          each.min_residency, figures));
+    Stage& stage = stages_.emplace(each.name, Stage(node_.stages[each.name])).first->second;
+    stage.name = each.name;
+    stage.rules = each.rules;
+    stage.devices = devices_of(each, means_.devices);
+    stage.taken.resize(stage.devices.size());
+    stage.min_residency = each.min_residency;
+    stage.users = each.users;
+    stage.groups = each.groups;
     spdlog::info("stage '{}': policy {}, {} GPUs", each.name, to_string(each.rules.policy),
                  each.devices.size());
   }
-  if (stages_.empty()) return;
   // Nothing is decided before it is known what others have.
-  for (const auto& [name, stage] : stages_) stage->hold(true);
-  look_at_needs();
+  if (!stages_.empty()) poll_devices();
 }
 
 void Stages::close(const Status& why) {
   closed_ = true;
-  for (const auto& [name, stage] : stages_) stage->close(why);
-  starts_.close(why);
-  for (auto& [number, command] : std::exchange(commands_, {})) {
-    if (command.timer) loop_.cancel(*command.timer);
-    command.go(why);
-  }
-  if (looks_) loop_.cancel(*looks_);
-  looks_.reset();
+  waits_.close(why);
+  if (poll_timer_) loop_.cancel(*poll_timer_);
+  poll_timer_.reset();
 }
 
-GpuStage* Stages::find(const std::string& name) {
+Stages::Stage* Stages::find(std::string_view name) {
   const auto it = stages_.find(name);
-  return it == stages_.end() ? nullptr : it->second.get();
+  return it == stages_.end() ? nullptr : &it->second;
 }
 
-GpuStage* Stages::stage_of(GroupId group) {
-  for (const auto& [name, stage] : stages_)
-    if (stage->has(group)) return stage.get();
-  return nullptr;
+const Stages::Stage* Stages::find(std::string_view name) const {
+  const auto it = stages_.find(name);
+  return it == stages_.end() ? nullptr : &it->second;
 }
 
 std::string Stages::names() const {
@@ -170,75 +159,198 @@ std::string Stages::names() const {
   return text;
 }
 
-// ---- groups and ranks ---------------------------------------------------------------------------
-
-/// Another one for each group of the stage.
-std::string Stages::name_in(const GpuStage& stage, GroupId id, const Account& account,
-                            const std::string& name) const {
-  if (!stage.knows(name, id)) return name;
-  const std::string its = name + "@" + key_of(account.owner());
-  return stage.knows(its, id) ? its + "#" + std::to_string(id) : its;
+StageView Stages::view_of(const Stage& stage) const {
+  return views_.of(stage, stage.taken, Clock::now());
 }
 
-void Stages::enter(GpuStage& stage, GroupEntry& group) {
-  const FirstTurn first = group.starts          ? FirstTurn::kOfRanks
-                          : group.asks_by_calls ? FirstTurn::kOverByItself
-                                                : FirstTurn::kOver;
-  stage.join(group.id, name_in(stage, group.id, *group.account, group.machine.name()), group.wishes,
-             whereabouts(group), group.leased, Clock::now(), first);
-  group.starts = stage.starts(group.id);
-  group.asks_by_calls = stage.asks_by_calls(group.id);
-  look();
-  // What it needs is known before it asks: after a restart it has its memory already.
+Status Stages::admits(const Stage& stage, const Account& account, const std::vector<gid_t>& gids,
+                      bool operates) {
+  if (operates || (stage.users.empty() && stage.groups.empty())) return {};
+  const Owner& owner = account.owner();
+  const bool is_user =
+      owner.compartment.empty() &&
+      std::find(stage.users.begin(), stage.users.end(), owner.uid) != stage.users.end();
+  // Whoever is in a compartment of its own chooses its gids.
+  const bool in_group =
+      owner.compartment.empty() && std::any_of(gids.begin(), gids.end(), [&](gid_t gid) {
+        return std::find(stage.groups.begin(), stage.groups.end(), gid) != stage.groups.end();
+      });
+  if (is_user || in_group) return {};
+  return {Code::kPermissionDenied, "stage '" + stage.name + "' is not for " + to_string(owner) +
+                                       ". The settings stage." + stage.name + ".users and stage." +
+                                       stage.name + ".groups say whose groups it takes"};
+}
+
+// ---- a step -------------------------------------------------------------------------------------
+
+void Stages::touch(Stage& stage) {
+  if (std::exchange(stage.due, true)) return;
   loop_.post([this, &stage, alive = alive_] {
-    if (*alive && !closed_ && looked_) measure(stage);
+    if (*alive) step(stage);
   });
 }
 
-Stages::Beginning Stages::begins(const std::shared_ptr<Account>& account, const std::string& name,
-                                 std::string_view stage_name) {
+void Stages::step(Stage& stage) {
+  stage.due = false;
+  if (closed_) return;
+  const Time now = Clock::now();
+  std::optional<StageView> view(view_of(stage));
+  for (;;) {
+    tell(look(*view, stage.memory, now));
+    const auto changes = first_turns(*view, stage.memory, now);
+    if (changes.empty()) break;
+    for (const auto& [id, first_turn] : changes) set_first_turn(node_.groups.at(id), first_turn);
+    view.emplace(view_of(stage));
+  }
+  account_time(stage, *view);
+  if (moves(stage))
+    stage.unseen = now;
+  else if (stage.unseen)
+    poll_devices();  // what came or went with it, such as contexts, is others' memory
+  else if (const std::optional<Switch> next = decide(*view, stage.memory, now))
+    carry_out(stage, *next);
+  end_waits(stage, *view);
+  wake(stage, wakeup(*view, stage.memory, now));
+}
+
+void Stages::wake(Stage& stage, Time at) {
+  if (stage.timer) loop_.cancel(*stage.timer);
+  stage.timer.reset();
+  if (at == kNever || closed_) return;
+  stage.timer = loop_.at(at, [this, &stage] {
+    stage.timer.reset();
+    touch(stage);
+  });
+}
+
+void Stages::set_first_turn(GroupEntry& group, FirstTurn first_turn) {
+  const FirstTurn before = std::exchange(group.first_turn, first_turn);
+  if (before == first_turn) return;
+  if (first_turn == FirstTurn::kLapsed) group.leased = false;
+  if (before == FirstTurn::kDue) {
+    const std::string text =
+        "its first turn in stage '" + group.stage + "' has ended" +
+        (first_turn == FirstTurn::kLapsed ? ": no rank has come. It waits for another one when "
+                                            "a call of its first rank waits"
+                                          : "");
+    group.log().info("group '{}': {}", group.machine.name(), text);
+    events_.publish(&group, "turn", text);
+  }
+  if (!wants_reports(group))
+    for (const auto& [id, rank] : node_.ranks)
+      if (rank.group == group.id) tell_reports(rank, false);
+  (void)node_.records.write(group);
+}
+
+/// Whoever reads it may see this group only.
+void Stages::tell(const std::vector<TurnNews>& news) {
+  for (const TurnNews& each : news) {
+    const auto it = node_.groups.find(each.group);
+    if (it == node_.groups.end()) continue;
+    GroupEntry& group = it->second;
+    const std::string text = without_names_of_others(node_, *group.account, each.text);
+    if (each.trouble)
+      group.log().warn("group '{}': {}", group.machine.name(), text);
+    else
+      group.log().info("group '{}': {}", group.machine.name(), text);
+    events_.publish(&group, each.trouble ? "error" : "turn", text);
+  }
+}
+
+/// Whoever waits for a turn that has come, or that cannot come.
+void Stages::end_waits(Stage& stage, const StageView& view) {
+  for (const GroupView& its : view.groups) {
+    const auto memory = stage.memory.groups.find(its.id);
+    if (memory == stage.memory.groups.end()) continue;  // it is looked at soon
+    GroupEntry& group = node_.groups.at(its.id);
+    const GroupMemory& m = memory->second;
+    const bool switching = stage.memory.under_way && stage.memory.under_way->has(its.id);
+    const bool runs = group.machine.state() == GroupState::kRunning && !switching;
+    const std::vector<WaitId> leases = waits_.of(its.id, StageWaits::For::kLease);
+    const std::vector<WaitId> starts = waits_.of(its.id, StageWaits::For::kStart);
+    if (!m.admitted && !m.refusal.empty()) {
+      const Status status(Code::kFailedPrecondition,
+                          "group '" + its.name + "' takes no turns: " +
+                              without_names_of_others(node_, *group.account, m.refusal));
+      for (const WaitId id : leases) waits_.end(id, status);
+      if (its.has_ranks) continue;
+      for (const WaitId id : starts) waits_.end(id, status);
+      continue;
+    }
+    if (!runs) continue;
+    if (!leases.empty()) {
+      group.leased = true;
+      // Calls do not ask for its turn any more: after its first lease it says when it needs one.
+      if (group.first_turn == FirstTurn::kEndedUnasked) set_first_turn(group, FirstTurn::kOver);
+      (void)node_.records.write(group);
+    }
+    for (const WaitId id : leases) waits_.end(id, {});
+    for (const WaitId id : starts) {
+      if (its.has_ranks)
+        waits_.end(id, {});
+      else if (waits_.waits(id))
+        waits_.answer_start(id, kUnseen);
+    }
+  }
+}
+
+// ---- groups and ranks ---------------------------------------------------------------------------
+
+GroupEntry* Stages::started_for(const Account& account, const std::string& name) {
   // Who asks before a launcher has begun knows less of the job: the part before that launcher's.
   for (std::string asked = name;; asked.resize(asked.find_last_of(".:"))) {
-    const Starts::Start* const start = starts_.find(*account, asked);
-    if (start != nullptr && !start->has_ranks) return {start->id, true, !start->runs};
-    if (name_of_group(asked) == asked) break;
+    GroupEntry* const group = own_group(node_, account, asked);
+    if (group != nullptr && group->machine.members().empty() && keeps(group->id)) return group;
+    if (name_of_group(asked) == asked) return nullptr;
   }
-  const GpuStage* stage = find(std::string(stage_name));
-  if (stage == nullptr || closed_ || !stage->rules().starts_alone) return {};
-  const Status status = stage->can_start(name_in(*stage, 0, *account, name), {});
-  return {0, status.ok(), status.ok()};
+}
+
+bool Stages::begins_paused(const std::shared_ptr<Account>& account, const std::vector<gid_t>& gids,
+                           const std::string& name, std::string_view stage_name) const {
+  const Stage* const stage = find(stage_name);
+  if (stage == nullptr || closed_ || !stage->rules.starts_alone) return false;
+  return admits(*stage, *account, gids, is_operator(*account)).ok() &&
+         can_join(view_of(*stage), stage->memory, views_.beginning(*stage, name, *account)).ok();
+}
+
+bool Stages::wants_reports(const GroupEntry& group) const {
+  const Stage* const stage = find(group.stage);
+  return stage != nullptr &&
+         (stage->rules.policy != TurnPolicy::kLease || group.first_turn != FirstTurn::kOver);
 }
 
 void Stages::rank_joined(GroupEntry& group, const Rank& rank, std::string_view name) {
-  if (const Starts::Start* start = starts_.find(group.id); start != nullptr && !start->has_ranks) {
-    GpuStage& stage = *start->stage;
-    group.stage = stage.name();
-    group.starts = stage.starts(group.id);
-    (void)node_.records.write(group);
-    starts_.arrived(group.id, group.machine.name());
-    node_.stages[stage.name()].starts.erase(group.id);
-    stage.place(group.id, whereabouts(group), Clock::now());
-    stage.arrived(group.id, Clock::now());
-    look();
-  } else if (!name.empty() && group.stage != name) {
-    const std::string wanted(name);
-    if (!group.stage.empty()) {
+  if (!name.empty() && group.stage != name) {
+    const std::string wanted(printable(std::string(name).c_str()));
+    std::string trouble;
+    if (group.stage == kNoStage) {
+      group.log().info(
+          "group '{}': {} names the stage '{}', but the group was taken out of its "
+          "stage",
+          group.machine.name(), rank.program, wanted);
+    } else if (!group.stage.empty()) {
       group.log().warn("group '{}': {} names the stage '{}', but the group is in stage '{}'",
-                       group.machine.name(), rank.program, printable(wanted.c_str()), group.stage);
-    } else if (GpuStage* stage = find(wanted); stage == nullptr) {
-      const std::string text = "there is no stage '" + std::string(printable(wanted.c_str())) +
-                               "', so the group takes no turns. " + names();
-      group.log().warn("group '{}': {}", group.machine.name(), text);
-      events_.publish(&group, "error", text);
+                       group.machine.name(), rank.program, wanted, group.stage);
+    } else if (const Stage* const stage = find(name); stage == nullptr) {
+      trouble = "there is no stage '" + wanted + "', so the group takes no turns. " + names();
+    } else if (const Status status =
+                   admits(*stage, *group.account, rank.peer.groups, is_operator(*group.account));
+               !status.ok()) {
+      trouble = status.text() + ". The group takes no turns";
     } else {
-      group.stage = wanted;
+      group.stage = name;
       (void)node_.records.write(group);
-      enter(*stage, group);
+    }
+    if (!trouble.empty()) {
+      group.log().warn("group '{}': {}", group.machine.name(), trouble);
+      events_.publish(&group, "error", trouble);
     }
   }
-  if (const GpuStage* stage = stage_of(group.id);
-      stage != nullptr && stage->wants_reports(group.id))
-    tell_reports(rank, true);
+  Stage* const stage = find(group.stage);
+  if (stage == nullptr) return;
+  if (wants_reports(group)) tell_reports(rank, true);
+  touch(*stage);
+  poll();
 }
 
 void Stages::tell_reports(const Rank& rank, bool on) {
@@ -249,216 +361,162 @@ void Stages::tell_reports(const Rank& rank, bool on) {
   sessions_.send(rank.session, message);
 }
 
-void Stages::tell_reports(GroupId group, bool on) {
-  for (const auto& [id, rank] : node_.ranks)
-    if (rank.group == group) tell_reports(rank, on);
-}
-
-void Stages::rank_gone(const GroupEntry& group, RankId rank) {
-  if (GpuStage* stage = stage_of(group.id)) stage->rank_gone(group.id, rank, Clock::now());
-}
-
 void Stages::restored(GroupEntry& group) {
-  if (group.stage.empty()) return;
-  if (GpuStage* stage = find(group.stage)) return enter(*stage, group);
+  if (group.stage.empty() || group.stage == kNoStage) return;
+  if (Stage* const stage = find(group.stage)) {
+    TurnWishes plain = group.wishes;
+    plain.weight = TurnWishes().weight;
+    plain.priority = TurnWishes().priority;
+    plain.longest_wait = TurnWishes().longest_wait;
+    // amemd 0.1.0 has not put on record who had set them.
+    if (plain != group.wishes && !group.wishes.by_operator)
+      spdlog::warn(
+          "group '{}': its weight, priority and longest wait hold against groups of its own owner "
+          "only, unless an operator sets them: `amemctl stage`",
+          group.machine.name());
+    touch(*stage);
+    return poll();
+  }
   spdlog::warn("group '{}' was in stage '{}', which is not configured any more. It takes no turns",
                group.machine.name(), group.stage);
   group.stage.clear();
 }
 
-void Stages::state_changed(GroupId id) {
-  if (stages_.empty()) return;
-  // In a turn of its own: who reports it is in the middle of something.
-  loop_.post([this, id, alive = alive_] {
-    if (!*alive) return;
-    const auto group = node_.groups.find(id);
-    GpuStage* const stage = stage_of(id);
-    if (group == node_.groups.end() || stage == nullptr) return;
-    place(*stage, group->second);
-    answer_starts({id});
-  });
+void Stages::changed(const GroupEntry& group) {
+  if (Stage* const stage = find(group.stage)) touch(*stage);
 }
 
 void Stages::finished(const GroupEntry& group, const Outcome& outcome) {
-  GpuStage* const stage = stage_of(group.id);
+  Stage* const stage = find(group.stage);
   const bool whole = outcome.task.selection.all();
   if (stage == nullptr || !outcome.status.ok() || !(whole || outcome.task.stops())) return;
-  stage->measured(group.id, outcome.task.op, outcome.total, whole, Clock::now());
+  const auto m = stage->memory.groups.find(group.id);
+  if (m == stage->memory.groups.end()) return;
+  // Of a group that had left some of its memory on the GPU this was only the rest.
+  const bool all = whole && !outcome.task.partial;
+  (outcome.task.op == Operation::kPause ? m->second.out : m->second.in).add(outcome.total, all);
 }
 
-void Stages::ended(GroupId id) {
-  if (stages_.empty()) return;
-  loop_.post([this, id, alive = alive_] {
-    if (!*alive) return;
-    if (GpuStage* stage = stage_of(id)) stage->leave(id, Clock::now());
-    starts_.answer(id, {Code::kAborted, "the group has ended. Start it again"});
-  });
+void Stages::ended(const GroupEntry& group) {
+  const Status status(Code::kAborted,
+                      "group '" + group.machine.name() + "' has ended. Ask again when it is there");
+  for (const StageWaits::For what :
+       {StageWaits::For::kLease, StageWaits::For::kStart, StageWaits::For::kSwitch})
+    for (const WaitId id : waits_.of(group.id, what)) waits_.end(id, status);
+  if (Stage* const stage = find(group.stage)) {
+    stage->figures.groups.erase(group.id);
+    touch(*stage);
+  }
 }
 
-void Stages::work(const Rank& rank, const amem_v1_Work& work) {
-  if (GpuStage* stage = stage_of(rank.group))
-    stage->report(rank.group, rank.id, {work.waiting, printable(work.call), work.worked},
-                  Clock::now());
+void Stages::work(Rank& rank, const amem_v1_Work& work) {
+  const Time now = Clock::now();
+  if (work.worked || rank.work.worked) rank.work.at = now;
+  rank.work.waiting = work.waiting;
+  rank.work.call = printable(work.call);
+  rank.work.worked = work.worked;
+  rank.work.heard = now;
+  changed(node_.group_of(rank));
 }
 
-// ---- needs --------------------------------------------------------------------------------------
+// ---- what others have ---------------------------------------------------------------------------
 
-/// Looks from now on, once a second, while there is a group to look at.
-void Stages::look() {
-  if (looks_ || closed_) return;
-  looks_ = loop_.at(Clock::now() + kLookEvery, [this] {
-    looks_.reset();
+void Stages::poll() {
+  if (poll_timer_ || closed_) return;
+  poll_timer_ = loop_.at(Clock::now() + kPollEvery, [this] {
+    poll_timer_.reset();
     const bool any =
         std::any_of(node_.groups.begin(), node_.groups.end(),
-                    [this](const auto& each) { return stage_of(each.first) != nullptr; });
+                    [this](const auto& each) { return find(each.second.stage) != nullptr; });
     if (!any) return;
-    look();
-    looked_after_failure_ = false;
-    look_at_needs();
+    poll();
+    polled_after_failure_ = false;
+    ask_for_work();
+    poll_devices();
   });
 }
 
-void Stages::look_at_needs() {
+void Stages::poll_devices() {
   std::set<DeviceUuid> devices;
   for (const auto& [name, stage] : stages_)
-    for (const StageDevice& device : stage->devices()) devices.insert(device.device);
-  if (std::exchange(looking_, true)) return;
+    for (const StageDevice& device : stage.devices) devices.insert(device.device);
+  if (std::exchange(poll_in_flight_, true)) return;
+  poll_began_ = Clock::now();
   means_.workers.look(devices, [this, alive = alive_](const Workers::Uses&) {
     if (!*alive) return;
-    looking_ = false;
-    if (closed_) return;
-    const bool first = !std::exchange(looked_, true);
-    for (const auto& [name, stage] : stages_) {
-      if (first) stage->hold(false);
-      measure(*stage);
-    }
+    poll_in_flight_ = false;
+    for (auto& [name, stage] : stages_) see(stage);
   });
 }
 
-TurnNeeds Stages::bytes_of(GroupId id, const std::function<bool(const Allocation&)>& counts) const {
-  TurnNeeds bytes;
-  for (const Allocation* a : std::as_const(node_.allocations).of_group(id))
-    if (!counts || counts(*a)) bytes[a->device] += a->size;
-  return bytes;
+/// Memory is on its way, so that it would be counted twice, or not at all.
+bool Stages::moves(const Stage& stage) const {
+  return stage.memory.under_way ||
+         std::any_of(node_.groups.begin(), node_.groups.end(), [&](const auto& each) {
+           return each.second.stage == stage.name && presence_of(each.second) == Presence::kMoves;
+         });
 }
 
-TurnNeeds Stages::rest_of(const GroupEntry& group) const {
-  if (whereabouts(group) != Whereabouts::kPausedByStage) return {};
-  return bytes_of(group.id, [](const Allocation& a) { return a.may_leave(); });
-}
-
-std::vector<GpuStage::Part> Stages::parts_of(const GroupEntry& group) const {
-  std::vector<GpuStage::Part> parts;
-  for (const std::string& tag : group.wishes.leave_first) {
-    TurnNeeds needs =
-        bytes_of(group.id, [&](const Allocation& a) { return a.tag == tag && a.can_leave(); });
-    if (!needs.empty()) parts.push_back({tag, std::move(needs)});
+void Stages::see(Stage& stage) {
+  const bool since = !stage.unseen || poll_began_ >= *stage.unseen;
+  if (!moves(stage) && since) {
+    stage.taken = views_.others_use(stage, stage.memory);
+    stage.unseen.reset();
   }
-  return parts;
+  touch(stage);
 }
 
-void Stages::place(GpuStage& stage, const GroupEntry& group) {
-  const Whereabouts where = whereabouts(group);
-  if (where != Whereabouts::kMoves) stage.stays(group.id, rest_of(group), Clock::now());
-  stage.place(group.id, where, Clock::now());
-}
-
-void Stages::measure(GpuStage& stage) {
-  if (stage.switching()) return;  // memory is on its way
+/// A process that is stopped reports no change.
+void Stages::ask_for_work() {
   const Time now = Clock::now();
-  std::map<DeviceUuid, std::uint64_t> resident;  // of groups that run by turns
-  std::map<GroupId, TurnNeeds> needs;
-  for (const auto& [id, group] : node_.groups) {
-    if (!stage.has(id)) continue;
-    const bool runs = group.machine.state() == GroupState::kRunning;
-    const TurnNeeds rest = rest_of(group);
-    for (const auto& [device, bytes] : rest) resident[device] += bytes;
-    if (!runs && whereabouts(group) != Whereabouts::kMoves) stage.stays(id, rest, now);
-    if (runs) stage.parts(id, parts_of(group), now);
-    needs[id] = bytes_of(id);
-    if (!runs) continue;
-    for (const auto& [device, bytes] :
-         bytes_of(id, [](const Allocation& a) { return a.resident(); }))
-      resident[device] += bytes;
-  }
-  for (const StageDevice& device : stage.devices()) {
-    std::uint64_t taken = 0;
-    const auto use = means_.workers.seen().find(device.device);
-    if (use != means_.workers.seen().end()) {
-      const std::uint64_t ours = use->second.free + resident[device.device];
-      taken = device.capacity - std::min(device.capacity, ours);
-    } else {  // nobody says, so it is what is known of
-      for (const auto& [id, rank] : node_.ranks)
-        for (const Unbrokered& each : rank.unbrokered)
-          if (!each.host && each.device == device.device) taken += each.bytes;
-      const Usage all = node_.allocations.usage(
-          [&](const Allocation& a) { return a.device == device.device && a.resident(); });
-      taken += all.resident - std::min(all.resident, resident[device.device]);
-    }
-    stage.taken(device.device, taken, now);
-  }
-  for (const auto& [id, its] : needs) stage.needs(id, its, now);
-  stage.tick(now);
+  for (const auto& [id, rank] : node_.ranks)
+    if (rank.work.worked && now >= rank.work.heard + kAskForWork &&
+        find(node_.groups.at(rank.group).stage) != nullptr)
+      tell_reports(rank, true);
 }
 
 // ---- switches -----------------------------------------------------------------------------------
 
-void Stages::carry_out(GpuStage& stage, const StageSwitch& what) {
+void Stages::carry_out(Stage& stage, const Switch& what) {
+  spdlog::info("stage '{}': switch {}: {}", stage.name, what.number, what.why);
+  stage.last = {what, std::chrono::system_clock::now(), Clock::now(), {}, {}};
+  for (const auto* ids : {&what.out, &what.in})
+    for (const GroupId id : *ids) {
+      const GroupEntry& group = node_.groups.at(id);
+      std::string text = "it gets its turn in stage '" + stage.name + "'";
+      if (ids == &what.out && group.machine.state() == GroupState::kPaused)
+        text = "the rest of its memory leaves in stage '" + stage.name + "'";
+      else if (ids == &what.out)
+        text = "its turn in stage '" + stage.name + "' ends";
+      events_.publish(&group, "turn", text);
+    }
+  const auto observer = std::make_shared<SwitchObserver>(
+      [this, &stage, loop = &loop_, alive = alive_](const Status& status) {
+        loop->post([this, &stage, status, alive] {
+          if (*alive) switch_ended(stage, status);
+        });
+      });
   const auto named = [this](const std::vector<GroupId>& ids) {
     Operations::Groups groups;
-    for (const GroupId id : ids)
-      groups.push_back({id, node_.groups.contains(id) ? node_.groups.at(id).machine.name() : "?"});
+    for (const GroupId id : ids) groups.push_back({id, node_.groups.at(id).machine.name()});
     return groups;
   };
-  spdlog::info("stage '{}': switch {}: {}", stage.name(), what.number, what.why);
-  // The stage decides in the middle of other things, and a transaction may be refused at once.
-  loop_.post([this, &stage, what, named, alive = alive_] {
-    if (!*alive) return;
-    const auto observer = std::make_shared<SwitchObserver>(
-        [this, &stage, what, loop = &loop_, alive](const Status& status) {
-          loop->post([this, &stage, what, status, alive] {
-            if (*alive) ended(stage, what, status);
-          });
-        });
-    const auto gone = [this](GroupId id) { return !node_.groups.contains(id); };
-    StageSwitch left = what;
-    std::erase_if(left.out, gone);
-    std::erase_if(left.in, gone);
-    for (const auto* ids : {&left.out, &left.in})
-      for (const GroupId id : *ids) {
-        const GroupEntry& group = node_.groups.at(id);
-        std::string text = "it gets its turn in stage '" + stage.name() + "'";
-        if (ids == &left.out && group.machine.state() == GroupState::kPaused)
-          text = "the rest of its memory leaves in stage '" + stage.name() + "'";
-        else if (ids == &left.out)
-          text = "its turn in stage '" + stage.name() + "' ends";
-        events_.publish(&group, "turn", text);
-      }
-    const Asker asker("stage '" + stage.name() + "'", stage.name(), what.why);
-    // A group without ranks has nothing to be moved.
-    const auto announced = [this](GroupId id) { return starts_.find(id) != nullptr; };
-    const bool starts = std::any_of(what.out.begin(), what.out.end(), announced) ||
-                        std::any_of(what.in.begin(), what.in.end(), announced);
-    if (left.out.empty() && left.in.empty())
-      observer->finished(starts ? Status() : Status(Code::kAborted, "its groups have ended"));
-    else if (left.in.empty())
-      operations_.start(Task(Operation::kPause), named(left.out), {}, observer, asker, nullptr,
-                        tags_of(left));
-    else if (left.out.empty())
-      operations_.start(Task(Operation::kResume), named(left.in), {}, observer, asker);
-    else
-      operations_.swap(named(left.out), named(left.in), Task(Operation::kPause), {}, observer,
-                       asker, nullptr, tags_of(left));
-  });
+  const Asker asker("stage '" + stage.name + "'", stage.name, what.why);
+  if (what.in.empty())
+    operations_.start(Task(Operation::kPause), named(what.out), {}, observer, asker, nullptr,
+                      tags_of(what));
+  else if (what.out.empty())
+    operations_.start(Task(Operation::kResume), named(what.in), {}, observer, asker);
+  else
+    operations_.swap(named(what.out), named(what.in), Task(Operation::kPause), {}, observer, asker,
+                     nullptr, tags_of(what));
 }
 
-Operations::Parts Stages::tags_of(const StageSwitch& what) const {
+Operations::Parts Stages::tags_of(const Switch& what) const {
   Operations::Parts parts;
-  for (const GroupId id : what.out) {
-    const auto part = what.parts.find(id);
-    if (part == what.parts.end()) continue;
+  for (const auto& [id, tags] : what.parts) {
     Selection selection;
-    for (const std::string& tag : part->second)
+    for (const std::string& tag : tags)
       if (node_.allocations.any(id, [&](const Allocation& a) { return a.tag == tag; }))
         selection.tags.insert(tag);
     if (!selection.all()) parts[id] = selection;
@@ -466,391 +524,274 @@ Operations::Parts Stages::tags_of(const StageSwitch& what) const {
   return parts;
 }
 
-void Stages::ended(GpuStage& stage, const StageSwitch& what, const Status& status) {
+void Stages::switch_ended(Stage& stage, const Status& status) {
   const Time now = Clock::now();
-  for (const auto* ids : {&what.out, &what.in})
-    for (const GroupId id : *ids) {
-      Starts::Start* const start = starts_.find(id);
-      if (const auto group = node_.groups.find(id); group != node_.groups.end()) {
-        place(stage, group->second);
-      } else if (start != nullptr) {
-        if (status.ok()) start->runs = ids == &what.in;
-        stage.place(id, start->runs ? Whereabouts::kRuns : Whereabouts::kPausedByStage, now);
-      }
-    }
+  const Switch what = stage.memory.under_way.value_or(Switch());
+  const StageView view = view_of(stage);
+  switched(view, stage.memory, status, now);
+  end_waits(stage, view);
+  stage.last->took = std::max(now - stage.last->began, Duration(1));
+  stage.last->status = status;
+  stage.figures.switching += stage.last->took;
+  ++stage.figures.switches[status.code()];
   if (!status.ok())
-    spdlog::warn("stage '{}': switch {} has failed: {}. It is tried again", stage.name(),
-                 what.number, status.text());
-  std::vector<std::uint64_t> waiting;
-  for (const auto& [number, command] : commands_)
-    if (command.stage == &stage) waiting.push_back(number);
-  stage.hold(!waiting.empty());
-  stage.switched(what.number, status, now);
+    spdlog::warn("stage '{}': switch {} has failed: {}. It is tried again", stage.name, what.number,
+                 status.text());
+  // Operators come before what the stage does next.
+  std::vector<WaitId> commands;
+  for (const auto& [number, wait] : waits_.all())
+    if (wait.what == StageWaits::For::kSwitch && !switches({{wait.group, {}}}))
+      commands.push_back(number);
+  for (const WaitId number : commands) waits_.end(number, {});
   // Others may have taken what was free. Another switch may do then.
-  if (!status.ok() && !std::exchange(looked_after_failure_, true)) look_at_needs();
-  if (!waiting.empty()) carry_on(stage, waiting);
-  answer_starts(what.in);
+  if (!status.ok() && !std::exchange(polled_after_failure_, true)) return poll_devices();
+  touch(stage);
 }
 
-/// Operators come before what the stage would do next.
-void Stages::carry_on(GpuStage& stage, const std::vector<std::uint64_t>& numbers) {
-  std::set<GroupId> groups;
-  for (const std::uint64_t number : numbers) {
-    auto command = commands_.extract(number);
-    if (command.empty()) continue;
-    if (command.mapped().timer) loop_.cancel(*command.mapped().timer);
-    for (const NamedGroup& group : command.mapped().groups) groups.insert(group.id);
-    command.mapped().go({});
-  }
-  for (const GroupId id : groups)
-    if (const auto group = node_.groups.find(id); group != node_.groups.end())
-      stage.place(id, whereabouts(group->second), Clock::now());
-  stage.hold(false);
-  stage.tick(Clock::now());
+// ---- what is waited for -------------------------------------------------------------------------
+
+Status Stages::check_start(const Caller& caller, const std::string& name,
+                           const std::string& stage) const {
+  if (!valid_whole_name(name))
+    return {Code::kInvalidArgument, "\"" + printable(name.c_str()) +
+                                        "\" is not a valid group name. Use 1 to 63 of the "
+                                        "characters A-Z a-z 0-9 . _ -, and do not begin with "
+                                        ". or -"};
+  if (caller.account == nullptr)
+    return {Code::kFailedPrecondition, "only a process of this node can start a group here"};
+  if (find(stage) == nullptr)
+    return {Code::kNotFound, "there is no stage '" + printable(stage.c_str()) + "'. " + names()};
+  return {};
 }
 
-void Stages::answer_starts(const std::vector<GroupId>& groups) {
-  for (const GroupId id : groups) {
-    const Starts::Start* start = starts_.find(id);
-    if (start == nullptr) continue;
-    const auto group = node_.groups.find(id);
-    const bool runs = group != node_.groups.end()
-                          ? group->second.machine.state() == GroupState::kRunning
-                          : start->runs;
-    if (runs) starts_.answer(id, {});
-  }
+Result<bool> Stages::may_begin(const Caller& caller, const std::string& name,
+                               const std::string& stage_name) const {
+  const Stage& stage = *find(stage_name);
+  if (Status status = admits(stage, *caller.account, caller.groups, caller.operates); !status.ok())
+    return status;
+  if (!stage.rules.starts_alone) return false;
+  const Status status =
+      can_join(view_of(stage), stage.memory, views_.beginning(stage, name, *caller.account));
+  if (status.ok()) return true;
+  return Status(status.code(), without_unseen_names(node_, caller, status.text()));
 }
 
-void Stages::wake(GpuStage& stage, Time at) {
-  if (const auto it = timers_.find(&stage); it != timers_.end()) {
-    loop_.cancel(it->second);
-    timers_.erase(it);
+Stages::WaitId Stages::start(const Caller& caller, GroupEntry& group, Duration timeout,
+                             StageWaits::Done done) {
+  Amounts amounts;
+  amounts[Resource::kDescriptors] = 1;
+  Result<Charge> charge = caller.account->take(amounts);
+  if (!charge.ok()) {
+    done(charge.status());
+    return 0;
   }
-  if (at == kNever || closed_) return;
-  timers_[&stage] = loop_.at(at, [this, &stage] {
-    timers_.erase(&stage);
-    stage.tick(Clock::now());
+  if (find(group.stage) == nullptr) {  // it was taken out of its stage, so its ranks may begin
+    done({});
+    return 0;
+  }
+  // It may have had its turn already, which another process has not used.
+  if (presence_of(group) != Presence::kIn) group.first_turn = FirstTurn::kDue;
+  group.log().info("group '{}' is to start: it waits for its first turn in stage '{}'",
+                   group.machine.name(), group.stage);
+  const WaitId id = waits_.add(
+      {.what = StageWaits::For::kStart,
+       .group = group.id,
+       .done = std::move(done),
+       .process = caller.process,
+       .pid = caller.pid,
+       .charge = std::move(charge).value()},
+      timeout,
+      "group '" + group.machine.name() + "' has not got its first turn in stage '" + group.stage +
+          "' within " + format_duration(timeout) + ". `amemctl turns` shows who runs");
+  changed(group);
+  poll();
+  return id;
+}
+
+void Stages::start_ended(GroupId id) {
+  const auto group = node_.groups.find(id);
+  if (group != node_.groups.end() && group->second.machine.members().empty()) drive_(group->second);
+}
+
+Stages::WaitId Stages::lease(const GroupEntry& group, Duration timeout, StageWaits::Done done) {
+  Stage* const stage = find(group.stage);
+  const auto fail = [&](Status status) {
+    done(status);
+    return WaitId{0};
+  };
+  if (stage == nullptr)
+    return fail({Code::kFailedPrecondition, "group '" + group.machine.name() +
+                                                "' is in no stage. Start it with `amemctl run "
+                                                "--stage NAME`, or use `amemctl stage`. " +
+                                                names()});
+  if (stage->rules.policy != TurnPolicy::kLease)
+    return fail({Code::kFailedPrecondition, "stage '" + stage->name + "' has the policy " +
+                                                std::string(to_string(stage->rules.policy)) +
+                                                ". Leases require the policy lease"});
+  if (closed_) return fail({Code::kUnavailable, "amemd is ending. Ask the next amemd"});
+  if (group.machine.members().empty())
+    return fail({Code::kFailedPrecondition, "group '" + group.machine.name() +
+                                                "' has no rank yet, and its first turn needs no "
+                                                "lease"});
+  touch(*stage);
+  return waits_.add({.what = StageWaits::For::kLease, .group = group.id, .done = std::move(done)},
+                    timeout,
+                    "the group has not got its turn within " + format_duration(timeout) +
+                        ". `amemctl turns` shows who runs");
+}
+
+bool Stages::switches(const Operations::Groups& groups) const {
+  return std::any_of(groups.begin(), groups.end(), [this](const NamedGroup& each) {
+    const auto group = node_.groups.find(each.id);
+    const Stage* const stage = group != node_.groups.end() ? find(group->second.stage) : nullptr;
+    return stage != nullptr && stage->memory.under_way && stage->memory.under_way->has(each.id);
   });
 }
 
-void Stages::changed(GroupId id) {
-  const auto it = node_.groups.find(id);
-  GpuStage* const stage = stage_of(id);
-  if (it == node_.groups.end() || stage == nullptr) return;
-  it->second.leased = stage->leased(id);
-  const bool reported = it->second.starts || it->second.asks_by_calls;
-  it->second.asks_by_calls = stage->asks_by_calls(id);
-  if (std::exchange(it->second.starts, stage->starts(id)) && !stage->starts(id)) {
-    it->second.log().info("group '{}': its first turn in stage '{}' has ended",
-                          it->second.machine.name(), stage->name());
-    events_.publish(&it->second, "turn",
-                    "its first turn in stage '" + stage->name() + "' has ended");
+Stages::WaitId Stages::after_switch(const Operations::Groups& groups, Duration timeout,
+                                    StageWaits::Done go) {
+  const auto switched = std::find_if(groups.begin(), groups.end(),
+                                     [this](const NamedGroup& each) { return switches({each}); });
+  if (switched == groups.end()) {
+    go({});
+    return 0;
   }
-  if (reported && !stage->wants_reports(id)) tell_reports(id, false);
-  (void)node_.records.write(it->second);
+  const std::string& stage = node_.groups.at(switched->id).stage;
+  return waits_.add(
+      {.what = StageWaits::For::kSwitch, .group = switched->id, .done = std::move(go)}, timeout,
+      "stage '" + stage + "' has been switching group '" + switched->name + "' for all of " +
+          format_duration(timeout) +
+          ", and the operation waited for the end of that. Nothing else has happened");
 }
 
-std::optional<TurnNeeds> Stages::has_now(GroupId id) const { return bytes_of(id); }
-
-void Stages::say(GpuStage&, GroupId id, const std::string& text, bool trouble) {
-  const auto it = node_.groups.find(id);
-  if (it == node_.groups.end()) return;
-  if (trouble)
-    it->second.log().warn("group '{}': {}", it->second.machine.name(), text);
-  else
-    it->second.log().info("group '{}': {}", it->second.machine.name(), text);
-  events_.publish(&it->second, trouble ? "error" : "turn", text);
+void Stages::forget(WaitId wait) {
+  const auto it = waits_.all().find(wait);
+  if (it == waits_.all().end()) return;
+  const GroupId id = it->second.group;
+  waits_.forget(wait);  // after which the group may be gone
+  if (const auto group = node_.groups.find(id); group != node_.groups.end()) changed(group->second);
 }
 
-// ---- starts -------------------------------------------------------------------------------------
-
-Starts::Number Stages::start(const Caller& caller, GroupId id, const std::string& name,
-                             const std::string& stage_name, Duration timeout, Starts::Done done) {
-  const auto fail = [&](Status status) {
-    done(status);
-    return Starts::Number{0};
-  };
-  if (!valid_whole_name(name))
-    return fail({Code::kInvalidArgument, "\"" + printable(name.c_str()) +
-                                             "\" is not a valid group name. Use 1 to 63 of the "
-                                             "characters A-Z a-z 0-9 . _ -, and do not begin with "
-                                             ". or -"});
-  if (caller.account == nullptr)
-    return fail({Code::kFailedPrecondition, "only a process of this node can start a group here"});
-  GpuStage* const stage = find(stage_name);
+Status Stages::yield(GroupEntry& group) {
+  Stage* const stage = find(group.stage);
+  const std::string& name = group.machine.name();
   if (stage == nullptr)
-    return fail(
-        {Code::kNotFound, "there is no stage '" + printable(stage_name.c_str()) + "'. " + names()});
-  Starts::Start* start = starts_.find(*caller.account, name);
-  const GroupEntry* const group = own_group(node_, *caller.account, name);
-  if (group != nullptr && (start == nullptr || group->machine.state() == GroupState::kRunning))
-    return fail({});
-  if (start == nullptr) {
-    if (!stage->rules().starts_alone) return fail({});
-    const std::string its_name = name_in(*stage, id, *caller.account, name);
-    if (Status status = stage->can_start(its_name, {}); !status.ok()) return fail(status);
-    start = &starts_.add({id, name, caller.account, stage});
-    node_.stages[stage_name].starts[id] = {name, caller.account};
-    stage->join(id, its_name, {}, Whereabouts::kPausedByStage, false, Clock::now(),
-                FirstTurn::kAnnounced);
-    caller.account->log().info("group '{}' is to start: it waits for its first turn in stage '{}'",
-                               name, stage_name);
-  } else if (start->runs && !start->has_ranks) {
-    const Starts::Number number = starts_.wait(*start, caller.process, {}, std::move(done));
-    starts_.answer(start->id, {});
-    return number;
-  }
-  return starts_.wait(*start, caller.process, timeout, std::move(done));
+    return {Code::kFailedPrecondition, "group '" + name + "' is in no stage. " + names()};
+  const auto m = stage->memory.groups.find(group.id);
+  const bool starts = group.first_turn == FirstTurn::kDue && m != stage->memory.groups.end() &&
+                      m->second.first_turn;
+  if (stage->rules.policy != TurnPolicy::kLease && !starts)
+    return {Code::kFailedPrecondition, "stage '" + stage->name + "' has the policy " +
+                                           std::string(to_string(stage->rules.policy)) +
+                                           ". Leases require the policy lease"};
+  group.leased = false;
+  if (starts)
+    set_first_turn(group, group.machine.members().empty() ? FirstTurn::kLapsed : FirstTurn::kOver);
+  (void)node_.records.write(group);
+  touch(*stage);
+  return {};
 }
 
 // ---- operators ----------------------------------------------------------------------------------
 
-bool Stages::switches(const Operations::Groups& groups) {
-  return std::any_of(groups.begin(), groups.end(), [this](const NamedGroup& each) {
-    const GpuStage* const stage = stage_of(each.id);
-    return stage != nullptr && stage->switches(each.id);
-  });
-}
-
-void Stages::after_switch(const Operations::Groups& groups, Duration timeout,
-                          std::function<void(const Status&)> go) {
-  const auto switched = std::find_if(groups.begin(), groups.end(),
-                                     [this](const NamedGroup& each) { return switches({each}); });
-  if (switched == groups.end()) return go({});
-  const std::uint64_t number = next_command_++;
-  GpuStage* const stage = stage_of(switched->id);
-  Command& command =
-      commands_.emplace(number, Command{.stage = stage, .groups = groups, .go = std::move(go)})
-          .first->second;
-  if (timeout == Duration{}) return;
-  const std::string text = "stage '" + stage->name() + "' has been switching group '" +
-                           switched->name + "' for all of " + format_duration(timeout) +
-                           ", and the operation waited for the end of that. Nothing else has "
-                           "happened";
-  command.timer = loop_.at(Clock::now() + timeout, [this, number, text] {
-    auto late = commands_.extract(number);
-    if (!late.empty()) late.mapped().go({Code::kDeadlineExceeded, text});
-  });
-}
-
-Operations::Groups Stages::take_paused(const Operations::Groups& groups) {
+Operations::Groups Stages::adopt_as_operator_pause(const Operations::Groups& groups) {
   Operations::Groups left;
   for (const NamedGroup& each : groups) {
     GroupEntry& group = node_.groups.at(each.id);
-    GpuStage* const stage = stage_of(each.id);
     // Who pauses a group wants its memory to leave: of one that has some on the devices the rest.
-    if (stage == nullptr || group.machine.state() != GroupState::kPaused ||
-        !group.paused_by_stage || !rest_of(group).empty()) {
+    if (find(group.stage) == nullptr || presence_of(group) != Presence::kOut ||
+        rest_of(node_, group) > 0) {
       left.push_back(each);
       continue;
     }
     group.paused_by_stage = false;
     (void)node_.records.write(group);
-    place(*stage, group);
+    changed(group);
   }
   return left;
 }
 
-void Stages::let_go(const Operations::Groups& groups) {
+void Stages::hand_back_to_stage(const Operations::Groups& groups) {
   for (const NamedGroup& each : groups) {
     const auto it = node_.groups.find(each.id);
-    GpuStage* const stage = stage_of(each.id);
-    if (it == node_.groups.end() || stage == nullptr ||
-        it->second.machine.state() != GroupState::kPaused || it->second.paused_by_stage)
+    if (it == node_.groups.end() || !takes_turns(it->second) ||
+        presence_of(it->second) != Presence::kHeld)
       continue;
     it->second.paused_by_stage = true;
+    if (it->second.machine.members().empty()) it->second.first_turn = FirstTurn::kDue;
     (void)node_.records.write(it->second);
-    place(*stage, it->second);
+    changed(it->second);
   }
 }
 
-std::string Stages::gets(const GroupEntry& group) {
-  const GpuStage* const stage = stage_of(group.id);
-  return stage != nullptr && group.machine.state() == GroupState::kPaused ? stage->name() : "";
+bool Stages::takes_turns(const GroupEntry& group) const {
+  const Stage* const stage = find(group.stage);
+  if (stage == nullptr) return false;
+  const auto m = stage->memory.groups.find(group.id);
+  return m == stage->memory.groups.end() || m->second.refusal.empty();
 }
 
-Status Stages::set(GroupEntry& group, const Change& change) {
+std::string Stages::stage_to_resume(const GroupEntry& group) const {
+  return takes_turns(group) && group.machine.state() == GroupState::kPaused ? group.stage : "";
+}
+
+Status Stages::set(const Caller& caller, GroupEntry& group, const Change& change) {
   const std::string name = change.stage.value_or(group.stage);
-  GpuStage* const to = name.empty() ? nullptr : find(name);
-  if (to == nullptr && !name.empty())
+  Stage* const from = find(group.stage);
+  Stage* const to = find(name);
+  if (to == nullptr && !name.empty() && name != kNoStage)
     return {Code::kNotFound, "there is no stage '" + name + "'. " + names()};
+  if (to != nullptr && to != from)
+    if (Status status = admits(*to, *group.account, caller.groups, caller.operates); !status.ok())
+      return status;
   TurnWishes wishes = group.wishes;
   wishes.weight = change.weight.value_or(wishes.weight);
   wishes.priority = change.priority.value_or(wishes.priority);
   wishes.longest_wait = change.longest_wait.value_or(wishes.longest_wait);
   wishes.leave_first = change.leave_first.value_or(wishes.leave_first);
   wishes.return_order = change.return_order.value_or(wishes.return_order);
+  if (change.weight || change.priority || change.longest_wait) wishes.by_operator = caller.operates;
   for (const auto* tags : {&wishes.leave_first, &wishes.return_order})
     if (const Status status = check_order(*tags); !status.ok()) return status;
-  TurnTerms terms;
-  terms.group = group.machine.name();
-  terms.weight = wishes.weight;
-  terms.priority = wishes.priority;
-  terms.longest_wait = wishes.longest_wait;
-  if (const Status status = check_terms(to != nullptr ? to->rules() : TurnRules(), {}, terms);
+  if (const Status status =
+          check_wishes(to != nullptr ? to->rules : TurnRules(), group.machine.name(), wishes);
       !status.ok())
     return status;
-  GpuStage* const from = stage_of(group.id);
   if (to != nullptr && from == to) {
-    if (Status status = to->set_wishes(group.id, wishes, Clock::now()); !status.ok()) return status;
-  } else if (from != nullptr && from->switches(group.id)) {
-    return {Code::kFailedPrecondition, "stage '" + from->name() + "' switches group '" +
+    if (Status status = can_wish(view_of(*to), to->memory, group.id, wishes); !status.ok())
+      return {status.code(), without_unseen_names(node_, caller, status.text())};
+  } else if (from != nullptr && switches({{group.id, {}}})) {
+    return {Code::kFailedPrecondition, "stage '" + from->name + "' switches group '" +
                                            group.machine.name() + "' now. Try again"};
   }
   group.wishes = wishes;
-  group.stage = name;
-  if (to != nullptr && from == to && group.machine.state() == GroupState::kRunning)
-    to->parts(group.id, parts_of(group), Clock::now());
   if (from != to) {
-    group.leased = group.starts = group.asks_by_calls = false;
-    if (from != nullptr) from->leave(group.id, Clock::now());
-    if (to != nullptr) enter(*to, group);
-    tell_reports(group.id, to != nullptr && to->wants_reports(group.id));
+    group.leased = false;
+    const bool starts = to != nullptr && group.machine.members().empty();
+    group.first_turn = starts ? FirstTurn::kDue : FirstTurn::kOver;
+    group.stage = to != nullptr ? name : std::string(kNoStage);
+    const Status left(Code::kAborted, "group '" + group.machine.name() + "' has left its stage");
+    for (const WaitId id : waits_.of(group.id, StageWaits::For::kLease)) waits_.end(id, left);
+    if (from != nullptr) from->figures.groups.erase(group.id);
+    for (const auto& [id, rank] : node_.ranks)
+      if (rank.group == group.id) tell_reports(rank, wants_reports(group));
+    if (to == nullptr) let_start(group);
+    poll();
   }
+  for (Stage* const stage : {from, to})
+    if (stage != nullptr) touch(*stage);
   return node_.records.write(group);
 }
 
-Stages::LeaseId Stages::lease(const GroupEntry& group, Duration timeout, GpuStage::OnLease done) {
-  GpuStage* const stage = stage_of(group.id);
-  if (stage == nullptr) {
-    done({Code::kFailedPrecondition, "group '" + group.machine.name() +
-                                         "' is in no stage. Start it with `amemctl run --stage "
-                                         "NAME`, or use `amemctl stage`. " +
-                                         names()});
-    return 0;
-  }
-  const LeaseId id = next_lease_++;
-  leases_.emplace(id, Waiting{.stage = stage, .done = std::move(done)});
-  const std::uint64_t number = stage->lease(
-      group.id, [this, id](const Status& status) { end_lease(id, status); }, Clock::now());
-  const auto it = leases_.find(id);
-  if (it == leases_.end() || number == 0) return 0;
-  it->second.number = number;
-  if (timeout > Duration{})
-    it->second.timer = loop_.at(Clock::now() + timeout, [this, id, timeout] {
-      const auto late = leases_.find(id);
-      if (late == leases_.end()) return;
-      late->second.timer.reset();
-      late->second.stage->forget(late->second.number, Clock::now());
-      end_lease(id, {Code::kDeadlineExceeded, "the group has not got its turn within " +
-                                                  format_duration(timeout) +
-                                                  ". `amemctl turns` shows who runs"});
-    });
-  return id;
-}
-
-void Stages::end_lease(LeaseId id, const Status& status) {
-  auto ended = leases_.extract(id);
-  if (ended.empty()) return;
-  if (ended.mapped().timer) loop_.cancel(*ended.mapped().timer);
-  ended.mapped().done(status);
-}
-
-void Stages::forget(LeaseId id) {
-  const auto it = leases_.find(id);
-  if (it == leases_.end()) return;
-  it->second.stage->forget(it->second.number, Clock::now());
-  end_lease(id, {Code::kCancelled, "the caller has disconnected"});
-}
-
-Status Stages::yield(const GroupEntry& group) {
-  GpuStage* const stage = stage_of(group.id);
-  if (stage == nullptr)
-    return {Code::kFailedPrecondition,
-            "group '" + group.machine.name() + "' is in no stage. " + names()};
-  return stage->yield(group.id, Clock::now());
-}
-
-void Stages::settle() {
-  for (const auto& [name, stage] : stages_) stage->settle(Clock::now());
-}
-
-Status Stages::report(const Caller& caller, const std::string& name, v1::TurnsResponse& response) {
-  if (!name.empty() && find(name) == nullptr)
-    return {Code::kNotFound, "there is no stage '" + name + "'. " + names()};
-  for (const auto& [its, stage] : stages_)
-    if (name.empty() || its == name) report(caller, *stage, *response.add_stages());
-  return {};
-}
-
-bool Stages::may_see(const Caller& caller, GroupId id) {
-  if (const auto group = node_.groups.find(id); group != node_.groups.end())
-    return caller.may_see(*group->second.account);
-  const Starts::Start* const start = starts_.find(id);
-  return start != nullptr && caller.may_see(*start->account);
-}
-
-/// REQUIRES: may_see().
-std::string Stages::name_of(const Caller& caller, GroupId id) {
-  if (const auto group = node_.groups.find(id); group != node_.groups.end())
-    return name_for(node_, caller, group->second);
-  const Starts::Start& start = *starts_.find(id);
-  const bool own = caller.account == nullptr || caller.account == start.account;
-  return own ? start.name : start.name + "@" + key_of(start.account->owner());
-}
-
-void Stages::report(const Caller& caller, GpuStage& stage, v1::StageInfo& info) {
-  const Time now = Clock::now();
-  stage.settle(now);
-  const StageFigures& figures = node_.stages.at(stage.name());
-  info.set_name(stage.name());
-  info.set_policy(std::string(to_string(stage.rules().policy)));
-  for (const StageDevice& device : stage.devices()) {
-    v1::StageDevice& each = *info.add_devices();
-    const Device* known = means_.devices.find(device.device);
-    each.set_uuid(to_string(device.device));
-    each.set_ordinal(known != nullptr ? known->ordinal : -1);
-    each.set_total_bytes(device.capacity);
-    each.set_margin_bytes(device.margin);
-  }
-  for (const GpuStage::GroupView& view : stage.groups(now)) {
-    if (!may_see(caller, view.id)) continue;
-    v1::TurnInfo& each = *info.add_groups();
-    each.set_group(name_of(caller, view.id));
-    each.set_turn(view.what);
-    each.set_since_ms(ms(view.since));
-    each.set_call(view.call);
-    each.set_leased(view.leased);
-    each.set_weight(view.wishes.weight);
-    each.set_priority(view.wishes.priority);
-    each.set_longest_wait_ms(ms(view.wishes.longest_wait));
-    each.set_needs_bytes(view.needs);
-    each.set_note(view.refusal);
-    for (const std::string& tag : view.wishes.leave_first) each.add_leave_first(tag);
-    for (const std::string& tag : view.wishes.return_order) each.add_return_order(tag);
-    each.set_stays_bytes(view.stays);
-    if (const auto its = figures.groups.find(view.id); its != figures.groups.end()) {
-      each.set_there_ms(ms(its->second.there));
-      each.set_ran_ms(ms(its->second.ran));
-      each.set_waited_ms(ms(its->second.waited));
-    }
-  }
-  info.set_switching(stage.switching());
-  info.set_switching_us(to_us(figures.switching));
-  for (const auto& [code, count] : figures.switches) {
-    info.set_switches(info.switches() + count);
-    if (code != Code::kOk) info.set_failed_switches(info.failed_switches() + count);
-  }
-  const auto& last = stage.last();
-  if (!last) return;
-  // Whose groups they were is for those who may see all of them.
-  for (const auto* ids : {&last->what.out, &last->what.in})
-    for (const GroupId id : *ids) {
-      if (!caller.sees_all && !caller.operates && !may_see(caller, id)) return;
-    }
-  v1::StageSwitch& message = *info.mutable_last();
-  const auto put = [&](const std::vector<GroupId>& ids, auto* names) {
-    for (const GroupId id : ids)
-      if (may_see(caller, id)) names->Add(name_of(caller, id));
-  };
-  put(last->what.out, message.mutable_out_groups());
-  put(last->what.in, message.mutable_in_groups());
-  message.set_why(last->what.why);
-  message.set_began_us(static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(last->at.time_since_epoch()).count()));
-  message.set_us(to_us(last->took));
-  message.set_code(static_cast<std::uint32_t>(last->status.code()));
-  message.set_error(last->status.text());
+/// It is in no stage any more, so its ranks may begin.
+void Stages::let_start(GroupEntry& group) {
+  if (!keeps(group.id)) return;
+  for (const WaitId id : waits_.of(group.id, StageWaits::For::kStart))
+    if (waits_.waits(id)) waits_.answer_start(id, kUnseen);
+  if (presence_of(group) != Presence::kOut) return;
+  const auto nobody = std::make_shared<SwitchObserver>([](const Status&) {});
+  operations_.start(Task(Operation::kResume), {{group.id, group.machine.name()}}, {}, nobody,
+                    std::string("amemd"));
 }
 
 }  // namespace amem

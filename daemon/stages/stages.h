@@ -1,8 +1,6 @@
-// Stages: the stages of this node, between amemd's tables and operations and the GpuStages that
-// decide.
-//
-// Hears where groups are, what their ranks report and what operators ask for; looks once a second
-// at what groups need; and carries out switches as transactions of Operations.
+// Stages: the stages of this node. Whenever something has changed, and once a second, a stage is
+// stepped, once in a turn of the loop: StageViews reads the tables, daemon/turns decides, and a
+// switch is carried out as one transaction of Operations.
 //
 // For the loop's thread; works on the Node's tables.
 #pragma once
@@ -27,8 +25,9 @@
 #include "daemon/owners/caller.h"
 #include "daemon/sessions/session_server.h"
 #include "daemon/settings/stage_settings.h"
-#include "daemon/stages/gpu_stage.h"
-#include "daemon/stages/starts.h"
+#include "daemon/stages/stage_view.h"
+#include "daemon/stages/waits.h"
+#include "daemon/turns/decide.h"
 
 namespace amem {
 
@@ -36,61 +35,77 @@ namespace amem {
 /// or a rule makes no sense; the text names the setting.
 Status check_stages(const std::vector<StageSettings>& settings, const Devices& devices);
 
-class Stages final : public GpuStage::Host {
+class Stages {
  public:
+  /// Carries out what a group wants, and ends one that has neither ranks nor anybody who is to
+  /// start them.
+  using Drive = std::function<void(GroupEntry&)>;
+
   /// Everything passed in outlives this object. REQUIRES: check_stages() accepts them, or open() is
   /// not called.
-  Stages(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations);
-  ~Stages() override;
+  Stages(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations,
+         Drive drive);
+  ~Stages();
   Stages(const Stages&) = delete;
 
   /// Once, before any group.
   void open(const std::vector<StageSettings>& settings);
-  /// Nothing is switched any more, and all leases that are waited for end.
+  /// Nothing is switched any more, and all that is waited for ends.
   void close(const Status& why);
 
   // ---- groups and ranks ----
-  /// How a group of that name, of that owner, begins whose first rank names this stage.
-  struct Beginning {
-    GroupId id = 0;       // that it has already; 0: none
-    bool starts = false;  // with a first turn (FirstTurn)
-    bool paused = false;  // it waits for that
-  };
-  Beginning begins(const std::shared_ptr<Account>& account, const std::string& name,
-                   std::string_view stage);
+  /// The group of this owner that waits for its first rank, and is the rank's by its whole name;
+  /// null: there is none.
+  GroupEntry* started_for(const Account& account, const std::string& name);
+  /// A group of this name would begin with a first turn in this stage, so it begins paused.
+  bool begins_paused(const std::shared_ptr<Account>& account, const std::vector<gid_t>& gids,
+                     const std::string& name, std::string_view stage) const;
   /// A rank has joined its group, or has come back: its Hello's stage, or none.
   void rank_joined(GroupEntry& group, const Rank& rank, std::string_view stage);
-  void rank_gone(const GroupEntry& group, RankId rank);
   /// The group is as another broker has left it.
   void restored(GroupEntry& group);
-  void state_changed(GroupId id);
+  /// A rank has gone, or the group's state has changed.
+  void changed(const GroupEntry& group);
   void finished(const GroupEntry& group, const Outcome& outcome);
-  void ended(GroupId id);
-  void work(const Rank& rank, const amem_v1_Work& work);
+  void ended(const GroupEntry& group);
+  void work(Rank& rank, const amem_v1_Work& work);
+  /// Somebody is to start the group's first rank.
+  bool keeps(GroupId group) const { return waits_.any(group, StageWaits::For::kStart); }
 
-  // ---- starts ----
-  /// A process of this caller is to start the group `name` in a stage: waits for the group's first
-  /// turn. At once if the group is there, or if it needs none. `id`: unused. kNotFound: no such
-  /// stage. kFailedPrecondition: the group can take no turns there. Else as Starts::wait().
-  Starts::Number start(const Caller& caller, GroupId id, const std::string& name,
-                       const std::string& stage, Duration timeout, Starts::Done done);
-  void forget_start(Starts::Number number) { starts_.forget(number); }
-
-  // ---- operators ----
+  // ---- what is waited for ----
+  using WaitId = StageWaits::Number;
+  /// Whether a process of this caller can start this group in the stage. kInvalidArgument,
+  /// kFailedPrecondition; kNotFound: no such stage.
+  Status check_start(const Caller& caller, const std::string& name, const std::string& stage) const;
+  /// Of a group that is not there. False: it begins without a first turn. Not OK: it can take no
+  /// turns. REQUIRES: check_start().
+  Result<bool> may_begin(const Caller& caller, const std::string& name,
+                         const std::string& stage) const;
+  /// A process of this caller is to start the ranks of the group: waits for the group's first turn.
+  /// kDeadlineExceeded: not within `timeout` (0: none). kResourceExhausted: the owner's quota.
+  WaitId start(const Caller& caller, GroupEntry& group, Duration timeout, StageWaits::Done done);
+  /// The group asks for its turn. kFailedPrecondition: the policy is another one, or the group
+  /// takes no turns; kAborted: it has ended; kDeadlineExceeded.
+  WaitId lease(const GroupEntry& group, Duration timeout, StageWaits::Done done);
   /// A stage switches one of these now.
-  bool switches(const Operations::Groups& groups);
+  bool switches(const Operations::Groups& groups) const;
   /// Calls `go` when that switch has ended, before the stage begins another. kDeadlineExceeded: it
   /// has not within `timeout` (0: for ever).
-  void after_switch(const Operations::Groups& groups, Duration timeout,
-                    std::function<void(const Status&)> go);
+  WaitId after_switch(const Operations::Groups& groups, Duration timeout, StageWaits::Done go);
+  /// The caller waits no more; it may have got what it waited for.
+  void forget(WaitId wait);
+  /// The turn ends. Without effect if it has none. With every policy: a first turn ends.
+  Status yield(GroupEntry& group);
+
+  // ---- operators ----
   /// An operator pauses these groups. What their stages have paused stays so from now on, until
   /// somebody resumes it. Returns which of them are left to be paused.
-  Operations::Groups take_paused(const Operations::Groups& groups);
+  Operations::Groups adopt_as_operator_pause(const Operations::Groups& groups);
   /// An operator has tried to resume these, and they are paused still: their stages resume them
   /// when it is their turn.
-  void let_go(const Operations::Groups& groups);
-  /// The stage that would get this group by let_go(); empty: none.
-  std::string gets(const GroupEntry& group);
+  void hand_back_to_stage(const Operations::Groups& groups);
+  /// The stage that would get this group by that; empty: none.
+  std::string stage_to_resume(const GroupEntry& group) const;
 
   struct Change {
     std::optional<std::string> stage;  // empty: none
@@ -100,67 +115,74 @@ class Stages final : public GpuStage::Host {
     std::optional<std::vector<std::string>> leave_first;   // tags; empty: none
     std::optional<std::vector<std::string>> return_order;  // tags, in their order
   };
-  /// kNotFound: no such stage. Else as Turns::set_terms(); then nothing changes.
-  Status set(GroupEntry& group, const Change& change);
-  /// As GpuStage::lease(). `timeout` 0: none; kDeadlineExceeded.
-  using LeaseId = std::uint64_t;
-  LeaseId lease(const GroupEntry& group, Duration timeout, GpuStage::OnLease done);
-  void forget(LeaseId lease);
-  Status yield(const GroupEntry& group);
+  /// kNotFound: no such stage. kPermissionDenied: it is for others. Else as can_wish(); then
+  /// nothing changes.
+  Status set(const Caller& caller, GroupEntry& group, const Change& change);
+
   /// kNotFound: no such stage. Empty: all.
   Status report(const Caller& caller, const std::string& stage, v1::TurnsResponse& response);
   /// Figures for metrics are as of now.
-  void settle();
+  void account_time();
 
  private:
-  struct Waiting {  // a lease
-    GpuStage* stage;
-    std::uint64_t number = 0;
+  struct LastSwitch {
+    Switch what;
+    std::chrono::system_clock::time_point at;  // it began
+    Time began{};
+    Duration took{};  // 0: it is under way
+    Status status;
+  };
+  struct Stage : StageRules {
+    explicit Stage(StageFigures& its_figures) : figures(its_figures) {}
+    StageFigures& figures;
+    std::vector<uid_t> users = {};   // whose groups may join; neither users nor groups: everybody's
+    std::vector<gid_t> groups = {};  // likewise
+    StageMemory memory = {};
+    DeviceBytes taken = {};               // by others, when last seen
+    std::optional<Time> unseen = Time{};  // memory was last on its way then, and not seen since
+    std::optional<LastSwitch> last = {};
     std::optional<EventLoop::TimerId> timer = {};
-    GpuStage::OnLease done;
+    bool due = false;                      // it is stepped in the next turn of the loop
+    std::map<GroupId, Time> runs = {};     // since when
+    std::map<GroupId, Time> waiting = {};  // likewise
+    std::optional<Time> accounted = {};    // when figures were last brought up
   };
 
-  struct Command {  // of an operator, while its groups are being switched
-    GpuStage* stage;
-    Operations::Groups groups;
-    std::optional<EventLoop::TimerId> timer = {};
-    std::function<void(const Status&)> go;
-  };
-
-  // GpuStage::Host
-  void carry_out(GpuStage& stage, const StageSwitch& what) override;
-  void wake(GpuStage& stage, Time at) override;
-  std::optional<TurnNeeds> has_now(GroupId id) const override;
-  void changed(GroupId group) override;
-  void say(GpuStage& stage, GroupId group, const std::string& text, bool trouble) override;
-
-  GpuStage* find(const std::string& name);
-  GpuStage* stage_of(GroupId group);
+  Stage* find(std::string_view name);
+  const Stage* find(std::string_view name) const;
   std::string names() const;
-  void enter(GpuStage& stage, GroupEntry& group);
-  std::string name_in(const GpuStage& stage, GroupId id, const Account& account,
-                      const std::string& name) const;
-  /// Whoever waits for first turns that have come.
-  void answer_starts(const std::vector<GroupId>& groups);
-  void carry_on(GpuStage& stage, const std::vector<std::uint64_t>& commands);
-  std::string name_of(const Caller& caller, GroupId id);
-  bool may_see(const Caller& caller, GroupId id);
+  /// Not OK: kPermissionDenied.
+  static Status admits(const Stage& stage, const Account& account, const std::vector<gid_t>& gids,
+                       bool operates);
+  StageView view_of(const Stage& stage) const;
+  bool takes_turns(const GroupEntry& group) const;
+
+  /// Something has changed.
+  void touch(Stage& stage);
+  void step(Stage& stage);
+  void set_first_turn(GroupEntry& group, FirstTurn first_turn);
+  void tell(const std::vector<TurnNews>& news);
+  void end_waits(Stage& stage, const StageView& view);
+  void carry_out(Stage& stage, const Switch& what);
+  Operations::Parts tags_of(const Switch& what) const;
+  void switch_ended(Stage& stage, const Status& status);
+  void account_time(Stage& stage, const StageView& view);
+  void wake(Stage& stage, Time at);
+  /// Once a second from now on, while there is a group in a stage.
+  void poll();
+  void poll_devices();
+  void see(Stage& stage);
+  bool moves(const Stage& stage) const;
+  void ask_for_work();
   void tell_reports(const Rank& rank, bool on);
-  void tell_reports(GroupId group, bool on);
-  void ended(GpuStage& stage, const StageSwitch& what, const Status& status);
-  void look();
-  void look_at_needs();
-  void measure(GpuStage& stage);
-  /// Where the group is, and what of it is on the devices there.
-  void place(GpuStage& stage, const GroupEntry& group);
-  TurnNeeds rest_of(const GroupEntry& group) const;
-  /// Of its allocations, or of those that count.
-  TurnNeeds bytes_of(GroupId id, const std::function<bool(const Allocation&)>& counts = {}) const;
-  std::vector<GpuStage::Part> parts_of(const GroupEntry& group) const;
-  /// What of these parts there is still.
-  Operations::Parts tags_of(const StageSwitch& what) const;
-  void end_lease(LeaseId id, const Status& status);
-  void report(const Caller& caller, GpuStage& stage, v1::StageInfo& info);
+  bool wants_reports(const GroupEntry& group) const;
+  void start_ended(GroupId group);
+  void let_start(GroupEntry& group);
+
+  std::string name_for(const Caller& caller, GroupId id) const;
+  bool may_see(const Caller& caller, GroupId id) const;
+  void report(const Caller& caller, Stage& stage, v1::StageInfo& info);
+  void report_last(const Caller& caller, const Stage& stage, v1::StageInfo& info) const;
 
   Node& node_;
   const Means& means_;
@@ -168,17 +190,14 @@ class Stages final : public GpuStage::Host {
   SessionServer& sessions_;
   EventHub& events_;
   Operations& operations_;
-  std::map<std::string, std::unique_ptr<GpuStage>> stages_;
-  std::map<const GpuStage*, EventLoop::TimerId> timers_;
-  std::map<LeaseId, Waiting> leases_;
-  LeaseId next_lease_ = 1;
-  Starts starts_;
-  std::map<std::uint64_t, Command> commands_;  // in the order in which they came
-  std::uint64_t next_command_ = 1;
-  std::optional<EventLoop::TimerId> looks_;
-  bool looking_ = false;
-  bool looked_ = false;
-  bool looked_after_failure_ = false;  // in this second
+  const Drive drive_;
+  StageWaits waits_;
+  const StageViews views_;
+  std::map<std::string, Stage, std::less<>> stages_;
+  std::optional<EventLoop::TimerId> poll_timer_;
+  bool poll_in_flight_ = false;
+  Time poll_began_{};
+  bool polled_after_failure_ = false;  // in this second
   bool closed_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -494,7 +494,7 @@ class Player {
   const bool aloud_;
   std::vector<TurnTerms> terms_;
   Dice dice_;
-  Turns turns_;
+  TurnsUnderTest turns_;
   std::vector<Program> programs_;
   const Time begin_ = Time{} + std::chrono::hours(1);
   Time now_ = begin_;

@@ -7,10 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "daemon/turns/turns.h"
 #include "tests/turns/trace.h"
+#include "tests/unit/fixtures/turns_by_events.h"
 
 namespace amem::turn_traces {
+
+#ifndef AMEM_TURNS_UNDER_TEST  // tests/turns/before plays two of them
+using TurnsUnderTest = Turns;
+#endif
 
 /// Another one than Turns that decides who leaves; it is told the future.
 class Oracle {

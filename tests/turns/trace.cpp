@@ -22,7 +22,7 @@ void make_stage(Trace& trace, Dice& dice) {
   trace.rules.ageing = dice.between(seconds(1), seconds(60));
   const auto devices = dice.between(1, 3);
   for (std::int64_t i = 0; i < devices; ++i) {
-    StageDevice device{{}, 80 * kGiB, 2 * kGiB};
+    StageDevice device{{}, static_cast<int>(i), 80 * kGiB, 2 * kGiB};
     device.device.bytes[0] = static_cast<std::uint8_t>(i + 1);
     trace.devices.push_back(device);
   }

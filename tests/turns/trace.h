@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "daemon/turns/terms.h"
+#include "tests/unit/fixtures/turns_by_events.h"
 
 namespace amem::turn_traces {
 

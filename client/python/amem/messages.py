@@ -774,6 +774,8 @@ class TurnInfo:
         leave_first: tags whose memory leaves first, in this order
         return_order: tags whose memory returns before all other memory, in this order
         stays_bytes: of a group that its stage has paused: on the GPU where it still has most
+        failures: of its switches, in a row
+        pids: processes that wait to start it, or are to start its ranks
     """
 
     group: str
@@ -792,6 +794,8 @@ class TurnInfo:
     leave_first: tuple[str, ...]
     return_order: tuple[str, ...]
     stays_bytes: int
+    failures: int
+    pids: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -183,10 +183,11 @@ class BrokerStartsTest : public BrokerTurnsTest {
     number = on_loop([&] {
       Caller caller;
       caller.account = broker->accounts().of(Owner{::getuid(), ""});
-      return broker->start_group(caller, name, "night", timeout, [this, answer](const Status& is) {
-        const std::lock_guard lock(mutex);
-        *answer = is;
-      });
+      return broker->start_group(caller, name, "night", {}, timeout,
+                                 [this, answer](const Status& is) {
+                                   const std::lock_guard lock(mutex);
+                                   *answer = is;
+                                 });
     });
     return answer;
   }
@@ -197,7 +198,7 @@ class BrokerStartsTest : public BrokerTurnsTest {
     });
   }
 
-  Starts::Number number = 0;
+  Stages::WaitId number = 0;
   std::mutex mutex;
 };
 
@@ -210,7 +211,7 @@ TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
   EXPECT_TRUE(told(ask("third", milliseconds(20)), Code::kDeadlineExceeded));
   EXPECT_EQ(turn("third").what, "none");
   const auto gone = ask("third");
-  on_loop([&] { broker->forget_start(number); });
+  on_loop([&] { broker->forget(number); });
   EXPECT_TRUE(told(gone, Code::kCancelled));
   EXPECT_EQ(turn("third").what, "none");
   // Its first rank takes its place, and it runs.

@@ -1,0 +1,172 @@
+#include "daemon/stages/stage_view.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+namespace amem {
+namespace {
+
+/// With the policy for guests that pauses of stages have.
+std::uint64_t leaves(const Node& node, const TagSums& sums) {
+  return node.guests == GuestPolicy::kPin ? sums.can_leave : sums.may_leave;
+}
+
+std::optional<std::size_t> index_of(const StageRules& stage, const DeviceUuid& device) {
+  for (std::size_t i = 0; i < stage.devices.size(); ++i)
+    if (stage.devices[i].device == device) return i;
+  return std::nullopt;
+}
+
+/// Its ranks' processes see the device, or its first process will, as far as is known.
+bool sees(const Node& node, const GroupEntry& group, const DeviceUuid& device) {
+  if (group.machine.members().empty())
+    return group.starts_on.empty() || group.starts_on.contains(device);
+  const std::vector<RankId> ranks = group.machine.members().ids();
+  return std::any_of(ranks.begin(), ranks.end(), [&](RankId id) {
+    const auto rank = node.ranks.find(id);
+    if (rank == node.ranks.end()) return false;
+    const VisibleDevices& visible = rank->second.devices;
+    return visible.empty() || std::find(visible.begin(), visible.end(), device) != visible.end();
+  });
+}
+
+}  // namespace
+
+Presence presence_of(const GroupEntry& group) {
+  switch (group.machine.state()) {
+    case GroupState::kRunning:
+      return Presence::kIn;
+    case GroupState::kPaused:
+      return group.paused_by_stage ? Presence::kOut : Presence::kHeld;
+    default:
+      return Presence::kMoves;
+  }
+}
+
+std::uint64_t rest_of(const Node& node, const GroupEntry& group) {
+  std::uint64_t bytes = 0;
+  if (presence_of(group) != Presence::kOut) return bytes;
+  for (const auto& [device, tags] : node.allocations.sums(group.id))
+    for (const auto& [tag, sums] : tags) bytes += leaves(node, sums);
+  return bytes;
+}
+
+GroupView StageViews::view(const StageRules& stage, const GroupEntry& group) const {
+  GroupView view;
+  view.id = group.id;
+  view.name = group.machine.name();
+  view.owner = reinterpret_cast<std::uint64_t>(group.account.get());
+  view.presence = presence_of(group);
+  view.first_turn = group.first_turn;
+  view.has_ranks = !group.machine.members().empty();
+  view.missing = group.machine.missing();
+  view.wishes = group.wishes;
+  view.min_residency = stage.min_residency;
+  view.leased = group.leased;
+  view.lease_wanted = waits_.any(group.id, StageWaits::For::kLease);
+  view.on.resize(stage.devices.size());
+  const SumsByDevice& memory = node_.allocations.sums(group.id);
+  for (const auto& [device, tags] : memory) {
+    const std::optional<std::size_t> index = index_of(stage, device);
+    if (!index) {
+      view.refusal = "group '" + view.name + "' uses GPU " + to_string(device) +
+                     ", which is not in the stage: add it to the stage";
+      continue;
+    }
+    Footprint& on = view.on[*index];
+    on.used = true;
+    for (const auto& [tag, sums] : tags) {
+      const std::uint64_t can = leaves(node_, sums);
+      on.needs += sums.all;
+      // What an operator has left there of a group that is paused stays until it is resumed.
+      on.stays += view.presence == Presence::kHeld ? sums.resident : sums.resident - can;
+      if (view.presence == Presence::kOut) on.rest += can;
+    }
+  }
+  if (view.presence == Presence::kOut || view.presence == Presence::kHeld)
+    for (const auto& [device, bytes] : group.restore_needs)
+      if (const std::optional<std::size_t> index = index_of(stage, device))
+        view.on[*index].restore = bytes;
+  // Who has nothing yet may get it on every device that it sees; so does who has its first turn.
+  const bool starts = view.first_turn == FirstTurn::kDue;
+  for (std::size_t i = 0; i < stage.devices.size(); ++i)
+    if (starts || memory.empty())
+      view.on[i].used = view.on[i].used || sees(node_, group, stage.devices[i].device);
+  for (const std::string& tag : group.wishes.leave_first) {
+    GroupView::Part part{tag, DeviceBytes(stage.devices.size())};
+    std::uint64_t all = 0;
+    for (const auto& [device, tags] : memory)
+      if (const auto sums = tags.find(tag); sums != tags.end())
+        if (const std::optional<std::size_t> index = index_of(stage, device))
+          all += part.bytes[*index] = sums->second.can_leave;
+    if (all > 0) view.parts.push_back(std::move(part));
+  }
+  return view;
+}
+
+GroupView StageViews::beginning(const StageRules& stage, const std::string& name,
+                                const Account& account) const {
+  GroupView view;
+  view.name = name;
+  view.owner = reinterpret_cast<std::uint64_t>(&account);
+  view.presence = Presence::kOut;
+  view.first_turn = FirstTurn::kDue;
+  view.min_residency = stage.min_residency;
+  view.on.resize(stage.devices.size());
+  for (Footprint& on : view.on) on.used = true;
+  return view;
+}
+
+DeviceBytes StageViews::others_use(const StageRules& stage, const StageMemory& memory) const {
+  DeviceBytes taken(stage.devices.size());
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    const StageDevice& device = stage.devices[i];
+    std::uint64_t ours = 0;  // of groups that take turns, in or out
+    for (const auto& [id, group] : node_.groups) {
+      if (group.stage != stage.name) continue;
+      const auto m = memory.groups.find(id);
+      if (m != memory.groups.end() && !m->second.refusal.empty()) continue;
+      const SumsByDevice& sums = node_.allocations.sums(id);
+      const auto tags = sums.find(device.device);
+      if (tags == sums.end()) continue;
+      for (const auto& [tag, bytes] : tags->second) ours += bytes.resident;
+    }
+    if (const auto use = seen_.find(device.device); use != seen_.end()) {
+      const std::uint64_t used = device.capacity - std::min(device.capacity, use->second.free);
+      taken[i] = used - std::min(used, ours);
+      continue;
+    }
+    // Nobody says, so it is what is known of.
+    for (const auto& [id, rank] : node_.ranks)
+      for (const Unbrokered& each : rank.unbrokered)
+        if (!each.host && each.device == device.device) taken[i] += each.bytes;
+    const Usage all = node_.allocations.usage(
+        [&](const Allocation& a) { return a.device == device.device && a.resident(); });
+    taken[i] += all.resident - std::min(all.resident, ours);
+  }
+  return taken;
+}
+
+StageView StageViews::of(const StageRules& stage, const DeviceBytes& taken, Time now) const {
+  StageView view{stage.name, stage.rules, stage.devices, taken, {}};
+  std::map<GroupId, std::size_t> at;
+  for (const auto& [id, group] : node_.groups) {
+    if (group.stage != stage.name) continue;
+    at[id] = view.groups.size();
+    view.groups.push_back(this->view(stage, group));
+  }
+  for (const auto& [id, rank] : node_.ranks) {
+    const auto index = at.find(rank.group);
+    if (index == at.end()) continue;
+    GroupView& group = view.groups[index->second];
+    const RankWork& work = rank.work;
+    if (work.waiting && !std::exchange(group.waiting, true)) group.call = work.call;
+    const bool answers = now < work.heard + kNoAnswer;
+    group.working = group.working || (work.worked && answers);
+    group.worked = std::max(group.worked, work.at);
+  }
+  return view;
+}
+
+}  // namespace amem

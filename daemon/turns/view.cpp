@@ -1,0 +1,31 @@
+#include "daemon/turns/view.h"
+
+#include <algorithm>
+
+namespace amem {
+namespace {
+
+/// A switch that took very long once does not count for ever.
+constexpr std::size_t kCostsKept = 8;
+
+Duration worst_of(const std::deque<Duration>& costs) {
+  const auto it = std::max_element(costs.begin(), costs.end());
+  return it == costs.end() ? Duration{} : std::min<Duration>(*it, kLongestTurnTime);
+}
+
+}  // namespace
+
+bool Switch::has(GroupId id) const {
+  return std::find(out.begin(), out.end(), id) != out.end() ||
+         std::find(in.begin(), in.end(), id) != in.end();
+}
+
+void Costs::add(Duration cost, bool whole) {
+  std::deque<Duration>& costs = whole ? whole_ : parts_;
+  costs.push_back(cost);
+  if (costs.size() > kCostsKept) costs.pop_front();
+}
+
+Duration Costs::worst() const { return worst_of(whole_.empty() ? parts_ : whole_); }
+
+}  // namespace amem
