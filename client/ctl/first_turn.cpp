@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 
@@ -76,6 +77,11 @@ Status wait_for_first_turn(const AwaitedStart& what, Interrupt& interrupt) {
     v1::StartRequest request;
     request.set_group(what.group);
     request.set_stage(what.stage);
+    // Of the command, which inherits it.
+    if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
+      request.set_visible_devices(visible);
+      request.set_has_visible_devices(true);
+    }
     if (what.timeout) {
       const milliseconds left = *what.timeout - passed_since(began);
       if (left <= milliseconds(0)) break;

@@ -599,6 +599,11 @@ std::string turns_view(const v1::TurnsResponse& turns, const Style& style) {
                  group.call().empty() ? "-" : group.call()});
       if (!group.note().empty())
         notes += "  " + printable(group.group()) + ": " + printable(group.note()) + "\n";
+      std::string pids;
+      for (const std::int32_t pid : group.pids())
+        pids += (pids.empty() ? "" : ", ") + std::to_string(pid);
+      if (!pids.empty())
+        notes += "  " + printable(group.group()) + ": pid " + pids + " starts it\n";
       notes += parts_line(group);
     }
     if (!table.empty()) text += table.render(style);

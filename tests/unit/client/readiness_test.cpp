@@ -28,7 +28,7 @@ TEST(Readiness, AGroupThatRunsIsReady) {
   EXPECT_TRUE(answer.ready);
   EXPECT_THAT(answer.text, StartsWith("group rollout is ready: running since "));
   EXPECT_EQ(answer.json, R"({"group":"rollout","ready":true,"alive":true,"state":"running",)"
-                         R"("paused_since_ms":0,"paused_by_stage":false})");
+                         R"("paused_since_ms":0,"paused_by_stage":false,"note":""})");
 }
 
 TEST(Readiness, APausedGroupIsAliveAndNotReady) {
@@ -38,13 +38,30 @@ TEST(Readiness, APausedGroupIsAliveAndNotReady) {
   EXPECT_THAT(answer.text, StartsWith("group rollout is not ready: paused since "));
   EXPECT_THAT(answer.text, EndsWith("(12 s). It is paused until somebody resumes it"));
   EXPECT_EQ(answer.json, R"({"group":"rollout","ready":false,"alive":true,"state":"paused",)"
-                         R"("paused_since_ms":1700000000345,"paused_by_stage":false})");
+                         R"("paused_since_ms":1700000000345,"paused_by_stage":false,"note":""})");
   group.set_stage("night");
   group.set_paused_by_stage(true);
   answer = readiness(group, kNow);
   EXPECT_FALSE(answer.ready);
   EXPECT_THAT(answer.text, EndsWith("It resumes at its next turn in stage night"));
   EXPECT_THAT(answer.json, HasSubstr(R"("paused_by_stage":true)"));
+}
+
+TEST(Readiness, AGroupWithoutRanksIsNotAlive) {
+  v1::GroupInfo group = rollout(v1::GROUP_STATE_RUNNING);
+  group.set_rank_count(0);
+  const Readiness answer = readiness(group, kNow);
+  EXPECT_FALSE(answer.ready);
+  EXPECT_THAT(answer.text, EndsWith("It has no rank yet"));
+  EXPECT_THAT(answer.json, HasSubstr(R"("ready":false,"alive":false)"));
+}
+
+TEST(Readiness, ALostRankIsInTheNote) {
+  v1::GroupInfo group = rollout(v1::GROUP_STATE_PAUSED);
+  group.set_note("lost rank 1 (pid 7) while it was paused");
+  const Readiness answer = readiness(group, kNow);
+  EXPECT_THAT(answer.text, EndsWith("lost rank 1 (pid 7) while it was paused"));
+  EXPECT_THAT(answer.json, HasSubstr(R"("note":"lost rank 1 (pid 7) while it was paused")"));
 }
 
 TEST(Readiness, AGroupThatIsBeingResumedIsNotReadyYet) {
