@@ -203,7 +203,17 @@ CUresult answer_cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
 // ---- what can be asked; answered while the group is paused, too ----
 
 CUresult answer_cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
-  if (Heap* heap = Runtime::get().heap(); heap != nullptr) heap->settle();
+  // What is free is what the process sizes its memory by: in its first turn, not before it.
+  Runtime& runtime = Runtime::get();
+  if (!runtime.options().stage.empty() && !runtime.forked()) runtime.connected();
+  if (!the_gate->has_opened()) {
+    const CUresult r = the_gate->enter([] {
+      return Gate::Submission{false, nullptr, "cuMemGetInfo"};
+    });
+    if (r != CUDA_SUCCESS) return r;
+    the_gate->leave_quietly();
+  }
+  if (Heap* heap = runtime.heap(); heap != nullptr) heap->settle();
   return real<kRow_cuMemGetInfo_v2>()(free, total);
 }
 

@@ -229,7 +229,10 @@ void Gate::set(Mode mode) {
   {
     std::lock_guard lock(mutex_);
     if (this->mode() == Mode::kFailed || (!shut() && mode != Mode::kFailed)) return;
-    if (mode == Mode::kOpen) wait_log().opened();
+    if (mode == Mode::kOpen) {
+      wait_log().opened();
+      opened_.store(true, std::memory_order_relaxed);
+    }
     mode_.store(mode, std::memory_order_seq_cst);
     ++version_;
     waiters_.notify_all();

@@ -198,6 +198,13 @@ class Gate {
   bool shut() const { return mode() != Mode::kOpen; }
   /// Shuts the gate anew: steps and waits are counted from here.
   void close();
+  /// The same for a group that waits for its first turn, before this process has done anything.
+  void close_before_first_turn() {
+    opened_.store(false, std::memory_order_relaxed);
+    close();
+  }
+  /// False: it was shut before the first turn, and has not opened yet.
+  bool has_opened() const { return opened_.load(std::memory_order_relaxed); }
   void open() { set(Mode::kOpen); }
   /// Changes who passes a gate that is shut; an open one it only opens or fails. kFailed stays.
   void set(Mode mode);
@@ -336,6 +343,7 @@ class Gate {
       threads_;  // never shrinks; records of ended threads are used again
 
   std::atomic<Mode> mode_{Mode::kOpen};
+  std::atomic<bool> opened_{true};
   std::atomic<bool> fence_needed_{false};
   Policy policy_;
 

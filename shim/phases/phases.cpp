@@ -83,9 +83,9 @@ void Phases::command(Packet& packet) {
   }
 }
 
-void Phases::join_shut(const std::string& paused_by) {
+void Phases::join_shut(const std::string& paused_by, bool first_turn) {
   wait_log().paused_by(paused_by);
-  gate_.close();
+  first_turn ? gate_.close_before_first_turn() : gate_.close();
   enter(RankState::kPaused);
 }
 

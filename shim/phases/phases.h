@@ -51,7 +51,7 @@ class Phases final : public Session::Handler {
 
   /// The rank joins a group that does not run: its gate is shut until an Open. Before the service
   /// thread exists.
-  void join_shut(const std::string& paused_by);
+  void join_shut(const std::string& paused_by, bool first_turn = false);
 
   void command(Packet& packet) override;
   void unclaimed(const Packet& reply) override;

@@ -236,7 +236,7 @@ Status Runtime::open() {
   // Before the service thread exists: a command of the broker may shut the gate at once.
   if (Status s = session_.connect(path, identity, options_.reconnect); !s.ok()) return s;
   if (session_.welcome().gate_shut) {
-    phases_.join_shut(session_.welcome().paused_by);
+    phases_.join_shut(session_.welcome().paused_by, session_.welcome().first_turn);
     log_info("group " + options_.group + " is not running. This rank waits for its resume");
   }
   // Before the service thread, which moves it, exists. The first runs before the driver's own end,
