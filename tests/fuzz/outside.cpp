@@ -27,7 +27,7 @@ struct Peer {
 };
 
 std::atomic<std::int64_t> now_ns;  // the pool's thread asks, too
-std::uint8_t last_token = 0;
+std::uint64_t last_token = 0;
 std::deque<Peer> peers;
 std::map<pid_t, int> processes;  // of all that have connected; -1: it has ended
 
@@ -40,7 +40,7 @@ void begin() {
   processes.clear();
 }
 
-void pass(std::chrono::milliseconds time) { now_ns += std::chrono::nanoseconds(time).count(); }
+void pass(std::chrono::nanoseconds time) { now_ns += time.count(); }
 
 void connects(pid_t pid, uid_t uid, int process) {
   peers.push_back({pid, uid, process});
@@ -108,10 +108,12 @@ long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f)
   return -1;
 }
 
-/// Tokens that an input can foresee: the n-th is n, sixteen times.
+/// Tokens that an input can foresee: the n-th is n, sixteen times. Later ones differ in more bytes.
 ssize_t __wrap_getrandom(void* buffer, std::size_t size, unsigned flags) {
   if (size != sizeof(amem::Token)) return __real_getrandom(buffer, size, flags);
-  std::memset(buffer, ++last_token, size);
+  std::memset(buffer, static_cast<std::uint8_t>(++last_token), size);
+  const std::uint64_t more = last_token >> 8;
+  if (more != 0) std::memcpy(buffer, &more, sizeof more);
   return static_cast<ssize_t>(size);
 }
 }

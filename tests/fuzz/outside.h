@@ -11,7 +11,7 @@ namespace amem::fuzz::outside {
 
 /// From the same time and the same random numbers again; nobody connects.
 void begin();
-void pass(std::chrono::milliseconds time);
+void pass(std::chrono::nanoseconds time);
 
 /// Who the next ones are that connect, in their order. `process`: readable once it has ended; the
 /// caller's.

@@ -31,6 +31,8 @@ constexpr milliseconds kTimes[] = {milliseconds(1),      milliseconds(5),      m
                                    milliseconds(250),    milliseconds(2'000),  milliseconds(10'000),
                                    milliseconds(31'000), milliseconds(600'000)};
 
+Ground::Shape ground_shape;
+
 /// The entries of this process's table of open files.
 std::size_t open_files() {
   std::size_t count = 0;
@@ -78,6 +80,8 @@ class Sink final : public EventSink {
 
 // ---- the ground ---------------------------------------------------------------------------------
 
+void Ground::shape(const Shape& shape) { ground_shape = shape; }
+
 const Ground& Ground::get() {
   static const Ground ground;
   return ground;
@@ -88,11 +92,10 @@ Ground::Ground() {
   google::protobuf::SetLogHandler(nullptr);  // of requests that are none
   dir_ = (std::filesystem::temp_directory_path() / "amem-fuzz-XXXXXX").string();
   require(::mkdtemp(dir_.data()) != nullptr, "a folder is made");
-  // Small, so that a page is much: an input fills device and pool, and costs little.
   const std::pair<const char*, std::string> settings[] = {
       {"AMEM_SIM_DIR", dir_ + "/sim"},
-      {"AMEM_SIM_DEVICES", "2"},
-      {"AMEM_SIM_MEMORY", "262144"},
+      {"AMEM_SIM_DEVICES", std::to_string(ground_shape.devices)},
+      {"AMEM_SIM_MEMORY", std::to_string(ground_shape.memory)},
       {"AMEM_SIM_GRANULARITY", "4096"},
   };
   std::filesystem::create_directory(dir_ + "/sim");

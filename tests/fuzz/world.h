@@ -71,6 +71,12 @@ void play_whole(std::vector<Step> steps);
 /// What every world stands on, made once: a simulated node in a folder of its own, and its devices.
 class Ground {
  public:
+  struct Shape {
+    int devices = 2;
+    std::uint64_t memory = 262144;  // bytes of each: small, so that a page is much
+  };
+  /// Before the first get().
+  static void shape(const Shape& shape);
   static const Ground& get();
   const std::string& dir() const { return dir_; }
   const Devices& devices() const { return devices_; }

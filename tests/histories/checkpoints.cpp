@@ -94,6 +94,7 @@ void Checkpoints::call(pid_t pid, CheckpointAction action, Time deadline, Done d
     const Call asked = std::move(calls_.extract(id).mapped());
     asked.done(answer_at_once(asked.step));
   });
+  if (asked_ && !at_once) asked_();
 }
 
 CheckpointResult Checkpoints::answer_at_once(const Step& step) {

@@ -29,6 +29,8 @@ class Checkpoints final : public ProcessCalls, public ProofTargets {
  public:
   explicit Checkpoints(std::minstd_rand& random) : random_(random) {}
 
+  /// Has `asked` called when there is a step to take.
+  void tell(std::function<void()> asked) { asked_ = std::move(asked); }
   /// A broker begins.
   void begin(EventLoop& loop) { loop_ = &loop; }
   /// It has died, and its programs with it: some before the driver had begun, some after its end,
@@ -81,6 +83,7 @@ class Checkpoints final : public ProcessCalls, public ProofTargets {
   void late(std::uint64_t id);
 
   std::minstd_rand& random_;
+  std::function<void()> asked_;
   EventLoop* loop_ = nullptr;
   std::uint64_t last_ = 0;
   std::uint64_t taken_ = 0;

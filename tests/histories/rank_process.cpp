@@ -22,7 +22,6 @@ namespace {
 
 using fuzz::require;
 
-constexpr uid_t kUser = 1001;
 constexpr pid_t kFirstPid = 1000;
 
 /// The shim keeps segments until its process may be asked for something again, and trims nothing
@@ -36,8 +35,13 @@ bool needs_driver(const Message& message) {
 
 pid_t RankProcess::pid() const { return kFirstPid + number_; }
 
+int RankProcess::begin() {
+  if (!process_) process_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  return process_.get();
+}
+
 void RankProcess::connect(const std::string& path) {
-  process_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  begin();
   connect_socket(path);
   say_hello();
 }
@@ -49,7 +53,7 @@ void RankProcess::connect_socket(const std::string& path) {
   path.copy(address.sun_path, sizeof address.sun_path - 1);
   require(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0,
           "the broker takes sessions");
-  fuzz::outside::connects(pid(), kUser, process_.get());
+  fuzz::outside::connects(pid(), origin_.user, process_.get());
 }
 
 void RankProcess::say_hello() {
@@ -59,11 +63,13 @@ void RankProcess::say_hello() {
   hello.protocol = kProtocolVersion;
   hello.rank = number_;
   set_text(hello.group, group_);
+  set_text(hello.stage, origin_.stage);
   std::memcpy(hello.session, key_.data(), key_.size());
   hello.gate_shut = gate_shut_;
   for (const Device& device : fuzz::Ground::get().devices().all())
-    std::memcpy(hello.devices[hello.devices_count++], device.uuid.bytes.data(),
-                device.uuid.bytes.size());
+    if (origin_.sees.empty() || origin_.sees.contains(device.uuid))
+      std::memcpy(hello.devices[hello.devices_count++], device.uuid.bytes.data(),
+                  device.uuid.bytes.size());
   send(message);
   hello_ = message.seq;
 }
@@ -84,7 +90,7 @@ void RankProcess::lose_broker() {
   commands_.clear();
   hashes_.clear();  // the next broker's pool has other bytes
   taken_.clear();
-  quiescing_ = copy_failed_ = map_failed_ = false;
+  quiescing_ = copy_failed_ = map_failed_ = reports_ = false;
   drop_made();
   paused_ = true;
 }
@@ -113,7 +119,8 @@ void RankProcess::say_holding() {
   message.which_body = amem_v1_SessionMessage_holding_tag;
   amem_v1_Holding& holding = message.body.holding;
   for (const auto& [id, memory] : memory_)
-    holding.items[holding.items_count++] = {id, 0, !memory.fd || memory.stale};
+    holding.items[holding.items_count++] = {
+        id, memory.pinned ? 1U << amem_v1_PinReason_PIN_REASON_NIC : 0, !memory.fd || memory.stale};
   holding.last = true;
   send(message);
 }
@@ -172,6 +179,10 @@ bool RankProcess::read() {
 
 void RankProcess::take(Packet packet) {
   if (packet.message.which_body == amem_v1_SessionMessage_reply_tag) return reply(packet);
+  if (packet.message.which_body == amem_v1_SessionMessage_turn_reports_tag) {
+    reports_ = packet.message.body.turn_reports.on;
+    return say_work();
+  }
   commands_.push_back(std::move(packet));
   if (!is_free() && needs_driver(commands_.back().message))
     wrong_ = "nothing is asked of a process that is " +
@@ -236,6 +247,7 @@ void RankProcess::reply(Packet& packet) {
       id = redeemed.id;
       memory.truth = truths_.at(id);
       memory.size = redeemed.size;
+      std::memcpy(memory.device.bytes.data(), redeemed.device, memory.device.bytes.size());
       memory.tag = redeemed.tag;
       memory.guest = redeemed.guest;
     }
@@ -416,7 +428,7 @@ void RankProcess::release(const amem_v1_Release& what, bool well) {
                         : what.listed  ? ids.contains(id)
                         : tags.empty() ? true
                                        : !held.guest && tags.contains(held.tag) != what.except;
-    if (!chosen || !held.fd) continue;
+    if (!chosen || !held.fd || held.pinned) continue;
     held.arrived = false;
     if (well)
       held.fd.reset();
@@ -512,6 +524,39 @@ void RankProcess::ask(bool pause, bool deep) {
   ask_for(message);
   asks_[message.seq] = pause;
   ++asked_;
+}
+
+void RankProcess::work(bool waiting, bool worked) {
+  const bool news = waiting != waiting_ || worked != worked_;
+  waiting_ = waiting;
+  worked_ = worked;
+  if (news) say_work();
+}
+
+void RankProcess::say_work() {
+  if (!reports_ || !connected()) return;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_work_tag;
+  message.body.work.waiting = waiting_;
+  message.body.work.worked = worked_;
+  if (waiting_) set_text(message.body.work.call, "cuLaunchKernel");
+  send(message);
+}
+
+void RankProcess::pin(std::uint64_t id) {
+  memory_.at(id).pinned = true;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_pin_tag;
+  message.body.pin.id = id;
+  message.body.pin.reason = amem_v1_PinReason_PIN_REASON_NIC;
+  send(message);
+}
+
+std::vector<RankProcess::Has> RankProcess::has() const {
+  std::vector<Has> all;
+  for (const auto& [id, memory] : memory_)
+    all.push_back({id, memory.size, memory.device, memory.tag, memory.guest, memory.pinned});
+  return all;
 }
 
 void RankProcess::count(std::map<std::uint64_t, std::uint64_t>& sizes, std::uint64_t& asked) const {

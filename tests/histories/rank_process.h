@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,14 +31,28 @@ struct Truth {
 /// By their ids, which begin anew where a broker and its holder have died together.
 using Truths = std::map<std::uint64_t, std::shared_ptr<Truth>>;
 
+/// Whose process a rank is, which stage it names, and the devices that it sees; none: all.
+struct Origin {
+  uid_t user = 1001;
+  std::string stage = {};
+  std::set<DeviceUuid> sees = {};
+};
+
 /// kSlow: it begins a Save, and ends it with the next command. kLies: copies nothing.
 enum class Mood : std::uint8_t { kWell, kFails, kSilent, kTwice, kSlow, kLies };
 
 class RankProcess {
  public:
-  RankProcess(Truths& truths, Checkpoints& checkpoints, std::string group, int number)
-      : truths_(truths), checkpoints_(checkpoints), group_(std::move(group)), number_(number) {}
+  RankProcess(Truths& truths, Checkpoints& checkpoints, std::string group, int number,
+              Origin origin = {})
+      : truths_(truths),
+        checkpoints_(checkpoints),
+        group_(std::move(group)),
+        number_(number),
+        origin_(std::move(origin)) {}
 
+  /// Its process begins, and may connect later. What is readable once it has ended.
+  int begin();
   void connect(const std::string& path);
   /// Its broker has died. It takes what answers there are still, gives up what that one had told it
   /// to do, and may come back. One that has not been welcomed goes on without amem. A Save that it
@@ -91,6 +106,22 @@ class RankProcess {
   /// Of its next command.
   std::string next_command() const;
 
+  // ---- turns ----
+  /// Whether a call of it waits at the gate, and whether it has work: told where the broker wants
+  /// to know, and it is news.
+  void work(bool waiting, bool worked);
+  /// A NIC knows this memory from now on, until its process ends. REQUIRES: runs(), and it has it.
+  void pin(std::uint64_t id);
+  struct Has {
+    std::uint64_t id = 0;
+    std::uint64_t size = 0;
+    DeviceUuid device = {};
+    std::string tag = {};
+    bool guest = false;
+    bool pinned = false;
+  };
+  std::vector<Has> has() const;
+
   // ---- its program; REQUIRES: runs(), but for frees ----
   /// `own`: it makes the memory itself, and gives it to the broker to keep. Nothing where there is
   /// no space.
@@ -119,6 +150,7 @@ class RankProcess {
     std::uint64_t opens = 0;  // not answered yet: the one that is asked for
     bool arrived = false;     // in the resume under way: not to be touched yet
     bool stale = false;       // the driver has not let go of it
+    bool pinned = false;
     bool usable() const { return fd && !arrived && !stale; }
   };
 
@@ -144,6 +176,7 @@ class RankProcess {
   bool is_opening(std::uint64_t id) const;
   void say_hello();
   void say_holding();
+  void say_work();
   void take(Packet packet);
   static std::string name_of(const Message& message);
   void reply(Packet& packet);
@@ -169,6 +202,7 @@ class RankProcess {
   Checkpoints& checkpoints_;
   const std::string group_;
   const int number_;
+  const Origin origin_;
   Fd socket_;
   Fd process_;   // an eventfd: readable once it has ended
   Token key_{};  // with which it may come back
@@ -179,6 +213,9 @@ class RankProcess {
   bool quiescing_ = false;
   bool rests_ = false;
   bool detached_ = false;
+  bool reports_ = false;  // the broker wants to know of its work
+  bool waiting_ = false;
+  bool worked_ = false;
   std::string wrong_;
   bool copy_failed_ = false;
   bool map_failed_ = false;

@@ -1,0 +1,712 @@
+#include "tests/world/stage_player.h"
+
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "tests/fuzz/outside.h"
+#include "tests/fuzz/world.h"
+#include "tests/histories/death.h"
+#include "tests/histories/device_memory.h"
+#include "tests/world/sleep.h"
+
+namespace amem::world {
+namespace {
+
+using fuzz::Ground;
+using histories::Coroutine;
+using histories::Mood;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+const Device& device(int number) {
+  return Ground::get().devices().all()[static_cast<std::size_t>(number)];
+}
+
+std::set<DeviceUuid> seen_by(const GroupPlan& group) {
+  std::set<DeviceUuid> all;
+  for (const int each : group.sees) all.insert(device(each).uuid);
+  return all;
+}
+
+}  // namespace
+
+struct StagePlayer::Observer final : OperationObserver {
+  Observer(StagePlayer& of, std::string operation, std::string whose)
+      : player(of), what(std::move(operation)), group(std::move(whose)) {}
+  void progress(const v1::Progress&) override {}
+  void finished(const Status& how) override {
+    player.say("the operator: " + what + ": " + (how.ok() ? "OK" : how.text()));
+    player.check_promise(group, how.text());
+  }
+  StagePlayer& player;
+  const std::string what;
+  const std::string group;
+};
+
+StagePlayer::StagePlayer(const StageTrace& trace, const Options& options)
+    : trace_(trace),
+      options_(options),
+      dice_(trace.seed ^ 0x57a6e5ULL),
+      random_(static_cast<std::uint32_t>(trace.seed % 2147483646U + 1)) {
+  fuzz::outside::begin();
+  config_ = Config::defaults(true, Ground::get().dir());
+  config_.pool_size = 16ULL << 20;
+  config_.pool_segment = 256ULL << 10;
+  config_.pool_chunk = kPage;
+  config_.swap_wave = 16 * kPage;
+  config_.stages.push_back(trace.stage);
+  config_.deep_pauses = true;
+  config_.deadlines.deepen = trace.deepen;
+  // A rank that does not answer holds up a trace for as long as this.
+  config_.deadlines.quiesce = config_.deadlines.release = seconds(5);
+  config_.deadlines.save = config_.deadlines.load = config_.deadlines.create = seconds(5);
+  config_.deadlines.checkpoint = seconds(5);
+  config_.holder = trace.deaths ? HolderUse::kRequired : HolderUse::kOff;
+  config_.holder_socket = config_.runtime_dir + "/holder.sock";
+  if (trace.deaths) holder_ = std::make_unique<histories::StandInHolder>(config_.holder_socket);
+  for (const GroupPlan& plan : trace.groups) groups_.push_back({&plan});
+  checkpoints_.tell([this] {
+    if (!std::exchange(driver_busy_, true))
+      after(dice_.between(milliseconds(5), milliseconds(100)), [this] { driver_acts(); });
+  });
+}
+
+StagePlayer::~StagePlayer() { sleep_passes_time({}); }
+
+void StagePlayer::say(const std::string& what) const {
+  if (options_.aloud)
+    std::printf("%9.3f  %s\n", std::chrono::duration<double>(now() - began_).count(), what.c_str());
+}
+
+void StagePlayer::breaks(const std::string& what) {
+  if (!played_.broken.empty()) return;
+  played_.broken = what;
+  say("BROKEN: " + what);
+  if (options_.aloud) say_all();
+  life_->loop.stop();
+}
+
+// ---- time ---------------------------------------------------------------------------------------
+
+void StagePlayer::after(Duration time, std::function<void()> what) {
+  due_.emplace(now() + time, std::move(what));
+  arm();
+}
+
+void StagePlayer::arm() {
+  if (!life_ || due_.empty()) return;
+  if (timer_ && timer_->first <= due_.begin()->first) return;
+  if (timer_) life_->loop.cancel(*timer_);
+  timer_ = life_->loop.at(due_.begin()->first, [this] {
+    timer_.reset();
+    if (!histories::death::came()) run_due();
+  });
+}
+
+void StagePlayer::run_due() {
+  while (!due_.empty() && due_.begin()->first <= now() && !histories::death::came()) {
+    const auto what = std::move(due_.begin()->second);
+    due_.erase(due_.begin());
+    what();
+  }
+  arm();
+}
+
+void StagePlayer::again(Duration low, Duration high, const std::function<void()>& what) {
+  after(dice_.between(low, high), [=, this] {
+    if (over()) return;
+    what();
+    again(low, high, what);
+  });
+}
+
+// ---- brokers ------------------------------------------------------------------------------------
+
+std::string StagePlayer::sessions() const {
+  return config_.runtime_dir + "/" + std::string(kSessionSocket);
+}
+
+void StagePlayer::begin_life() {
+  sleep_passes_time({});
+  timer_.reset();
+  life_ = std::make_unique<histories::Life>(config_, checkpoints_);
+  histories::death::begin(
+      [this] {
+        if (holder_) holder_->serve();
+      },
+      [this] {
+        say("amemd dies");
+        life_->loop.stop();
+      },
+      [this](int socket, const msghdr& packet) {
+        if (holder_) holder_->get_some(socket, packet, random_());
+      });
+  if (const std::string wrong = life_->attach(); !wrong.empty()) return breaks(wrong);
+  if (const std::string wrong = life_->begin(); !wrong.empty()) breaks(wrong);
+  wait_for_pool();
+}
+
+/// A thread of its own makes it.
+void StagePlayer::wait_for_pool() {
+  life_->loop.at(now(), [this] {
+    if (!life_->has_pool()) return wait_for_pool();
+    sleep_passes_time([this] { look_at_switches(); });
+    arm();
+  });
+}
+
+void StagePlayer::end_life() {
+  ++played_.deaths;
+  changes();
+  trouble_ = now();
+  checkpoints_.lose_client();
+  driver_busy_ = false;
+  for (Program& program : programs_) {
+    if (!program.rank.lives()) continue;
+    unwatch(program);
+    if (!program.rank.connected()) continue;
+    program.rank.read();
+    program.rank.lose_broker();
+    program.handles = false;
+    after(dice_.between(milliseconds(10), milliseconds(500)), [this, &program] {
+      if (!program.rank.lives() || !program.rank.paused() || program.stopped) return;
+      program.rank.come_back(sessions());
+      watch(program);
+      look(program);
+    });
+  }
+  for (Group& group : groups_) {
+    group.leasing = group.leased = false;
+    if (trace_.stage.rules.policy == TurnPolicy::kLease)
+      after(seconds(1), [this, &group] { lease(group); });
+    group.start = 0;
+    // Its `amemctl run` asks the next amemd.
+    if (group.joining && group.programs.empty())
+      after(seconds(1), [this, &group] {
+        if (!over() && group.joining && group.start == 0 && group.programs.empty()) join(group);
+      });
+  }
+  fuzz::outside::nobody_connects();
+  timer_.reset();
+  life_.reset();
+  holder_->lose_client();
+  switch_began_.reset();
+  switches_ = failed_ = 0;
+  free_since_.clear();
+  fits_since_.clear();
+  still_since_.reset();
+}
+
+void StagePlayer::kill() {
+  say("amemd is to die soon");
+  histories::death::comes_at(1 + dice_.below(60));
+}
+
+Played StagePlayer::play() {
+  begin_life();
+  began_ = changed_ = trouble_ = last_switch_ = now();
+  story_.emplace(whole());
+  after({}, [this] { story_->begin(); });
+  life_->loop.run();
+  while (histories::death::came() && played_.broken.empty()) {
+    end_life();
+    begin_life();
+    life_->loop.run();
+  }
+  for (Program& program : programs_) unwatch(program);
+  broker().shut();
+  sleep_passes_time({});
+  return played_;
+}
+
+// ---- groups -------------------------------------------------------------------------------------
+
+void StagePlayer::join(Group& group) {
+  group.joining = true;
+  group.has_run = false;
+  if (!group.plan->announced) return begin_ranks(group);
+  say("group " + group.plan->name + " is announced");
+  if (!group.process) group.process.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  Caller caller;
+  caller.account = broker().accounts().of({group.plan->user, {}});
+  caller.who = "uid " + std::to_string(group.plan->user);
+  caller.operates = caller.sees_all = false;
+  caller.process = std::make_shared<const Fd>(::dup(group.process.get()));
+  group.start = broker().start_group(
+      caller, group.plan->name, "s", seen_by(*group.plan), {},
+      [this, &group](const Status& status) {
+        if (histories::death::came()) return;
+        group.start = 0;
+        say("the start of group " + group.plan->name + ": " + (status.ok() ? "OK" : status.text()));
+        const Duration wait = group.plan->loiters ? dice_.between(seconds(10), seconds(90))
+                                                  : dice_.between(milliseconds(10), seconds(1));
+        const bool leaves = group.plan->loiters && dice_.one_in(2);
+        after(wait, [this, &group, leaves] {
+          if (!group.joining || over() || !group.programs.empty()) return;
+          if (!leaves) return begin_ranks(group);
+          say("whoever has announced group " + group.plan->name + " ends");
+          changes();
+          group.joining = false;
+          end_process(group);
+        });
+      });
+}
+
+void StagePlayer::begin_ranks(Group& group) {
+  changes();
+  group.joining = false;
+  group.has_run = group.leasing = group.leased = group.promised = false;
+  ++group.lives;
+  say("group " + group.plan->name + " begins");
+  for (int i = 0; i < group.plan->ranks; ++i) {
+    Program& program =
+        programs_.emplace_back(Program{Rank(truths_, checkpoints_, group.plan->name, numbers_++,
+                                            {group.plan->user, "s", seen_by(*group.plan)}),
+                                       &group});
+    group.programs.push_back(&program);
+    for (std::size_t piece = 0; piece < group.plan->pieces.size(); ++piece)
+      if (piece % static_cast<std::size_t>(group.plan->ranks) == static_cast<std::size_t>(i)) {
+        program.wants.push_back(group.plan->pieces[piece]);
+        program.uses.insert(group.plan->pieces[piece].device);
+      }
+    for (const int each : program.uses)
+      if (auto made = histories::made_on(device(each).uuid, kPage); made.ok())
+        program.contexts[device(each).uuid] = std::move(made.value().fd);
+    program.rank.connect(sessions());
+    watch(program);
+    // It begins with work: it makes its memory.
+    program.left = dice_.between(milliseconds(200), seconds(2));
+    look(program);
+  }
+  set_wishes(group);
+  if (trace_.stage.rules.policy == TurnPolicy::kLease)
+    after(milliseconds(50), [this, &group] { lease(group); });
+  plan_work(group);
+}
+
+void StagePlayer::set_wishes(Group& group) {
+  after(milliseconds(100), [this, &group] {
+    if (group.programs.empty()) return;
+    Stages::Change change;
+    change.weight = group.plan->weight;
+    change.priority = group.plan->priority;
+    change.leave_first = group.plan->leave_first;
+    (void)broker().set_turn(Caller{}, group.plan->name, change);
+  });
+  if (!trace_.promises || trace_.stage.rules.policy == TurnPolicy::kLease) return;
+  after(seconds(40), [this, &group] {
+    if (group.programs.empty() || over()) return;
+    Stages::Change change;
+    change.longest_wait = dice_.between(seconds(20), seconds(120));
+    group.promised = broker().set_turn(Caller{}, group.plan->name, change).ok();
+  });
+}
+
+void StagePlayer::watch(Program& program) {
+  if (!program.rank.connected() || program.watch != 0 || program.stopped) return;
+  program.watched.reset(::dup(program.rank.socket()));
+  program.watch = life_->loop.watch(program.watched.get(), EPOLLIN, [this, &program](unsigned) {
+    if (!histories::death::came()) read(program);
+  });
+}
+
+void StagePlayer::unwatch(Program& program) {
+  if (program.watch != 0 && life_) life_->loop.unwatch(program.watch);
+  program.watch = 0;
+  program.watched.reset();
+}
+
+void StagePlayer::read(Program& program) {
+  program.rank.read();
+  if (program.rank.refused()) {
+    say("rank " + std::to_string(program.rank.number()) + " is refused");
+    return die(program);
+  }
+  if (!program.rank.connected()) {
+    say("the session of rank " + std::to_string(program.rank.number()) + " has ended");
+    trouble_ = now();
+    return die(program);
+  }
+  if (!program.rank.wrong().empty()) breaks(program.rank.wrong());
+  handle_next(program);
+  look(program);
+}
+
+void StagePlayer::handle_next(Program& program) {
+  if (program.handles || program.stopped || !program.rank.connected() ||
+      !program.rank.has_command())
+    return;
+  program.handles = true;
+  after(
+      dice_.between(milliseconds(1), milliseconds(dice_.one_in(10) ? 300 : 20)), [this, &program] {
+        program.handles = false;
+        if (!program.rank.connected() || !program.rank.has_command()) return;
+        Mood mood = Mood::kWell;
+        if (trace_.mishaps && !over() && dice_.one_in(150)) {
+          mood = dice_.one_in(2) ? Mood::kFails : Mood::kSilent;
+          trouble_ = now();
+          changes();
+        }
+        if (mood != Mood::kWell)
+          say("rank " + std::to_string(program.rank.number()) + " of " + program.group->plan->name +
+              (mood == Mood::kFails ? " fails at " : " does not answer ") +
+              program.rank.next_command());
+        program.rank.handle(mood);
+        handle_next(program);
+        look(program);
+      });
+}
+
+/// What its program does now.
+void StagePlayer::look(Program& program) {
+  if (!program.rank.lives() || program.stopped) return;
+  const bool runs = program.rank.runs();
+  if (program.works) program.group->worked = now();
+  if (program.left > Duration{} && runs && !program.works) {
+    program.works = now();
+    const std::uint64_t token = ++program.token;
+    after(program.left, [this, &program, token] { finish(program, token); });
+  }
+  if (program.works && !runs) {
+    program.left = std::max<Duration>(program.left - (now() - *program.works), milliseconds(1));
+    program.works.reset();
+    ++program.token;
+  }
+  if (program.works) allocate(program);
+  const bool worked = program.works || (runs && now() < program.worked_until);
+  program.rank.work(program.left > Duration{} && !runs, worked);
+}
+
+/// One piece after another. One that there is no space for it asks for again, a few times.
+void StagePlayer::allocate(Program& program) {
+  if (program.asked) {
+    if (program.rank.waits()) return;
+    program.asked = false;
+    changes();
+    const Piece& piece = program.wants.front();
+    const auto has = program.rank.has();
+    const auto made = std::find_if(has.begin(), has.end(),
+                                   [&](const Rank::Has& each) { return each.tag == piece.tag; });
+    if (made != has.end() && piece.pinned) program.rank.pin(made->id);
+    if (made != has.end() || ++program.refused > 3) {
+      program.wants.pop_front();
+      program.refused = 0;
+    } else {
+      program.asks_again = now() + seconds(1);
+    }
+  }
+  if (program.wants.empty() || now() < program.asks_again) return;
+  const Piece& piece = program.wants.front();
+  program.rank.create(device(piece.device).uuid, piece.pages * kPage, piece.tag, piece.own);
+  program.asked = true;
+  changes();
+  after(milliseconds(20), [this, &program] { look(program); });
+}
+
+void StagePlayer::finish(Program& program, std::uint64_t token) {
+  if (program.token != token || !program.works) return;
+  if (program.stopped)
+    return after(seconds(1), [this, &program, token] { finish(program, token); });
+  program.works.reset();
+  program.left = {};
+  program.group->worked = now();
+  program.worked_until = now() + seconds(1);
+  after(seconds(1), [this, &program] { look(program); });
+  look(program);
+  yield_if_done(*program.group);
+}
+
+void StagePlayer::begin_work(Group& group) {
+  for (Program* program : group.programs) {
+    if (group.programs.size() > 1 && dice_.one_in(3)) continue;
+    program->left += dice_.between(milliseconds(100), group.plan->most_work);
+    look(*program);
+  }
+  if (trace_.stage.rules.policy == TurnPolicy::kLease) lease(group);
+}
+
+void StagePlayer::plan_work(Group& group) {
+  after(dice_.between(group.plan->least_gap, group.plan->most_gap),
+        [this, &group, life = group.lives] {
+          if (over() || group.lives != life || group.programs.empty()) return;
+          if (!has_work(group.plan->name)) begin_work(group);
+          if (group.plan->guest_of >= 0) open_guest(group);
+          plan_work(group);
+        });
+}
+
+void StagePlayer::open_guest(Group& group) {
+  const std::string& owner = trace_.groups[static_cast<std::size_t>(group.plan->guest_of)].name;
+  Program& program = *group.programs.front();
+  const auto has = program.rank.has();
+  if (!program.rank.runs() || program.rank.waits() ||
+      std::any_of(has.begin(), has.end(), [](const Rank::Has& each) { return each.guest; }))
+    return;
+  for (const auto& [id, truth] : truths_)
+    if (truth->group == owner && dice_.one_in(2)) {
+      say("group " + group.plan->name + " opens memory of group " + owner);
+      program.rank.open(id, truth->token);
+      return changes();
+    }
+}
+
+void StagePlayer::lease(Group& group) {
+  if (group.leasing || group.leased || group.programs.empty() || !has_work(group.plan->name))
+    return;
+  group.leasing = true;
+  broker().lease(
+      Caller{}, group.plan->name, {}, [this, &group, life = group.lives](const Status& status) {
+        if (histories::death::came() || group.lives != life) return;
+        group.leasing = false;
+        group.leased = status.ok();
+        say("the lease of group " + group.plan->name + ": " + (status.ok() ? "OK" : status.text()));
+        after(status.ok() ? milliseconds(0) : seconds(5), [this, &group] {
+          if (group.leased)
+            yield_if_done(group);
+          else
+            lease(group);
+        });
+      });
+}
+
+void StagePlayer::yield_if_done(Group& group) {
+  if (!group.leased || has_work(group.plan->name)) return;
+  after(dice_.between(milliseconds(10), seconds(1)), [this, &group] {
+    if (!group.leased || group.programs.empty() || has_work(group.plan->name)) return;
+    group.leased = false;
+    (void)broker().yield(Caller{}, group.plan->name);
+  });
+}
+
+void StagePlayer::die(Program& program) {
+  if (!program.rank.lives()) return;
+  changes();
+  unwatch(program);
+  program.rank.die();
+  program.contexts.clear();
+  program.left = {};
+  program.works.reset();
+  ++program.token;
+  Group& group = *program.group;
+  std::erase(group.programs, &program);
+  if (!group.programs.empty()) return;
+  end_process(group);
+  group.leased = group.leasing = group.promised = false;
+}
+
+void StagePlayer::end_process(Group& group) {
+  if (!group.process) return;
+  const std::uint64_t one = 1;
+  (void)!::write(group.process.get(), &one, sizeof one);
+  group.process.reset();
+}
+
+void StagePlayer::end(Group& group) {
+  say("group " + group.plan->name + " ends");
+  while (!group.programs.empty()) die(*group.programs.back());
+}
+
+// ---- the world ----------------------------------------------------------------------------------
+
+void StagePlayer::others_change() {
+  changes();
+  const int where = static_cast<int>(dice_.below(kDevices));
+  if (dice_.one_in(2)) {
+    std::erase_if(others_,
+                  [where](const Others& each) { return each.device == device(where).uuid; });
+    return say("others leave GPU " + std::to_string(where));
+  }
+  const std::uint64_t pages = 1 + dice_.below(dice_.one_in(4) ? 40 : 10);
+  auto made = histories::made_on(device(where).uuid, pages * kPage);
+  if (!made.ok()) return;
+  others_.push_back({device(where).uuid, pages * kPage, std::move(made.value().fd)});
+  say("others take " + std::to_string(pages) + " of GPU " + std::to_string(where));
+}
+
+void StagePlayer::operator_acts() {
+  const View view = look_at_all();
+  std::vector<const v1::GroupInfo*> all;
+  for (const auto& [name, info] : view.groups)
+    if (info.state() == v1::GROUP_STATE_RUNNING || info.state() == v1::GROUP_STATE_PAUSED)
+      all.push_back(&info);
+  if (all.empty()) return;
+  const v1::GroupInfo& info = *all[dice_.below(all.size())];
+  const bool paused = info.state() == v1::GROUP_STATE_PAUSED;
+  const bool pause = !paused || (info.paused_by_stage() && dice_.one_in(2));
+  Task task(pause ? Operation::kPause : Operation::kResume);
+  task.deep = pause && trace_.deepen > Duration{} && dice_.one_in(3);
+  changes();
+  trouble_ = now();
+  const std::string what = (pause ? "pause " : "resume ") + info.name();
+  say("the operator: " + what + (task.deep ? ", deep" : ""));
+  broker().start_operation(Caller{}, task, {info.name()}, {},
+                           std::make_shared<Observer>(*this, what, info.name()));
+}
+
+void StagePlayer::driver_acts() {
+  driver_busy_ = false;
+  const auto step = checkpoints_.next();
+  if (!step) return;
+  const auto found = std::find_if(programs_.begin(), programs_.end(), [&](const Program& each) {
+    return each.rank.lives() && each.rank.pid() == step->pid;
+  });
+  histories::Fate fate = histories::Fate::kWell;
+  if (trace_.mishaps && !over() && dice_.one_in(12)) {
+    fate = static_cast<histories::Fate>(1 + dice_.below(3));
+    trouble_ = now();
+    changes();
+  }
+  const bool restores = step->action == CheckpointAction::kRestore && found != programs_.end();
+  if (restores && fate == histories::Fate::kWell)
+    for (const int each : found->uses) {
+      auto made = histories::made_on(device(each).uuid, kPage);
+      if (made.ok())
+        found->contexts[device(each).uuid] = std::move(made.value().fd);
+      else
+        fate = histories::Fate::kRefused;
+    }
+  // What others let go of or took beside a checkpoint amemd has measured, too.
+  if (restores && fate != histories::Fate::kWell) trouble_ = now();
+  const std::string what = checkpoints_.take(*step, fate);
+  say("the driver: " + what);
+  // What went wrong on purpose may come to light late.
+  if (what.find("CUDA_ERROR") != std::string::npos && trace_.mishaps) trouble_ = now();
+  if (found != programs_.end() && (checkpoints_.state(step->pid) == ProcessState::kCheckpointed ||
+                                   checkpoints_.state(step->pid) == ProcessState::kFailed))
+    found->contexts.clear();
+  if (found != programs_.end() && found->rank.is_lost())
+    after(seconds(2), [this, found = &*found] { die(*found); });
+  if (checkpoints_.busy() && !std::exchange(driver_busy_, true))
+    after(dice_.between(milliseconds(5), milliseconds(100)), [this] { driver_acts(); });
+}
+
+/// By a signal, for a while.
+void StagePlayer::stop_one() {
+  const Group& group = groups_[dice_.below(groups_.size())];
+  if (group.programs.empty()) return;
+  Program& program = *group.programs[dice_.below(group.programs.size())];
+  if (program.stopped || !program.rank.connected()) return;
+  say("rank " + std::to_string(program.rank.number()) + " of " + group.plan->name + " is stopped");
+  program.stopped = true;
+  unwatch(program);
+  trouble_ = now();
+  changes();
+  after(dice_.between(seconds(5), seconds(40)), [this, &program] {
+    program.stopped = false;
+    trouble_ = now();
+    changes();
+    if (!program.rank.lives()) return;
+    say("rank " + std::to_string(program.rank.number()) + " goes on");
+    if (program.rank.paused()) program.rank.come_back(sessions());
+    watch(program);
+    read(program);
+  });
+}
+
+void StagePlayer::churn() {
+  Group& group = groups_[dice_.below(groups_.size())];
+  if (group.programs.empty()) {
+    if (!group.joining) join(group);
+    return;
+  }
+  Program& program = *group.programs[dice_.below(group.programs.size())];
+  switch (dice_.below(3)) {
+    case 0:
+      return end(group);
+    case 1:
+      say("rank " + std::to_string(program.rank.number()) + " of " + group.plan->name + " dies");
+      return die(program);
+    default:
+      if (!program.rank.runs() || program.rank.waits()) return;
+      say("rank " + std::to_string(program.rank.number()) + " of " + group.plan->name + " frees");
+      changes();
+      program.rank.free_one(dice_.below(1000));
+  }
+}
+
+// ---- from the beginning to the end --------------------------------------------------------------
+
+Coroutine StagePlayer::whole() {
+  for (Group& group : groups_)
+    after(group.plan->joins, [this, &group] {
+      if (!over() && !group.joining && group.programs.empty()) join(group);
+    });
+  // Until the node is empty.
+  const auto look_again = std::make_shared<std::function<void()>>();
+  *look_again = [this, again = std::weak_ptr(look_again)] {
+    check();
+    if (const auto next = again.lock())
+      after(milliseconds(over_ ? 500 : 1000), [next] { (*next)(); });
+  };
+  after(seconds(1), [look_again] { (*look_again)(); });
+  if (trace_.others) again(seconds(3), seconds(30), [this] { others_change(); });
+  if (trace_.mishaps) again(seconds(20), seconds(90), [this] { stop_one(); });
+  if (trace_.operators) again(seconds(10), seconds(60), [this] { operator_acts(); });
+  if (trace_.churn) again(seconds(5), seconds(40), [this] { churn(); });
+  if (trace_.deaths) again(seconds(20), seconds(60), [this] { kill(); });
+  co_await pass(trace_.length);
+  co_await the_end();
+  life_->loop.stop();
+}
+
+/// Nothing new happens: all work is done, and every byte of every rank is there.
+Coroutine StagePlayer::the_end() {
+  say("the end");
+  over_ = true;
+  histories::death::comes_at(0);
+  trouble_ = now();
+  changes();
+  others_.clear();
+  for (Group& group : groups_) {
+    if (group.start != 0) broker().forget(std::exchange(group.start, 0));
+    if (group.joining) end_process(group);
+    group.joining = false;
+  }
+  for (Program& program : programs_)
+    if (program.rank.lives()) program.rank.drop_leftovers();
+  co_await pass(seconds(45));  // what is stopped goes on, and what is under way ends
+  for (Program& program : programs_)
+    if (program.rank.lives() && program.rank.is_lost()) die(program);
+  co_await pass(seconds(1));
+  for (const auto& [name, info] : look_at_all().groups)
+    if (info.state() == v1::GROUP_STATE_PAUSED && !info.paused_by_stage()) {
+      trouble_ = now();
+      const std::string what = "resume " + name;
+      broker().start_operation(Caller{}, Operation::kResume, {name}, {},
+                               std::make_shared<Observer>(*this, what, name));
+      co_await pass(seconds(3));
+    }
+  // What waits is done; then each group works once more.
+  for (std::size_t i = 0; i <= groups_.size() && played_.broken.empty(); ++i) {
+    if (i > 0) {
+      for (Program* program : groups_[i - 1].programs) {
+        program->left += milliseconds(500);
+        look(*program);
+      }
+      if (trace_.stage.rules.policy == TurnPolicy::kLease) lease(groups_[i - 1]);
+    }
+    std::string works = "-";
+    for (int waited = 0; waited < 900 && !works.empty() && played_.broken.empty(); ++waited) {
+      co_await pass(seconds(1));
+      works.clear();
+      const View view = look_at_all();
+      for (const Group& group : groups_)
+        if (has_work(group.plan->name) && can_come_in(view, group.plan->name))
+          works += " " + group.plan->name;
+    }
+    if (!works.empty()) breaks("all work is done at the end, but not that of" + works);
+    if (i == 0) continue;
+    for (const Program* program : groups_[i - 1].programs)
+      if (program->rank.runs())
+        if (const std::string wrong = program->rank.check(true); !wrong.empty()) breaks(wrong);
+  }
+  if (!played_.broken.empty()) co_return;
+  for (Group& group : groups_) end(group);
+  co_await pass(seconds(3));
+  check_end();
+}
+
+}  // namespace amem::world
