@@ -34,9 +34,7 @@ def shared(bare_node):
     def start(*flags, **options):
         bare_node.start_broker("--quotas-sessions", "4", "--quotas-log-lines", "20", *flags,
                                **options)
-        os.chmod(bare_node.sim_dir, 0o777)  # the simulated driver's state is every process's
-        for name in os.listdir(bare_node.sim_dir):
-            os.chmod(os.path.join(bare_node.sim_dir, name), 0o666)
+        bare_node.let_others_in()
         return bare_node
 
     yield start

@@ -146,6 +146,12 @@ class Node:
 
         eventually(ready, what=f"{broker.name} serves")
 
+    def let_others_in(self) -> None:
+        """From now on other users may use the GPUs: the simulated driver's state is every process's. REQUIRES: a broker was started."""
+        os.chmod(self.sim_dir, 0o777)
+        for name in os.listdir(self.sim_dir):
+            os.chmod(os.path.join(self.sim_dir, name), 0o666)
+
     def launcher(self, group: str, build: Build | None = None) -> list[str]:
         return [(build or self.build).program("amemctl"), "--runtime-dir", self.runtime_dir, "run", "--group", group, "--"]
 

@@ -23,6 +23,8 @@ def refusal(bare_node):
     ("[stage.a]\ndevices = [0]\npolicy = \"fair\"", 2, "stage.a.policy: \"fair\" is not one of lease demand slice"),
     ("[stage.a]\nidle = \"1s\"", 2, "stage.a.devices: name at least one GPU"),
     ("[stage.a]\ndevices = [7]", 1, "stage.a.devices: this node has no GPU 7. It has 0 (GPU-"),
+    ("[stage.a]\ndevices = [0]\nusers = [\"no-such-user\"]", 2, "stage.a.users: there is no user 'no-such-user'"),
+    ("[stage.a]\ndevices = [0]\ngroups = [\"no-such-group\"]", 2, "stage.a.groups: there is no group 'no-such-group'"),
     ("[stage.a]\ndevices = [0]\nmargin = \"1TiB\"", 1, "stage.a: the margin of 1 TiB leaves nothing"),
 ])
 def test_wrong_stages(refusal, text, status, error):

@@ -74,8 +74,9 @@ def test_who_is_ready(stage):
     assert answer.code == WRONG_STATE and answer.err == ""
     since = answer.json["paused_since_ms"]
     assert before - 1000 < since < time.time() * 1000
-    assert answer.json | {"paused_since_ms": 0} == {"group": "rollout", "ready": False, "alive": True, "state": "paused",
-                                                    "paused_since_ms": 0, "paused_by_stage": True}
+    assert "the group is paused" in answer.json["note"], "how its last resume failed"
+    assert answer.json | {"paused_since_ms": 0, "note": ""} == {"group": "rollout", "ready": False, "alive": True, "state": "paused",
+                                                                "paused_since_ms": 0, "paused_by_stage": True, "note": ""}
     assert "It resumes at its next turn in stage night" in node.ctl.try_("ready", "rollout", json_output=False).out
     assert node.ctl("ready", "train").json["ready"]
     assert node.ctl.try_("ready", "nobody").code == NOT_FOUND

@@ -5,7 +5,7 @@ import pytest
 
 from sim_node import MIB, Program, eventually
 from sim_node.ctl import USAGE
-from sim_node.stage import next_broker, turns
+from sim_node.stage import await_look, next_broker, turns
 from sim_node.turns import states
 
 KEEP = 0
@@ -39,6 +39,7 @@ def start(node, **more):
     for name in ["rollout", *more]:
         let_go(node, name)
     node.ctl("stage", "train", "--leave-first", "kv,later,workspace", "--return", "weights,kv")
+    await_look()
     eventually(lambda: all(each["needs_bytes"] >= 4 * MIB for each in turns(node).values()), what="needs are known")
     node.ctl("lease", "train")
     return train, rollout, *others

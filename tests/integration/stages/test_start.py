@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from sim_node import eventually
+from sim_node import MIB, eventually
 from sim_node.child import patience
 from sim_node.ctl import DEADLINE, NOT_FOUND, WRONG_STATE
 from sim_node.job import Job
-from sim_node.stage import LARGE, MEMORY, next_broker, stage_of, turns
+from sim_node.stage import LARGE, MEMORY, Lazy, Tenant, next_broker, stage_of, turns
 from sim_node.turns import states
 
 ALONE = {"start": "alone", "start_idle": "500ms", "idle": "300ms", "grace": "100ms", "slice": "2s"}
@@ -231,6 +231,144 @@ def test_the_program_is_as_without_a_wait(stage):
         said.append([line.split()[-3:] if "->" in line else line for line in job.ranks[0].output().splitlines()])
     sizes = [len([line for line in each if "->" in line]) for each in said]
     assert sizes[0] == sizes[1] and [line for line in said[0] if "Sig" in line] == [line for line in said[1] if "Sig" in line], said
+
+
+# ---- a group that has no rank yet ----------------------------------------------------------------
+
+
+@pytest.fixture
+def two_that_start(stage):
+    """A stage in which `lazy` has its first turn and `late` waits for its own. Neither has used a GPU."""
+    node = stage(policy="demand", **ALONE)
+    lazy = Lazy(node, "lazy").is_at("starts")
+    return node, lazy, Lazy(node, "late").is_at("waits")
+
+
+def test_a_group_that_only_starts_is_a_group(two_that_start):
+    node, lazy, late = two_that_start
+    for program in (lazy, late):
+        group = node.ctl.group(program.name)
+        assert (group["rank_count"], group["stage"], group["allocated_bytes"]) == (0, "night", 0)
+        answer = node.ctl.try_("ready", program.name)
+        assert answer.code == WRONG_STATE and not answer.json["ready"], answer
+        assert turns(node)[program.name]["pids"] == [program.pid]
+        assert str(program.pid) in node.ctl("turns", json_output=False).out
+    assert node.ctl("stage", "late", "--priority", "3").code == 0 and turns(node)["late"]["priority"] == 3
+    lazy.kill()
+    eventually(lambda: node.ctl.group("lazy") is None, what="it has gone with its process")
+    late.is_at("starts").go()
+    late.ask(f"plain {MIB}")
+    assert node.ctl.group("late")["rank_count"] == 1
+    assert turns(node)["late"]["pids"] == []
+
+
+@pytest.mark.parametrize("command", [["pause", "lazy"], ["lease", "lazy", "--yield"]])
+def test_a_command_ends_a_first_turn_without_a_rank(two_that_start, command):
+    """Its program waits for another one then, and gets it."""
+    node, lazy, late = two_that_start
+    node.ctl(*command)
+    late.is_at("starts")
+    lazy.go()
+    lazy.send(f"plain {MIB}")
+    if command[0] == "pause":
+        assert lazy.turn["turn"] == "paused" and not node.ctl.group("lazy")["paused_by_stage"]
+        lazy.stands()
+        node.ctl.try_("resume", "lazy")
+    else:
+        lazy.is_at("waits").stands()
+    node.ctl("lease", "late", "--yield")
+    assert lazy.answer()["id"]
+
+
+def test_a_group_that_only_starts_leaves_its_stage(two_that_start):
+    node, lazy, late = two_that_start
+    node.ctl("stage", "lazy", "none")
+    late.is_at("starts")
+    assert "lazy" not in turns(node) and node.ctl.group("lazy")["stage"] == ""
+    assert lazy.alive()
+
+
+def test_a_pause_holds_for_a_group_that_waits_for_its_start(two_that_start):
+    node, lazy, late = two_that_start
+    node.ctl("pause", "late")
+    late.is_at("paused")
+    lazy.kill()
+    eventually(lambda: node.ctl.group("lazy") is None, what="the first turn is free")
+    assert late.turn["turn"] == "paused"
+    node.ctl.try_("resume", "late")
+    late.is_at("starts").go()
+
+
+@pytest.mark.next_broker
+def test_amemd_killed_while_groups_only_start(two_that_start):
+    """Who had its first turn gets another one when it uses the GPU, and who waits gets its own."""
+    node, lazy, late = two_that_start
+    node.broker.kill()
+    next_broker(node)
+    eventually(lambda: late.turn["turn"] in ("starts", "waits"), what="it waits again")
+    lazy.go()
+    lazy.send(f"plain {MIB}")
+    late.is_at("starts")
+    late.kill()
+    assert lazy.answer(40)["id"]
+
+
+def test_a_first_turn_without_a_rank_ends_by_its_limit(stage):
+    """Its program waits for a new one as soon as it asks how much memory there is, so that it sees the whole GPU."""
+    node = stage(**(ALONE | {"policy": "demand", "start_limit": "1s"}))
+    lazy = Lazy(node, "lazy").is_at("starts")
+    busy = Tenant(node, "busy", 12 * MIB, device=0)
+    busy.puppet.ask("loop linked")
+    lazy.is_at("idle").go()
+    lazy.send("meminfo")
+    lazy.is_at("waits").stands()
+    assert turns(node)["lazy"]["call"]
+    busy.puppet.ask("loop off")
+    answer = lazy.answer()
+    assert answer["free"] >= MEMORY - 3 * node.CONTEXT_BYTES and turn_of(node, "lazy") == "starts"
+    assert lazy.ask(f"plain {12 * MIB}")["id"]
+
+
+# ---- starts on several GPUs ----------------------------------------------------------------------
+
+
+def names_of(node, gpu):
+    """As users name a GPU in CUDA_VISIBLE_DEVICES."""
+    uuid = node.ctl.devices()[gpu]["uuid"]
+    return {"ordinal": str(gpu), "uuid": uuid, "beginning": uuid[:12]}
+
+
+@pytest.fixture
+def two_gpus(stage):
+    return stage(gpus=2, devices=[0, 1], policy="demand", **ALONE)
+
+
+@pytest.mark.parametrize("named", ["ordinal", "uuid", "beginning"])
+def test_starts_on_different_gpus_do_not_wait_for_each_other(two_gpus, named):
+    node = two_gpus
+    first, second, third = (Lazy(node, name, env={"CUDA_VISIBLE_DEVICES": names_of(node, gpu)[named]}).is_at(turn)
+                            for name, gpu, turn in [("first", 0, "starts"), ("second", 1, "starts"), ("third", 0, "waits")])
+    assert first.turn["turn"] == "starts"
+    second.go()
+    assert second.ask(f"plain {12 * MIB}")["id"]
+    assert third.turn["turn"] == "waits"
+    first.kill()
+    third.is_at("starts").go()
+    assert third.ask(f"plain {12 * MIB}")["id"]
+
+
+def test_a_start_on_one_gpu_makes_nobody_leave_another_one(two_gpus):
+    node = two_gpus
+    train = Tenant(node, "train", 12 * MIB, env={"CUDA_VISIBLE_DEVICES": "0"})
+    eventually(lambda: train.turn["turn"] == "runs", what="its first turn has ended")
+    before = stage_of(node)["switches"]
+    other = Lazy(node, "other", env={"CUDA_VISIBLE_DEVICES": "1"}).is_at("starts")
+    train.works()
+    assert train.turn["turn"] == "runs" and stage_of(node)["switches"] - before <= 1
+    both = Lazy(node, "both").is_at("waits")
+    other.kill()
+    both.is_at("starts")
+    assert train.turn["turn"] == "idle", "a start without CUDA_VISIBLE_DEVICES takes all GPUs of the stage"
 
 
 # ---- an operator's command while its stage switches the group ------------------------------------
