@@ -197,13 +197,13 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("kind, name, most", [("SOCK_SEQPACKET", "session.sock", 4), ("SOCK_STREAM", "control.sock", 64)])
+@pytest.mark.parametrize("kind, name, most", [("SOCK_SEQPACKET", "session.sock", 4), ("SOCK_STREAM", "control.sock", 320)])
 def test_a_flood_of_connections_ends_at_its_senders_quota(shared, kind, name, most):
     node = shared()
-    flood = subprocess.Popen([*member(ALICE), PYTHON, "-c", FLOOD, kind, f"{node.runtime_dir}/{name}", "300"],
+    flood = subprocess.Popen([*member(ALICE), PYTHON, "-c", FLOOD, kind, f"{node.runtime_dir}/{name}", "600"],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        assert int(flood.stdout.readline()) == 300 - most
+        assert int(flood.stdout.readline()) == 600 - most
         his = node.puppet("bob", 1, prefix=member(BOB))
         his.ask("alloc 2097152")
         node.ctl.by(member(BOB))("pause", "train")
