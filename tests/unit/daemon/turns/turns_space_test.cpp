@@ -250,7 +250,9 @@ TEST_F(SpaceTest, ManyGroupsAreDecidedOnSoon) {
   }
   RecordProperty("microseconds", static_cast<int>(to_us(best)));
   std::printf("256 groups on 8 GPUs: %.0f us\n", static_cast<double>(to_us(best)));
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   EXPECT_LT(best, std::chrono::milliseconds(20));
+#endif
 }
 
 }  // namespace
