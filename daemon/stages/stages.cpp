@@ -392,8 +392,8 @@ void Stages::finished(const GroupEntry& group, const Outcome& outcome) {
   if (stage == nullptr || !outcome.status.ok() || !(whole || outcome.task.stops())) return;
   const auto m = stage->memory.groups.find(group.id);
   if (m == stage->memory.groups.end()) return;
-  // Of a group that had left some of its memory on the GPU this was only the rest.
-  const bool all = whole && !outcome.task.partial;
+  // Of a group that had some of its memory on the GPUs this was only a part.
+  const bool all = whole && !outcome.task.partial && !m->second.has_rest;
   (outcome.task.op == Operation::kPause ? m->second.out : m->second.in).add(outcome.total, all);
 }
 

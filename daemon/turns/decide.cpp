@@ -649,7 +649,10 @@ void arrive(GroupMemory& m, Time now) {
 
 void follow_presence(const StageView& view, const StageMemory& memory, const GroupView& group,
                      GroupMemory& m, Time now) {
-  if (group.presence == Presence::kMoves || group.presence == m.presence) return;
+  if (group.presence == Presence::kMoves) return;
+  m.has_rest = std::any_of(group.on.begin(), group.on.end(),
+                           [](const Footprint& on) { return on.rest > 0; });
+  if (group.presence == m.presence) return;
   m.presence = group.presence;
   m.worked = now;
   m.asked.reset();

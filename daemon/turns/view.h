@@ -113,6 +113,7 @@ struct GroupMemory {
   std::string refusal = {};             // else why not
   Presence presence = Presence::kIn;    // when last looked at
   bool wants = false;                   // likewise
+  bool has_rest = false;                // likewise: it is out, and some of its memory is not
   std::optional<Time> asked = {};       // it wants and is out since then
   std::optional<Time> came_in = {};     // nothing: it came by itself, and others waited
   std::optional<Time> turn = {};        // began; nothing: it has none
