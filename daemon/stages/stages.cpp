@@ -160,7 +160,9 @@ std::string Stages::names() const {
 }
 
 StageView Stages::view_of(const Stage& stage) const {
-  return views_.of(stage, stage.taken, Clock::now());
+  StageView view = views_.of(stage, stage.taken, Clock::now());
+  view.seen = !stage.unseen;
+  return view;
 }
 
 Status Stages::admits(const Stage& stage, const Account& account, const std::vector<gid_t>& gids,
@@ -203,7 +205,7 @@ void Stages::step(Stage& stage) {
     view.emplace(view_of(stage));
   }
   account_time(stage, *view);
-  if (moves(stage))
+  if (moving(*view, stage.memory))
     stage.unseen = now;
   else if (stage.unseen)
     poll_devices();  // what came or went with it, such as contexts, is others' memory
@@ -264,8 +266,8 @@ void Stages::end_waits(Stage& stage, const StageView& view) {
     if (memory == stage.memory.groups.end()) continue;  // it is looked at soon
     GroupEntry& group = node_.groups.at(its.id);
     const GroupMemory& m = memory->second;
-    const bool switching = stage.memory.under_way && stage.memory.under_way->has(its.id);
-    const bool runs = group.machine.state() == GroupState::kRunning && !switching;
+    const bool runs =
+        group.machine.state() == GroupState::kRunning && !stage.memory.is_switching(its.id);
     const std::vector<WaitId> leases = waits_.of(its.id, StageWaits::For::kLease);
     const std::vector<WaitId> starts = waits_.of(its.id, StageWaits::For::kStart);
     if (!m.admitted && !m.refusal.empty()) {
@@ -281,8 +283,10 @@ void Stages::end_waits(Stage& stage, const StageView& view) {
     if (!leases.empty()) {
       group.leased = true;
       // Calls do not ask for its turn any more: after its first lease it says when it needs one.
-      if (group.first_turn == FirstTurn::kEndedUnasked) set_first_turn(group, FirstTurn::kOver);
-      (void)node_.records.write(group);
+      if (group.first_turn == FirstTurn::kEndedUnasked)
+        set_first_turn(group, FirstTurn::kOver);
+      else
+        (void)node_.records.write(group);
     }
     for (const WaitId id : leases) waits_.end(id, {});
     for (const WaitId id : starts) {
@@ -364,12 +368,10 @@ void Stages::tell_reports(const Rank& rank, bool on) {
 void Stages::restored(GroupEntry& group) {
   if (group.stage.empty() || group.stage == kNoStage) return;
   if (Stage* const stage = find(group.stage)) {
-    TurnWishes plain = group.wishes;
-    plain.weight = TurnWishes().weight;
-    plain.priority = TurnWishes().priority;
-    plain.longest_wait = TurnWishes().longest_wait;
+    const TurnWishes& wishes = group.wishes;
+    const bool set = wishes.weight != 1 || wishes.priority != 0 || wishes.longest_wait > Duration{};
     // amemd 0.1.0 has not put on record who had set them.
-    if (plain != group.wishes && !group.wishes.by_operator)
+    if (set && !wishes.by_operator)
       spdlog::warn(
           "group '{}': its weight, priority and longest wait hold against groups of its own owner "
           "only, unless an operator sets them: `amemctl stage`",
@@ -449,17 +451,9 @@ void Stages::poll_devices() {
   });
 }
 
-/// Memory is on its way, so that it would be counted twice, or not at all.
-bool Stages::moves(const Stage& stage) const {
-  return stage.memory.under_way ||
-         std::any_of(node_.groups.begin(), node_.groups.end(), [&](const auto& each) {
-           return each.second.stage == stage.name && presence_of(each.second) == Presence::kMoves;
-         });
-}
-
 void Stages::see(Stage& stage) {
   const bool since = !stage.unseen || poll_began_ >= *stage.unseen;
-  if (!moves(stage) && since) {
+  if (!moving(view_of(stage), stage.memory) && since) {
     stage.taken = views_.others_use(stage, stage.memory);
     stage.unseen.reset();
   }
@@ -644,7 +638,7 @@ bool Stages::switches(const Operations::Groups& groups) const {
   return std::any_of(groups.begin(), groups.end(), [this](const NamedGroup& each) {
     const auto group = node_.groups.find(each.id);
     const Stage* const stage = group != node_.groups.end() ? find(group->second.stage) : nullptr;
-    return stage != nullptr && stage->memory.under_way && stage->memory.under_way->has(each.id);
+    return stage != nullptr && stage->memory.is_switching(each.id);
   });
 }
 

@@ -172,7 +172,6 @@ class Stages {
   void poll();
   void poll_devices();
   void see(Stage& stage);
-  bool moves(const Stage& stage) const;
   void ask_for_work();
   void tell_reports(const Rank& rank, bool on);
   bool wants_reports(const GroupEntry& group) const;

@@ -12,7 +12,7 @@ namespace {
 std::uint64_t ms(Duration duration) { return to_us(std::max(duration, Duration{})) / 1000; }
 
 /// As TurnInfo::turn.
-std::string turn_of(const StageView& view, const StageMemory& memory, const GroupView& group) {
+std::string turn_of(const StageMemory& memory, const GroupView& group) {
   if (!memory.groups.at(group.id).admitted) return "apart";
   if (memory.under_way) {
     const auto is = [&](const std::vector<GroupId>& ids) {
@@ -26,7 +26,7 @@ std::string turn_of(const StageView& view, const StageMemory& memory, const Grou
       group.presence == Presence::kMoves ? memory.groups.at(group.id).presence : group.presence;
   if (presence == Presence::kHeld) return "paused";
   if (presence != Presence::kOut) return group.first_turn == FirstTurn::kDue ? "starts" : "runs";
-  return waits(view, memory, group) ? "waits" : "idle";
+  return waits(memory, group) ? "waits" : "idle";
 }
 
 }  // namespace
@@ -41,14 +41,14 @@ void Stages::account_time(Stage& stage, const StageView& view) {
   stage.accounted = now;
   for (const GroupView& group : view.groups) {
     const bool runs = group.presence == Presence::kIn;
-    const bool waits = amem::waits(view, stage.memory, group);
+    const bool waits = amem::waits(stage.memory, group);
     StageFigures::Group& figures = stage.figures.groups[group.id];
     figures.there += passed;
     if (stage.runs.contains(group.id)) figures.ran += passed;
     const auto waited = stage.waiting.find(group.id);
     if (waited != stage.waiting.end()) figures.waited += passed;
     // While it comes in it waits still.
-    const bool comes = stage.memory.under_way && stage.memory.under_way->has(group.id);
+    const bool comes = stage.memory.is_switching(group.id);
     if (waited != stage.waiting.end() && !waits && !comes) {
       if (runs) stage.figures.waits.add(to_us(now - waited->second));
       stage.waiting.erase(waited);
@@ -106,7 +106,7 @@ void Stages::report(const Caller& caller, Stage& stage, v1::StageInfo& info) {
     const GroupMemory& memory = stage.memory.groups.at(its.id);
     v1::TurnInfo& each = *info.add_groups();
     each.set_group(name_for(caller, its.id));
-    each.set_turn(turn_of(view, stage.memory, its));
+    each.set_turn(turn_of(stage.memory, its));
     const auto waits = stage.waiting.find(its.id);
     const auto runs = stage.runs.find(its.id);
     if (waits != stage.waiting.end())

@@ -91,11 +91,10 @@ class Snapshot {
       : view_(view), rules_(view.rules), memory_(memory), now_(now), least_(view) {
     all_.reserve(view.groups.size());
     for (const GroupView& group : view.groups) {
-      const auto m = memory.groups.find(group.id);
-      if (m == memory.groups.end() || !m->second.admitted) continue;
-      all_.push_back({&group, &m->second, place_of(memory, group, m->second),
-                      terms_of(group, m->second.out, m->second.in), running(group), coming(group),
-                      left_over(group), remaining(group)});
+      const GroupMemory* const m = memory.taker(group.id);
+      if (m == nullptr) continue;
+      all_.push_back({&group, m, place_of(memory, group, *m), terms_of(group, m->out, m->in),
+                      running(group), coming(group), left_over(group), remaining(group)});
     }
     for (const Member& m : all_) {
       least_.add(m.leaves);
@@ -107,11 +106,6 @@ class Snapshot {
   }
 
   const std::vector<Member>& all() const { return all_; }
-  const Member* find(GroupId id) const {
-    const auto it = std::find_if(all_.begin(), all_.end(),
-                                 [id](const Member& each) { return each.group->id == id; });
-    return it == all_.end() ? nullptr : &*it;
-  }
 
   /// If nothing happens; kNever.
   Time idle_from(const Member& m) const {
@@ -327,7 +321,6 @@ class Decision {
   }
 
   const Snapshot& stage() const { return stage_; }
-  const Members& in() const { return in_; }
 
   /// Those of `before` whose place in the queue keeps the group out.
   std::vector<GroupId> in_the_way(const Member& m) const {
@@ -568,8 +561,7 @@ std::size_t places(const StageView& view, const StageMemory& memory,
                    std::optional<std::uint64_t> of) {
   return static_cast<std::size_t>(
       std::count_if(view.groups.begin(), view.groups.end(), [&](const GroupView& group) {
-        const auto m = memory.groups.find(group.id);
-        return m != memory.groups.end() && m->second.admitted && (!of || group.owner == *of);
+        return memory.taker(group.id) != nullptr && (!of || group.owner == *of);
       }));
 }
 
@@ -591,9 +583,8 @@ Status check_alone(const StageView& view, const GroupView& group) {
 std::vector<TurnTaker> all_terms(const StageView& view, const StageMemory& memory) {
   std::vector<TurnTaker> terms;
   for (const GroupView& group : view.groups) {
-    const auto m = memory.groups.find(group.id);
-    if (m != memory.groups.end() && m->second.admitted)
-      terms.push_back(terms_of(group, m->second.out, m->second.in));
+    if (const GroupMemory* const m = memory.taker(group.id))
+      terms.push_back(terms_of(group, m->out, m->in));
   }
   return terms;
 }
@@ -620,14 +611,14 @@ Status check_join(const StageView& view, const StageMemory& memory, const GroupV
   return check_longest_waits(view, terms, &group);
 }
 
-bool anything_moves(const StageView& view) {
-  return std::any_of(view.groups.begin(), view.groups.end(),
-                     [](const GroupView& each) { return each.presence == Presence::kMoves; });
-}
-
 bool anybody_waits(const StageView& view, const StageMemory& memory) {
   return std::any_of(view.groups.begin(), view.groups.end(),
-                     [&](const GroupView& group) { return waits(view, memory, group); });
+                     [&](const GroupView& group) { return waits(memory, group); });
+}
+
+/// No memory is on its way, and what others have is known: what can come in can be told.
+bool settled(const StageView& view, const StageMemory& memory) {
+  return view.seen && !moving(view, memory);
 }
 
 /// It is in from now on, by itself.
@@ -697,8 +688,7 @@ bool at_work(const GroupView& group) {
 void follow_first_turn(const StageMemory& memory, const GroupView& group, GroupMemory& m,
                        Time now) {
   if (group.first_turn != FirstTurn::kDue) return m.first_turn.reset();
-  if (group.presence != Presence::kIn || (memory.under_way && memory.under_way->has(group.id)))
-    return;
+  if (group.presence != Presence::kIn || memory.is_switching(group.id)) return;
   if (!m.first_turn) m.first_turn = m.busy = now;
   m.busy = std::max(m.busy, at_work(group) ? now : group.worked);
 }
@@ -811,19 +801,14 @@ Hindrance does_not_fit(const StageView& view, const Snapshot& stage, const Membe
 
 std::vector<TurnNews> look(const StageView& view, StageMemory& memory, Time now) {
   std::vector<TurnNews> news;
-  const auto there = [&](GroupId id) {
-    return std::any_of(view.groups.begin(), view.groups.end(),
-                       [id](const GroupView& group) { return group.id == id; });
-  };
-  std::erase_if(memory.groups, [&](const auto& each) { return !there(each.first); });
+  const auto gone = [&](GroupId id) { return view.find(id) == nullptr; };
+  std::erase_if(memory.groups, [&](const auto& each) { return gone(each.first); });
   if (memory.under_way)
-    for (auto* ids : {&memory.under_way->out, &memory.under_way->in})
-      std::erase_if(*ids, [&](GroupId id) { return !there(id); });
+    for (auto* ids : {&memory.under_way->out, &memory.under_way->in}) std::erase_if(*ids, gone);
   forget_failures_if_others_changed(view, memory);
   for (const GroupView& group : view.groups) {
     GroupMemory& m = memory.groups[group.id];
-    const bool switching = memory.under_way && memory.under_way->has(group.id);
-    if (!switching) {
+    if (!memory.is_switching(group.id)) {
       follow_admission(view, memory, group, m, news, now);
       follow_presence(view, memory, group, m, now);
     }
@@ -831,8 +816,8 @@ std::vector<TurnNews> look(const StageView& view, StageMemory& memory, Time now)
     follow_first_turn(memory, group, m, now);
   }
   check_promises(view, memory, news);
-  // While memory is on its way nobody knows what can leave.
-  if (memory.under_way || anything_moves(view)) return news;
+  // Else nobody knows what can leave.
+  if (!settled(view, memory)) return news;
   const Snapshot stage(view, memory, now);
   for (const Member& m : stage.all()) {
     const bool unfit = stage.waits(m) && !stage.could_come_in(m);
@@ -854,7 +839,7 @@ std::vector<std::pair<GroupId, FirstTurn>> first_turns(const StageView& view,
   for (const GroupView& group : view.groups) {
     const GroupMemory& m = memory.groups.at(group.id);
     const bool in = group.presence == Presence::kIn;
-    if (memory.under_way && memory.under_way->has(group.id)) continue;
+    if (memory.is_switching(group.id)) continue;
     if (group.first_turn == FirstTurn::kLapsed && group.has_ranks && (in || group.waiting))
       changes.emplace_back(group.id, FirstTurn::kDue);
     if (group.first_turn != FirstTurn::kDue || !m.first_turn) continue;
@@ -877,7 +862,7 @@ FirstTurn after_first_turn(const TurnRules& rules, const GroupView& group) {
 
 std::optional<Switch> decide(const StageView& view, StageMemory& memory, Time now) {
   // What is on its way by somebody else's wish is neither in nor out.
-  if (memory.under_way || anything_moves(view)) return std::nullopt;
+  if (!settled(view, memory)) return std::nullopt;
   Decision decision(view, memory, now);
   if (!decision.forced() && !decision.from_queue()) return std::nullopt;
   return decision.begin(memory);
@@ -919,8 +904,7 @@ Time wakeup(const StageView& view, const StageMemory& memory, Time now) {
   const Snapshot stage(view, memory, now);
   for (const GroupView& group : view.groups) {
     const auto m = memory.groups.find(group.id);
-    const bool switching = memory.under_way && memory.under_way->has(group.id);
-    if (m != memory.groups.end() && m->second.first_turn && !switching &&
+    if (m != memory.groups.end() && m->second.first_turn && !memory.is_switching(group.id) &&
         group.presence == Presence::kIn)
       consider(first_turn_ends(view, stage, group, m->second));
   }
@@ -956,10 +940,15 @@ Status can_wish(const StageView& view, const StageMemory& memory, GroupId id,
   return check_longest_waits(changed, all_terms(changed, memory), &*group);
 }
 
-bool waits(const StageView&, const StageMemory& memory, const GroupView& group) {
-  const auto m = memory.groups.find(group.id);
-  return m != memory.groups.end() && m->second.admitted && m->second.wants &&
-         place_of(memory, group, m->second) == TurnPlace::kOut;
+bool moving(const StageView& view, const StageMemory& memory) {
+  return memory.under_way ||
+         std::any_of(view.groups.begin(), view.groups.end(),
+                     [](const GroupView& each) { return each.presence == Presence::kMoves; });
+}
+
+bool waits(const StageMemory& memory, const GroupView& group) {
+  const GroupMemory* const m = memory.taker(group.id);
+  return m != nullptr && m->wants && place_of(memory, group, *m) == TurnPlace::kOut;
 }
 
 std::map<GroupId, Hindrance> hindrances(const StageView& view, const StageMemory& memory,
@@ -976,7 +965,7 @@ std::map<GroupId, Hindrance> hindrances(const StageView& view, const StageMemory
       its.kind = Kind::kMissing;
     } else if (m.memory->not_before > now) {
       its = {.kind = Kind::kFailed, .until = m.memory->not_before};
-    } else if (memory.under_way || anything_moves(view)) {
+    } else if (!settled(view, memory)) {
       its.kind = Kind::kSwitching;
     } else if (!stage.could_come_in(m)) {
       its = does_not_fit(view, stage, m);
@@ -999,10 +988,9 @@ std::map<GroupId, Hindrance> hindrances(const StageView& view, const StageMemory
 }
 
 std::string first_turn_end(const StageView& view, const StageMemory& memory, GroupId id, Time now) {
-  const auto group = std::find_if(view.groups.begin(), view.groups.end(),
-                                  [id](const GroupView& each) { return each.id == id; });
+  const GroupView* const group = view.find(id);
   const GroupMemory& m = memory.groups.at(id);
-  if (group == view.groups.end() || !m.first_turn) return {};
+  if (group == nullptr || !m.first_turn) return {};
   const Time ends = first_turn_ends(view, Snapshot(view, memory, now), *group, m);
   if (ends == kNever) return "its first turn has no limit";
   return "its first turn ends in " + rounded_duration(std::max(ends - now, Duration{}));
@@ -1023,11 +1011,8 @@ std::string describe(const StageView& view, const StageMemory& memory, GroupId g
       return {};
     case Hindrance::Kind::kSwitching:
       return "waits for the end of a switch or of an operation of a group of this stage";
-    case Hindrance::Kind::kMissing: {
-      const auto its = std::find_if(view.groups.begin(), view.groups.end(),
-                                    [group](const GroupView& each) { return each.id == group; });
-      return "waits for " + its->missing + " to reconnect";
-    }
+    case Hindrance::Kind::kMissing:
+      return "waits for " + view.find(group)->missing + " to reconnect";
     case Hindrance::Kind::kGrace:
       return "waits for the grace time of the stage, which ends" + in(hindrance.until);
     case Hindrance::Kind::kFailed: {

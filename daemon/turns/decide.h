@@ -73,7 +73,10 @@ Status can_wish(const StageView& view, const StageMemory& memory, GroupId group,
                 const TurnWishes& wishes);
 
 /// It takes turns, wants to run, and does not.
-bool waits(const StageView& view, const StageMemory& memory, const GroupView& group);
+bool waits(const StageMemory& memory, const GroupView& group);
+/// Memory is on its way, by a switch or by somebody else's operation, so it would be counted twice,
+/// or not at all.
+bool moving(const StageView& view, const StageMemory& memory);
 /// Of each group that waits: why. REQUIRES: look().
 std::map<GroupId, Hindrance> hindrances(const StageView& view, const StageMemory& memory, Time now);
 /// When its first turn ends if nothing happens, for people. REQUIRES: it has begun.

@@ -28,4 +28,15 @@ void Costs::add(Duration cost, bool whole) {
 
 Duration Costs::worst() const { return worst_of(whole_.empty() ? parts_ : whole_); }
 
+const GroupView* StageView::find(GroupId id) const {
+  const auto it = std::find_if(groups.begin(), groups.end(),
+                               [id](const GroupView& each) { return each.id == id; });
+  return it == groups.end() ? nullptr : &*it;
+}
+
+const GroupMemory* StageMemory::taker(GroupId id) const {
+  const auto it = groups.find(id);
+  return it != groups.end() && it->second.admitted ? &it->second : nullptr;
+}
+
 }  // namespace amem

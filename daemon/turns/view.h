@@ -82,6 +82,10 @@ struct StageView {
   const std::vector<StageDevice>& devices;
   DeviceBytes taken;              // by others than the groups that take turns
   std::vector<GroupView> groups;  // by id
+  bool seen = true;  // `taken` has been looked at since memory of the stage was last on its way
+
+  /// Null: it is not of the stage.
+  const GroupView* find(GroupId id) const;
 };
 
 /// Groups that leave and groups that come in, as one transaction.
@@ -129,6 +133,11 @@ struct GroupMemory {
 };
 
 struct StageMemory {
+  /// A switch of the group is under way.
+  bool is_switching(GroupId id) const { return under_way && under_way->has(id); }
+  /// Null: it takes no turns.
+  const GroupMemory* taker(GroupId id) const;
+
   std::map<GroupId, GroupMemory> groups;
   std::uint64_t joined = 0;
   std::uint64_t switches = 0;
