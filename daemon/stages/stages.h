@@ -143,8 +143,8 @@ class Stages {
     std::optional<LastSwitch> last = {};
     std::optional<EventLoop::TimerId> timer = {};
     bool due = false;                      // it is stepped in the next turn of the loop
-    std::map<GroupId, Time> runs = {};     // since when
-    std::map<GroupId, Time> waiting = {};  // likewise
+    std::map<GroupId, Time> runs = {};     // the groups that run, and since when
+    std::map<GroupId, Time> waiting = {};  // the groups that wait, and since when
     std::optional<Time> accounted = {};    // when figures were last brought up
   };
 

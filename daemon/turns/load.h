@@ -25,9 +25,9 @@ using DeviceShares = std::vector<DeviceShare>;
 DeviceShares running(const GroupView& group);
 /// What it needs to come in: as running(), and what its restore needs.
 DeviceShares coming(const GroupView& group);
-/// What is on the devices when it has left with all that can leave.
+/// What stays on the devices when the group has left.
 DeviceShares left_over(const GroupView& group);
-/// Of a group that is out: what is there still.
+/// What a group that is out still has on the devices.
 DeviceShares remaining(const GroupView& group);
 
 class StageLoad {

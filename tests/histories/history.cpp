@@ -543,12 +543,7 @@ Coroutine History::look_at_everything() {
   for (RankProcess& rank : ranks_)
     if (rank.lives()) rank.die();
   for (int i = 0; i < 20; ++i) co_await turn();
-  v1::NodeStatus status;
-  broker().status(Caller{}, status);
-  if (!status.groups().empty()) breaks("a group ends with its last rank");
-  if (status.pool().used_bytes() != 0) breaks("the pool is empty at the end");
-  for (const v1::DeviceStatus& device : status.devices())
-    if (device.brokered_bytes() != 0) breaks("the devices are empty at the end");
+  if (const std::string left = life_->left_over(); !left.empty()) breaks(left);
 }
 
 }  // namespace amem::histories

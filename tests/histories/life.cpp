@@ -44,4 +44,14 @@ std::string Life::begin() {
   return "";
 }
 
+std::string Life::left_over() const {
+  v1::NodeStatus status;
+  broker_->status(Caller{}, status);
+  if (!status.groups().empty()) return "a group ends with its last rank";
+  if (status.pool().used_bytes() != 0) return "the pool is empty at the end";
+  for (const v1::DeviceStatus& device : status.devices())
+    if (device.brokered_bytes() != 0) return "the devices are empty at the end";
+  return "";
+}
+
 }  // namespace amem::histories

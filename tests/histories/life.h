@@ -28,6 +28,8 @@ class Life {
   /// The holder has everything, so far as this life has come; not so while another is given it.
   void holder_ends() { is_kept_ = false; }
   bool is_kept() const { return is_kept_; }
+  /// REQUIRES: no rank lives. Groups, pool and devices are empty then.
+  std::string left_over() const;
   Broker& broker() { return *broker_; }
 
   EventLoop loop;

@@ -375,12 +375,7 @@ void StagePlayer::check_reason(const View& view, const v1::TurnInfo& info, bool 
 }
 
 void StagePlayer::check_end() {
-  v1::NodeStatus status;
-  broker().status(Caller{}, status);
-  if (!status.groups().empty()) breaks("a group ends with its last rank");
-  if (status.pool().used_bytes() != 0) breaks("the pool is empty at the end");
-  for (const v1::DeviceStatus& device : status.devices())
-    if (device.brokered_bytes() != 0) breaks("the devices are empty at the end");
+  if (const std::string left = life_->left_over(); !left.empty()) breaks(left);
 }
 
 }  // namespace amem::world

@@ -288,6 +288,24 @@ def test_a_group_that_only_starts_leaves_its_stage(two_that_start):
     assert lazy.alive()
 
 
+def test_a_group_that_was_taken_out_before_its_first_rank_starts_without_a_turn(two_that_start):
+    node, _lazy, late = two_that_start
+    node.ctl("stage", "late", "none")
+    another = Lazy(node, "late")
+    for program in (another, late):
+        program.go()
+        assert program.ask(f"plain {MIB}")["id"]
+
+
+def test_a_second_program_may_start_a_group_whose_first_one_ends(two_that_start):
+    node, lazy, _late = two_that_start
+    second = Lazy(node, "lazy")
+    eventually(lambda: turns(node)["lazy"]["pids"] == [lazy.pid, second.pid], what="amemd knows both")
+    lazy.kill()
+    second.go()
+    assert second.ask(f"plain {MIB}")["id"] and turn_of(node, "lazy") == "starts"
+
+
 def test_a_pause_holds_for_a_group_that_waits_for_its_start(two_that_start):
     node, lazy, late = two_that_start
     node.ctl("pause", "late")
