@@ -77,7 +77,7 @@ def node(node_with: Callable[..., Node]) -> Node:
 @pytest.fixture
 def stage(bare_node: Node) -> Iterator[Callable[..., Node]]:
     """Starts amemd with a stage of one GPU, with these flags and settings."""
-    def start(*flags: str, **settings: str) -> Node:
+    def start(*flags: str, **settings: Any) -> Node:
         return start_stage(bare_node, *flags, **settings)
 
     yield start
