@@ -307,8 +307,8 @@ void Group::tick(Time now) {
 Time Group::deepens_at() const {
   // What is paused partly is to come back soon.
   const bool counts = deadlines_.deepen > Duration::zero() && state_ == GroupState::kPaused &&
-                      !members_.empty() && !deep_ && !course_ && !interrupted_ && !memory_.awaited() &&
-                      !has_rest(Operation::kPause);
+                      !members_.empty() && !deep_ && !course_ && !interrupted_ &&
+                      !memory_.awaited() && !has_rest(Operation::kPause);
   return counts ? std::max(since_, overdue_) + deadlines_.deepen : kNever;
 }
 
