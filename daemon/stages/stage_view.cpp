@@ -39,9 +39,12 @@ Presence presence_of(const GroupEntry& group) {
       return Presence::kIn;
     case GroupState::kPaused:
       return group.paused_by_stage ? Presence::kOut : Presence::kHeld;
-    default:
-      return Presence::kMoves;
+    case GroupState::kPausing:
+      return Presence::kLeaves;
+    case GroupState::kResuming:
+      return Presence::kComes;
   }
+  return Presence::kLeaves;
 }
 
 std::uint64_t rest_of(const Node& node, const GroupEntry& group) {

@@ -21,12 +21,19 @@ std::string turn_of(const StageMemory& memory, const GroupView& group) {
     if (is(memory.under_way->out)) return "leaves";
     if (is(memory.under_way->in)) return "comes";
   }
-  // While an operation is under way, as before it.
-  const Presence presence =
-      group.presence == Presence::kMoves ? memory.groups.at(group.id).presence : group.presence;
-  if (presence == Presence::kHeld) return "paused";
-  if (presence != Presence::kOut) return group.first_turn == FirstTurn::kDue ? "starts" : "runs";
-  return waits(memory, group) ? "waits" : "idle";
+  switch (group.presence) {
+    case Presence::kIn:
+      return group.first_turn == FirstTurn::kDue ? "starts" : "runs";
+    case Presence::kOut:
+      return waits(memory, group) ? "waits" : "idle";
+    case Presence::kHeld:
+      return "paused";
+    case Presence::kLeaves:
+      return "leaves";
+    case Presence::kComes:
+      return "comes";
+  }
+  return "";
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ TurnPlace place_of(const StageMemory& memory, const GroupView& group, const Grou
       return TurnPlace::kOut;
     case Presence::kHeld:
       return TurnPlace::kHeld;
-    case Presence::kMoves:
+    case Presence::kLeaves:
+    case Presence::kComes:
       break;
   }
   return m.presence == Presence::kIn ? TurnPlace::kIn : TurnPlace::kHeld;
@@ -640,7 +641,7 @@ void arrive(GroupMemory& m, Time now) {
 
 void follow_presence(const StageView& view, const StageMemory& memory, const GroupView& group,
                      GroupMemory& m, Time now) {
-  if (group.presence == Presence::kMoves) return;
+  if (moves(group.presence)) return;
   m.has_rest = std::any_of(group.on.begin(), group.on.end(),
                            [](const Footprint& on) { return on.rest > 0; });
   if (group.presence == m.presence) return;
@@ -742,7 +743,9 @@ void follow_admission(const StageView& view, StageMemory& memory, const GroupVie
   if (!std::exchange(m.refusal, {}).empty())
     news.push_back({group.id, "takes turns in stage '" + view.name + "' again", false});
   m.joined = ++memory.joined;
-  m.presence = group.presence == Presence::kMoves ? Presence::kIn : group.presence;
+  m.presence = group.presence == Presence::kLeaves  ? Presence::kIn
+               : group.presence == Presence::kComes ? Presence::kOut
+                                                    : group.presence;
   m.worked = now;
   m.wants = false;
   m.asked.reset();
@@ -943,7 +946,7 @@ Status can_wish(const StageView& view, const StageMemory& memory, GroupId id,
 bool moving(const StageView& view, const StageMemory& memory) {
   return memory.under_way ||
          std::any_of(view.groups.begin(), view.groups.end(),
-                     [](const GroupView& each) { return each.presence == Presence::kMoves; });
+                     [](const GroupView& each) { return moves(each.presence); });
 }
 
 bool waits(const StageMemory& memory, const GroupView& group) {

@@ -33,11 +33,17 @@ struct Footprint {
 };
 
 enum class Presence : std::uint8_t {
-  kIn,     // it runs
-  kOut,    // its stage has paused it
-  kHeld,   // an operator has, or its own ranks: nobody else resumes it
-  kMoves,  // an operation of somebody else is under way on all of it
+  kIn,    // it runs
+  kOut,   // its stage has paused it
+  kHeld,  // an operator has, or its own ranks: nobody else resumes it
+  // An operation is under way on all of it, its stage's or somebody else's.
+  kLeaves,
+  kComes,
 };
+
+constexpr bool moves(Presence presence) {
+  return presence == Presence::kLeaves || presence == Presence::kComes;
+}
 
 /// The first turn of a group is of all devices that its processes see.
 enum class FirstTurn : std::uint8_t {

@@ -252,6 +252,16 @@ void StagePlayer::say_all() const {
   }
 }
 
+namespace {
+
+bool contradicts(const std::string& turn, v1::GroupState state) {
+  if (turn == "runs" || turn == "starts") return state != v1::GROUP_STATE_RUNNING;
+  if (turn == "waits" || turn == "idle" || turn == "paused") return state != v1::GROUP_STATE_PAUSED;
+  return false;
+}
+
+}  // namespace
+
 void StagePlayer::check_waits(const View& view) {
   const TurnRules& rules = trace_.stage.rules;
   const Duration residency = trace_.stage.min_residency.value_or(kMostResidency);
@@ -264,6 +274,10 @@ void StagePlayer::check_waits(const View& view) {
   for (const auto& [name, info] : view.infos) {
     const std::string& turn = info.turn();
     moves = moves || turn == "comes" || turn == "leaves";
+    const auto group = view.groups.find(name);
+    if (group != view.groups.end() && contradicts(turn, group->second.state()))
+      breaks("a turn is where the group is, but group " + name + " '" + turn + "' while it is " +
+             v1::GroupState_Name(group->second.state()));
     if (turn == "runs" || turn == "starts") {
       worked = std::max(worked, find(name)->worked);
       works = works || has_work(name) || info.leased() || find(name)->leasing ||

@@ -96,6 +96,11 @@ TEST_F(StageViewTest, OfAGroupThatIsOutTheRestCanLeave) {
   EXPECT_EQ(see(1).on[1].restore, kMiB);
 }
 
+TEST_F(StageViewTest, AGroupInAnOperationLeavesOrComes) {
+  EXPECT_EQ(presence_of(group(1, GroupState::kPausing)), Presence::kLeaves);
+  EXPECT_EQ(presence_of(group(2, GroupState::kResuming)), Presence::kComes);
+}
+
 TEST_F(StageViewTest, WhatGuestsHaveOpenStaysByTheNodesPolicy) {
   group(1);
   Allocation& a = allocate(1, 16);
