@@ -14,13 +14,8 @@ std::uint64_t ms(Duration duration) { return to_us(std::max(duration, Duration{}
 /// As TurnInfo::turn.
 std::string turn_of(const StageMemory& memory, const GroupView& group) {
   if (!memory.groups.at(group.id).admitted) return "apart";
-  if (memory.under_way) {
-    const auto is = [&](const std::vector<GroupId>& ids) {
-      return std::find(ids.begin(), ids.end(), group.id) != ids.end();
-    };
-    if (is(memory.under_way->out)) return "leaves";
-    if (is(memory.under_way->in)) return "comes";
-  }
+  if (memory.under_way && memory.under_way->leaves(group.id)) return "leaves";
+  if (memory.under_way && memory.under_way->comes(group.id)) return "comes";
   switch (group.presence) {
     case Presence::kIn:
       return group.first_turn == FirstTurn::kDue ? "starts" : "runs";

@@ -77,6 +77,8 @@ bool waits(const StageMemory& memory, const GroupView& group);
 /// Memory is on its way, by a switch or by somebody else's operation, so it would be counted twice,
 /// or not at all.
 bool moving(const StageView& view, const StageMemory& memory);
+/// No memory is on its way, and what others have is known: what can come in can be told.
+bool settled(const StageView& view, const StageMemory& memory);
 /// Of each group that waits: why. REQUIRES: look().
 std::map<GroupId, Hindrance> hindrances(const StageView& view, const StageMemory& memory, Time now);
 /// When its first turn ends if nothing happens, for people. REQUIRES: it has begun.

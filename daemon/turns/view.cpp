@@ -13,12 +13,14 @@ Duration worst_of(const std::deque<Duration>& costs) {
   return it == costs.end() ? Duration{} : std::min<Duration>(*it, kLongestTurnTime);
 }
 
+bool contains(const std::vector<GroupId>& groups, GroupId id) {
+  return std::find(groups.begin(), groups.end(), id) != groups.end();
+}
+
 }  // namespace
 
-bool Switch::has(GroupId id) const {
-  return std::find(out.begin(), out.end(), id) != out.end() ||
-         std::find(in.begin(), in.end(), id) != in.end();
-}
+bool Switch::leaves(GroupId id) const { return contains(out, id); }
+bool Switch::comes(GroupId id) const { return contains(in, id); }
 
 void Costs::add(Duration cost, bool whole) {
   std::deque<Duration>& costs = whole ? whole_ : parts_;

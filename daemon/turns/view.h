@@ -102,7 +102,9 @@ struct Switch {
   std::string why;                                         // for people
   std::map<GroupId, std::vector<std::string>> parts = {};  // only these tags of the group leave
 
-  bool has(GroupId id) const;
+  bool leaves(GroupId id) const;
+  bool comes(GroupId id) const;
+  bool has(GroupId id) const { return leaves(id) || comes(id); }
 };
 
 /// The last costs of switches, and the worst of them. Costs of parts count only while nothing else
