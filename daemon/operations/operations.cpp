@@ -257,8 +257,12 @@ void Operations::deepen(GroupId id) {
   const std::string& name = found->second.machine.name();
   Task task(Operation::kPause);
   task.deep = true;
-  // Somebody may have asked for something in between.
+  // Somebody may have asked for something in between, such as a swap that brings it in later.
   if (found->second.machine.state() != GroupState::kPaused) return;
+  for (const auto& [other, running] : running_)
+    if (running.request != nullptr &&
+        std::count(running.request->groups.begin(), running.request->groups.end(), id) > 0)
+      return;
   if (const Status status = check({{id, name}}, task); !status.ok())
     return spdlog::warn("group '{}': deep.after: {}", name, status.text());
   // Refused for good: a first try has said so.

@@ -137,11 +137,12 @@ void Stages::report(const Caller& caller, Stage& stage, v1::StageInfo& info) {
       note = "no rank has come yet; " + first_turn_end(view, stage.memory, its.id, now);
     if (const std::string& lost = group.machine.lost(); !lost.empty())
       note += (note.empty() ? "" : "; ") + lost;
-    const std::string seen = without_unseen_names(node_, caller, note);
-    const bool failed = memory.failures > 0 && memory.not_before > now;
     // The error is of all groups of the switch, with their ranks.
-    each.set_note(failed && seen != note ? "its switch with another owner's group has failed"
-                                         : seen);
+    const bool failed = memory.failures > 0 && memory.not_before > now;
+    const bool sees_all = caller.sees_all || caller.operates;
+    each.set_note(failed && memory.failed_with_others && !sees_all
+                      ? "its switch with another owner's group has failed"
+                      : without_unseen_names(node_, caller, note));
     each.set_failures(memory.failures);
     for (const pid_t pid : waits_.pids(its.id)) each.add_pids(pid);
     for (const std::string& tag : its.wishes.leave_first) each.add_leave_first(tag);

@@ -73,6 +73,10 @@ class Decision {
         begun.why += "; " + m->group->call + " waits";
       if (m->starts() && !m->group->has_ranks) memory.last_start[m->group->owner] = now_;
     }
+    std::set<std::uint64_t> owners;
+    for (const auto* members : {&out_, &in_})
+      for (const StageMember* m : *members) owners.insert(m->group->owner);
+    begun.several_owners = owners.size() > 1;
     note_first_of_others(memory);
     memory.under_way = begun;
     return begun;

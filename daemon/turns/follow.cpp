@@ -147,11 +147,13 @@ void follow_first_turn(const StageMemory& memory, const GroupView& group, GroupM
   m.busy = std::max(m.busy, at_work(group) ? now : group.worked);
 }
 
-void fail(const TurnRules& rules, GroupMemory& m, const std::string& why, Time now) {
+void fail(const TurnRules& rules, GroupMemory& m, const std::string& why, bool with_others,
+          Time now) {
   Duration wait = rules.first_retry;
   for (std::uint32_t i = 0; i < m.failures && wait < rules.last_retry; ++i) wait *= 2;
   ++m.failures;
   m.failure = why;
+  m.failed_with_others = with_others;
   m.not_before = later(now, std::min(wait, rules.last_retry));
 }
 
@@ -309,7 +311,7 @@ void switched(const StageView& view, StageMemory& memory, const Status& status, 
       // One that has left and is not in was not what failed. One that has not left has not ended
       // its turn.
       const bool rest = m.presence != Presence::kIn;
-      if (came || in || rest) fail(view.rules, m, status.text(), now);
+      if (came || in || rest) fail(view.rules, m, status.text(), ended.several_owners, now);
       m.presence = in ? Presence::kIn : Presence::kOut;
     }
   }

@@ -101,6 +101,7 @@ struct Switch {
   std::vector<GroupId> in;
   std::string why;                                         // for people
   std::map<GroupId, std::vector<std::string>> parts = {};  // only these tags of the group leave
+  bool several_owners = false;                             // have these groups
 
   bool leaves(GroupId id) const;
   bool comes(GroupId id) const;
@@ -132,6 +133,7 @@ struct GroupMemory {
   Time worked{};                        // it last had work
   std::uint32_t failures = 0;           // of switches, in a row
   std::string failure = {};             // the last one
+  bool failed_with_others = false;      // likewise: the switch was of several owners
   Time not_before{};                    // it is left alone until then, after a failure
   bool unfit = false;                   // it waits, and could not come in if all others had left
   std::optional<Time> first_turn = {};  // its first turn began
