@@ -110,6 +110,8 @@ NodeConfig ReadConfig() {
   char id[17];
   snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(Fnv1a(config.dir)));
   config.id = id;
+  const char* const name = getenv("AMEM_SIM_NAME");
+  config.name = name != nullptr ? name : config.id;
   config.devices = Devices();
   config.memory = Bytes("AMEM_SIM_MEMORY", uint64_t{1} << 30);
   config.granularity = Bytes("AMEM_SIM_GRANULARITY", uint64_t{2} << 20);
@@ -178,7 +180,7 @@ const NodeConfig& Node() {
 }
 
 Uuid DeviceUuid(int physical) {
-  const std::string name = Node().id + "/gpu" + std::to_string(physical);
+  const std::string name = Node().name + "/gpu" + std::to_string(physical);
   const uint64_t high = Fnv1a(name);
   const uint64_t low = Fnv1a(name, high | 1);
   Uuid uuid{};
