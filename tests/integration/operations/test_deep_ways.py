@@ -1,5 +1,6 @@
 """The ways to a deep pause other than `amemctl pause --deep`: from inside, by a swap, and by the setting deep.after."""
 import json
+import signal
 import time
 
 import pytest
@@ -234,6 +235,21 @@ def test_what_the_ranks_have_paused_is_theirs(deep_node):
     all_ask(ranks, "resume heap")
     for rank in ranks:
         rank.verify()
+
+
+def test_a_group_that_a_swap_brings_in_stays_as_it_is(deep_node):
+    """The other one is slow to leave."""
+    groups = two_groups(deep_node, "--deep-after", "2s")
+    deep_node.ctl("swap", "train", "rollout")
+    deep_node.ctl("swap", "rollout", "train")
+    groups["train"][0].puppet.signal(signal.SIGSTOP)
+    swap = deep_node.ctl.start("swap", "train", "rollout")
+    swap.wait_phase("quiesce")
+    time.sleep(patience(3))
+    assert not is_deep(deep_node, "rollout")
+    groups["train"][0].puppet.signal(signal.SIGCONT)
+    assert swap.finish().code == 0
+    verify(groups["rollout"])
 
 
 def test_a_try_that_fails_is_repeated(deep_node):
