@@ -4,13 +4,8 @@ import pytest
 
 from sim_node import MIB, Program, eventually
 
-ECC_UNCORRECTABLE, UNKNOWN = 214, 999
-OF_A_RANK = ("cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuCtxSynchronize")
+UNKNOWN = 999
 SIZE = 16 * MIB
-
-
-def lose(rank):
-    rank.faults(*[f"{call}:*:{ECC_UNCORRECTABLE}" for call in OF_A_RANK])
 
 
 def two_jobs(node):
@@ -34,7 +29,7 @@ def test_its_ranks_lose_it_while_groups_are_paused(node):
     lost, other = two_jobs(node)
     node.ctl("pause", "lost")
     node.ctl("pause", "other")
-    lose(lost)
+    lost.lose_device()
     for _ in range(2):  # another try changes nothing
         answer = node.ctl.try_("resume", "lost")
         assert answer.code == 1, answer
@@ -67,7 +62,7 @@ def test_the_next_amemd_has_what_is_paused(bare_node):
     lost, other = two_jobs(node)
     node.ctl("pause", "lost")
     node.ctl("pause", "other")
-    lose(lost)
+    lost.lose_device()
     node.broker.kill()
     node.start_broker(name="next")
     assert node.ctl.try_("resume", "lost").code == 1
@@ -78,7 +73,7 @@ def test_the_next_amemd_has_what_is_paused(bare_node):
 
 def test_a_running_group_that_loses_it_cannot_be_paused(node):
     lost, other = two_jobs(node)
-    lose(lost)
+    lost.lose_device()
     answer = node.ctl.try_("pause", "lost")
     assert answer.code == 1 and "CUDA_ERROR_ECC_UNCORRECTABLE" in answer.error, answer
     assert node.ctl.state("lost") == "running" and node.ctl.status()["pool"]["used_bytes"] == 0

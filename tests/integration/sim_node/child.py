@@ -15,6 +15,10 @@ from typing import IO, Any, TypeVar
 T = TypeVar("T")
 
 
+# Calls that touch a device's memory, or wait for its work.
+OF_A_DEVICE = ("cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuCtxSynchronize")
+
+
 class Died(Exception):
     """The process ended while something was expected of it."""
 
@@ -106,6 +110,10 @@ class Child:
         with open(self._fault_file + ".new", "w") as file:
             file.write("\n".join(rules))
         os.rename(self._fault_file + ".new", self._fault_file)
+
+    def lose_device(self) -> None:
+        """Its calls fail from now on as those on a lost device do, with CUDA_ERROR_ECC_UNCORRECTABLE."""
+        self.faults(*[f"{call}:*:214" for call in OF_A_DEVICE])
 
     def line(self, deadline: float = 20, stream: str = "out") -> str:
         """The next line."""

@@ -9,13 +9,6 @@ from sim_node.ctl import WRONG_STATE
 from sim_node.stage import HAS_FAILED, WAITS_FOR, Tenant, eventually_turns, explained, let_go, stage_of, turns
 
 QUICK = {"policy": "demand", "grace": "50ms", "idle": "300ms", "memory": 64 * MIB}
-ECC_UNCORRECTABLE = 214
-OF_A_DEVICE = ("cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuCtxSynchronize")
-
-
-def lose(tenant):
-    """Its process's calls fail as those on a lost device do."""
-    tenant.puppet.faults(*[f"{call}:*:{ECC_UNCORRECTABLE}" for call in OF_A_DEVICE])
 
 
 @pytest.fixture
@@ -80,7 +73,7 @@ def test_a_rank_that_dies_while_its_group_is_paused(pair_of, by):
 
 def test_a_group_that_has_lost_its_device_does_not_come_in(pair_of):
     node, broken, train = pair_of("broken", "train")
-    lose(broken)
+    broken.puppet.lose_device()
     broken.asks()
     said = eventually_turns(node, lambda said: said["broken"]["failures"] >= 2, "it has failed twice")["broken"]
     assert said["turn"] in ("waits", "comes")
@@ -97,7 +90,7 @@ def test_a_group_that_has_lost_its_device_does_not_come_in(pair_of):
 
 def test_a_group_that_has_lost_its_device_does_not_leave(pair_of):
     node, train, broken = pair_of("train", "broken")
-    lose(broken)
+    broken.puppet.lose_device()
     train.asks()
     said = eventually_turns(node, lambda said: said["broken"]["failures"] >= 1 and "broken" in said["train"]["note"], "it is told who does not leave")
     assert said["train"]["turn"] == "waits" and said["broken"]["turn"] == "runs"

@@ -1,5 +1,6 @@
 """A stage of several users: who may use it, what one of them can take from the others, and what the others are told."""
 import os
+import re
 import time
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from sim_node import MIB, as_user, eventually, patience
 from sim_node.calls import Calls, effective
 from sim_node.ctl import NOT_FOUND, PERMISSION
-from sim_node.stage import DOES_NOT_FIT, WAITS_FOR, Lazy, Tenant, await_look, eventually_turns, let_go, turns
+from sim_node.stage import DOES_NOT_FIT, HAS_FAILED, WAITS_FOR, Lazy, Tenant, await_look, eventually_turns, let_go, turns
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users")
 
@@ -218,3 +219,28 @@ def test_texts_name_no_group_of_another_owner(shared):
     watch.kill()
     said.append(watch.output("out"))
     assert all(word not in str(each) for word in ("secret", "hidden") for each in said)
+
+
+def test_the_error_of_a_switch_is_for_those_who_may_see_its_groups(shared):
+    """Also once one of these has ended."""
+    node = shared(**BESIDE)
+    his = Tenant(node, "his", 40 * MIB, prefix=member(BOB))
+    node.ctl("pause", "his")
+    secret = Tenant(node, "secret", 30 * MIB)
+    let_go(node, "his")
+    secret.puppet.lose_device()
+    his.asks()
+    eventually(lambda: his.turn["failures"] >= 2, what="the switch has failed twice")
+    assert "secret" in his.turn["note"], "an operator sees why"
+    roots = re.compile(rf"secret|\b{secret.puppet.pid}\b")
+
+    def reads():
+        note = seen_by(node, BOB)["his"]["note"]
+        assert not roots.search(note), note
+        return note
+
+    assert HAS_FAILED in reads()
+    secret.puppet.kill()
+    eventually(lambda: list(turns(node)) == ["his"], what="root's group has ended")
+    assert HAS_FAILED in reads()
+    eventually(lambda: not reads(), what="his group comes in")
