@@ -355,6 +355,9 @@ void StagePlayer::handle_next(Program& program) {
               (mood == Mood::kFails ? " fails at " : " does not answer ") +
               program.rank.next_command());
         program.rank.handle(mood);
+        if (mood == Mood::kFails)  // as the shim does four times a second
+          after(dice_.between(milliseconds(250), milliseconds(2000)),
+                [&program] { program.rank.drop_leftovers(); });
         handle_next(program);
         look(program);
       });
