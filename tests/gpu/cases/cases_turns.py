@@ -30,22 +30,31 @@ KILL_SPREAD_S = 1.2
 
 
 @contextlib.contextmanager
-def stage_broker(bench, pool_mib, margin_mib, **settings):
+def stage_broker(bench, pool_mib, margin_mib, *flags, **settings):
     """A broker with a stage of the first GPU that CUDA shows here. No other case gets it. Groups start alone, one after the other,
-    and say when they have started: nothing here depends on how long a start pauses."""
+    and say when they have started: nothing here depends on how long a start pauses. `flags`: amemd's."""
     settings = {"start_idle": "10m", **settings}
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     path = bench.folder / "amemd.toml"
     lines = [f"[stage.{STAGE}]", f"devices = [{gpu if gpu.isdigit() else json.dumps(gpu)}]", f'margin = "{margin_mib}MiB"',
              *(f'{key} = "{value}"' for key, value in settings.items())]
     path.write_text("\n".join(lines) + "\n")
-    yield bench.broker_with(f"{pool_mib}MiB", "--config", path)
+    yield bench.broker_with(f"{pool_mib}MiB", "--config", path, *flags)
     bench.stop_broker()
 
 
-def stage_of(broker):
+def the_stage(broker):
     [stage] = json.loads(broker.amemctl("turns", "--json"))["stages"]
-    running = [each["group"] for each in stage["groups"] if each["turn"] in ("starts", "runs", "leaves")]
+    return stage
+
+
+def running_in(stage):
+    return [each["group"] for each in stage["groups"] if each["turn"] in ("starts", "runs", "leaves")]
+
+
+def stage_of(broker):
+    stage = the_stage(broker)
+    running = running_in(stage)
     if len(running) > 1:
         raise Failure(f"{' and '.join(running)} run at the same time, and no two of the groups fit")
     return stage
@@ -69,7 +78,8 @@ class Rank:
     def __init__(self, bench, role, group, mib, *arguments, **how):
         self.group = group
         tag = f"{len(bench.started)}-{group}"
-        self.progress, self.stop_file, self.work, self.started = (bench.folder / f"{tag}.{name}" for name in ("progress", "stop", "work", "started"))
+        folder = how.pop("folder", bench.folder)
+        self.progress, self.stop_file, self.work, self.started = (folder / f"{tag}.{name}" for name in ("progress", "stop", "work", "started"))
         if how.get("shim", True):
             how = {"scope": "heap", "env": {"AMEM_STAGE": STAGE, "AMEM_REQUIRED": "1"}, **how}
         self.program = bench.python_script("turns_rank.py", role, "--mib", mib, "--progress", self.progress, "--stop-file", self.stop_file,
@@ -135,9 +145,9 @@ def no_two_fit(broker, bench, count, leave_mib):
 
 
 @contextlib.contextmanager
-def fills(bench, leave_mib):
-    """A program without amem takes the rest of the GPU meanwhile."""
-    filler = Rank(bench, "fill", "fill", 0, "--leave-mib", leave_mib, shim=False)
+def fills(bench, leave_mib=0, take_mib=0):
+    """A program without amem takes so much of the GPU meanwhile, or all but so much of what is free."""
+    filler = Rank(bench, "fill", "fill", take_mib, "--leave-mib", leave_mib, shim=False)
     wait_until(lambda: filler.steps() == 1, "the rest of the GPU is taken", START_S)
     yield
     filler.stop_file.touch()

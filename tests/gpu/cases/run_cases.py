@@ -21,6 +21,7 @@ import cases_nccl  # noqa: E402, F401
 import cases_nodes  # noqa: E402, F401
 import cases_nvls  # noqa: E402, F401
 import cases_restart  # noqa: E402, F401
+import cases_space  # noqa: E402, F401
 import cases_torch  # noqa: E402, F401
 import cases_turns  # noqa: E402, F401
 import cases_vllm  # noqa: E402, F401
@@ -112,8 +113,8 @@ class Bench:
         broker, self.running_broker = self.running_broker, None
         return broker.stop() if broker is not None else None
 
-    def start(self, argv, group="train", shim=True, preload=False, env=None, scope=None):
-        """`shim`: under the shim, by amemctl run; `preload`: by LD_PRELOAD, without a broker."""
+    def start(self, argv, group="train", shim=True, preload=False, env=None, scope=None, prefix=()):
+        """`shim`: under the shim, by amemctl run; `preload`: by LD_PRELOAD, without a broker. `prefix`: a command that starts it."""
         environment = {**self.environment, **(env or {})}
         if preload:
             environment["LD_PRELOAD"] = str(self.prefix / "lib" / "libamem_shim.so")
@@ -123,7 +124,7 @@ class Bench:
             scope = ["--scope", scope] if scope else []
             argv = [self.prefix / "bin" / "amemctl", "run", "--group", group, *scope, "--", *argv]
         number = len(self.started)
-        program = Program(argv, environment, self.folder / f"{number}-{group}.out",
+        program = Program([*prefix, *argv], environment, self.folder / f"{number}-{group}.out",
                           self.folder / f"{number}-{group}.err", self.marker)
         self.started.append(program)
         return program

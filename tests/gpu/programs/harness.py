@@ -246,8 +246,8 @@ class Broker:
         return subprocess.Popen([str(self.ctl), *arguments], env=self.environment, stdout=subprocess.DEVNULL,
                                 stderr=subprocess.DEVNULL)
 
-    def amemctl(self, *arguments, limit=60):
-        done = subprocess.run([str(self.ctl), *arguments], env=self.environment, text=True, check=False,
+    def amemctl(self, *arguments, limit=60, prefix=()):
+        done = subprocess.run([*prefix, str(self.ctl), *arguments], env=self.environment, text=True, check=False,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=limit)
         if done.returncode != 0:
             raise Failure(f"amemctl {' '.join(arguments)} ended with {done.returncode}: "

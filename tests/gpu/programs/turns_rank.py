@@ -4,9 +4,10 @@
     amemctl run --group train --scope heap --stage night -- python3 turns_rank.py busy --mib 4096 --progress FILE --stop-file FILE
     python3 turns_rank.py fill --leave-mib 2048 --progress FILE --stop-file FILE        without amem
 
-busy works without end, and serve as often as the number in the file --work says. train and rollout are the halves of an RL loop: each
+busy works without end, and serve as often as the number in the file --work says. --lend shares memory besides by CUDA IPC, and --borrow
+opens what another one lends. train and rollout are the halves of an RL loop: each
 iteration of one needs what the other has computed, by files in --folder. With --turns lease each takes its turns itself, with
---turns told it waits for a file, and with --turns none it computes at once. fill takes a GPU's memory but for --leave-mib. Prints a
+--turns told it waits for a file, and with --turns none it computes at once. fill takes --mib of a GPU's memory, or with 0 all that is free but for --leave-mib. Prints a
 JSON object with a checksum of all bytes. Exit status: 0 all right, 1 a check failed.
 """
 
@@ -26,6 +27,10 @@ import bare_driver
 
 MIB = 1 << 20
 POLL_S = 0.005
+
+
+class IpcHandle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
 
 
 class Driver(bare_driver.Driver):
@@ -54,6 +59,17 @@ class Driver(bare_driver.Driver):
 
     def wait(self):
         self.call("cuCtxSynchronize")
+
+    def lend(self, address):
+        handle = IpcHandle()
+        self.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
+        return bytes(handle)
+
+    def borrow(self, handle):
+        address = ctypes.c_uint64()
+        lazily = ctypes.c_uint(1)
+        self.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), IpcHandle.from_buffer_copy(handle), lazily)
+        return address.value
 
 
 class Memory:
@@ -95,6 +111,28 @@ class Memory:
         return crc
 
 
+class Shared:
+    """Memory that one program lends and another one opens at its first step. Its bytes do not change."""
+
+    WORD = 0x5EED1E55
+
+    def __init__(self, driver, mib, lend, borrow):
+        self.driver, self.size, self.borrow, self.address = driver, mib * MIB, borrow, None
+        if lend:
+            self.address = driver.allocate(self.size)
+            driver.set(self.address, self.WORD, self.size)
+            driver.wait()
+            lend.write_bytes(driver.lend(self.address))
+
+    def check(self):
+        if self.address is None:
+            self.address = self.driver.borrow(self.borrow.read_bytes())
+        for at in (0, random.randrange(self.size // 4) * 4, self.size - 4):
+            found = int.from_bytes(self.driver.read(self.address + at, 4), "little")
+            if found != self.WORD:
+                sys.exit(f"FAILED: {found:#x} in the shared memory at {at}")
+
+
 def write_whole(path, text):
     new = path.with_name(path.name + ".new")
     new.write_text(str(text), encoding="ascii")
@@ -115,7 +153,7 @@ def wait_for(path):
     return number_in(path)
 
 
-def work(options, memory):
+def work(options, memory, shared):
     """busy, serve: the number of steps."""
     done = 0
     while not options.stop_file.exists():
@@ -123,6 +161,8 @@ def work(options, memory):
             time.sleep(POLL_S)
             continue
         memory.step(done)
+        if shared:
+            shared.check()
         done += 1
         write_whole(options.progress, done)
     return {"iterations": done}
@@ -164,7 +204,7 @@ def half_of_a_loop(options, memory):
 
 def fill(options, driver):
     left = driver.free_bytes() - options.leave_mib * MIB
-    size = left // (2 * MIB) * (2 * MIB)
+    size = options.mib * MIB or left // (2 * MIB) * (2 * MIB)
     if size > 0:
         driver.allocate(size)
     write_whole(options.progress, 1)
@@ -181,8 +221,9 @@ def main():
         report = fill(options, driver)
     else:
         memory = Memory(driver, options.mib)
+        shared = Shared(driver, options.shared_mib, options.lend, options.borrow) if options.shared_mib else None
         write_whole(options.started, 1)
-        report = half_of_a_loop(options, memory) if options.role in ("train", "rollout") else work(options, memory)
+        report = half_of_a_loop(options, memory) if options.role in ("train", "rollout") else work(options, memory, shared)
         if "final" not in report:
             report["final"] = memory.checksum()
     print(json.dumps({"program": "turns_rank", **report}), flush=True)
@@ -192,6 +233,9 @@ def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("role", choices=("busy", "serve", "train", "rollout", "fill"))
     parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--shared-mib", type=int, default=0, help="of memory beside --mib, with --lend or --borrow")
+    parser.add_argument("--lend", type=pathlib.Path, help="file for the handle of memory that another program opens")
+    parser.add_argument("--borrow", type=pathlib.Path, help="file with the handle of memory that another program lends")
     parser.add_argument("--leave-mib", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--turns", choices=("lease", "told", "none"), default="none")
