@@ -94,7 +94,8 @@ Ground::Ground() {
   require(::mkdtemp(dir_.data()) != nullptr, "a folder is made");
   const std::pair<const char*, std::string> settings[] = {
       {"AMEM_SIM_DIR", dir_ + "/sim"},
-      {"AMEM_SIM_NAME", "ground"},  // the UUIDs, by which amemd sorts devices, are the same each time
+      {"AMEM_SIM_NAME",
+       "ground"},  // the UUIDs, by which amemd sorts devices, are the same each time
       {"AMEM_SIM_DEVICES", std::to_string(ground_shape.devices)},
       {"AMEM_SIM_MEMORY", std::to_string(ground_shape.memory)},
       {"AMEM_SIM_GRANULARITY", "4096"},
