@@ -103,10 +103,11 @@ std::string ResumeOperation::lack_for_restore(const Workers::Uses& uses) const {
   return {};
 }
 
-bool ResumeOperation::waits_for_restore(const std::function<void()>& again) {
+bool ResumeOperation::waits_for_restore(const std::vector<GroupId>& groups,
+                                        const std::function<void()>& again) {
   // For each slice that is created, so without a look at all allocations where nobody restores.
   if (!means_.restore_space.any_held()) return false;
-  const BytesByDevice needed = needs_of({group_.id}, what_);
+  const BytesByDevice needed = needs_of(groups, what_);
   if (std::none_of(needed.begin(), needed.end(),
                    [this](const auto& each) { return means_.restore_space.held(each.first); }))
     return false;
@@ -126,11 +127,13 @@ void ResumeOperation::run(const action::Admit&) {
   // Else the next amemd would not know that this has begun to change what the ranks have.
   if (Status status = means_.node.records.write(group_); !status.ok())
     return group_.machine.tell(event::Admitted{status}, Clock::now());
+  // What those have made meanwhile that were admitted first would count as somebody else's.
+  if (exchange_.admitted) return group_.machine.tell(event::Admitted{check_opened()}, Clock::now());
   look_at_devices();
 }
 
 void ResumeOperation::look_at_devices() {
-  if (waits_for_restore([this] { look_at_devices(); })) return;
+  if (waits_for_restore(exchange_.arriving, [this] { look_at_devices(); })) return;
   std::set<DeviceUuid> devices;
   for (const auto& [uuid, bytes] : needs_of(exchange_.arriving, what_)) devices.insert(uuid);
   BytesByDevice leaves = exchange_.closing;
@@ -145,7 +148,7 @@ void ResumeOperation::look_at_devices() {
       [&means = means_, devices, answer] { means.workers.look(devices, answer); });
 }
 
-/// Asks for all that come in together: one for which there is no space comes back with none.
+/// For all that come in together: one for which there is no space comes back with none.
 void ResumeOperation::admit(const Workers::Uses& uses, const BytesByDevice& leaves) {
   std::string missing;
   for (const auto& [uuid, bytes] : needs_of(exchange_.arriving, what_)) {
@@ -171,6 +174,7 @@ void ResumeOperation::admit(const Workers::Uses& uses, const BytesByDevice& leav
   if (!missing.empty())
     status = {Code::kResourceExhausted,
               missing + ". Pause the group or end the process that uses the device"};
+  exchange_.admitted = missing.empty();
   group_.machine.tell(event::Admitted{status}, Clock::now());
 }
 
@@ -223,7 +227,7 @@ void ResumeOperation::create_more() {
   const auto again = [this] {
     if (creates()) create_more();
   };
-  if (!creation_.done() && waits_for_restore(again)) return;
+  if (!creation_.done() && waits_for_restore({group_.id}, again)) return;
   // One that is done, and one that waits, for each device.
   const std::size_t most = 2 * means_.devices.all().size();
   while (under_way_ < most) {

@@ -57,6 +57,7 @@ struct Exchange {
   std::map<GroupId, Selection> parts = {};     // of those that leave, if it is not everything
   std::vector<ResumeOperation*> resumes = {};  // under way
   BytesByDevice closing = {};                  // have left their group, and not their device yet
+  bool admitted = false;   // there was space for all that arrive, when the first of them asked
   Headroom headroom = {};  // for all that arrive together; unlimited once no group leaves
 
   bool leaves(GroupId group, const std::string& tag) const {
