@@ -52,12 +52,14 @@ struct GroupOperation::Leaving {
   std::vector<Kept> kept;
   Workers::Uses before;
   std::function<void(const BytesByDevice&)> gone;
+  Status stays;
 };
 
 BytesByDevice GroupOperation::drop(const Allocations::Filter& leaves,
-                                   std::function<void(const BytesByDevice&)> gone) {
+                                   std::function<void(const BytesByDevice&)> gone, Status stays) {
   const auto leaving = std::make_shared<Leaving>();
   leaving->gone = std::move(gone);
+  leaving->stays = std::move(stays);
   std::set<DeviceUuid> devices;
   for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
     if (!a->resident() || !what_.takes(a->tag, a->sharers) || !leaves(*a)) continue;
@@ -114,7 +116,7 @@ void GroupOperation::dropped(const Leaving& leaving, const Workers::Uses& after)
   }
   if (!note.empty()) spdlog::warn("group '{}': {}", group_.machine.name(), note);
   if (leaving.gone) leaving.gone(leaving.bytes);
-  group_.machine.tell(event::Dropped{note}, Clock::now());
+  group_.machine.tell(event::Dropped{note, leaving.stays}, Clock::now());
 }
 
 BytesByDevice GroupOperation::needs_of(const std::vector<GroupId>& groups,

@@ -65,9 +65,9 @@ class GroupOperation {
 
   /// Closes the descriptors of what is on a device, is of the operation's tags and `leaves`. When
   /// the holder has closed them too, calls `gone` with what that was and answers the group with
-  /// what the driver says of it.
+  /// what the driver says of it, and with `stays`: what should have left before, and has not.
   BytesByDevice drop(const Allocations::Filter& leaves,
-                     std::function<void(const BytesByDevice&)> gone = nullptr);
+                     std::function<void(const BytesByDevice&)> gone = nullptr, Status stays = {});
   /// Bytes of each device that these groups have still to take, those of their processes included.
   BytesByDevice needs_of(const std::vector<GroupId>& groups, const Selection& what) const;
   /// Calls of an operation that has ended, such as a resume that was called off, still go on. Then

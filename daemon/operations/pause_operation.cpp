@@ -283,6 +283,21 @@ void PauseOperation::release_all(const action::Release& release) {
   }
 }
 
+Status PauseOperation::left_behind() const {
+  std::uint64_t bytes = 0;
+  std::set<RankId> keepers;
+  for (const Allocation* a : std::as_const(means_.node.allocations).of_group(group_.id)) {
+    if (!what_.takes(a->tag, a->sharers) || !a->may_leave() || wave_.contains(a->id)) continue;
+    bytes += a->size;
+    keepers.insert(a->keeper());
+  }
+  if (bytes == 0) return {};
+  return {Code::kAborted, format_size(bytes) + " of " +
+                              group_.machine.members().names({keepers.begin(), keepers.end()}) +
+                              " could not be saved and stay on their devices. The next pause of "
+                              "the group takes them"};
+}
+
 void PauseOperation::run(const action::Drop&) {
   if (what_.all())
     for (const RankId rank : group_.machine.members().ids())
@@ -290,14 +305,16 @@ void PauseOperation::run(const action::Drop&) {
   const auto leaves = [this](const Allocation& a) {
     return waves_ ? wave_.contains(a.id) : !rests(a);
   };
-  const BytesByDevice closing = drop(leaves, [this](const BytesByDevice& gone) {
+  const auto gone_from = [this](const BytesByDevice& gone) {
     if (exchange_ == nullptr) return;
     for (const auto& [device, freed] : gone) {
       exchange_->closing[device] -= freed;
       exchange_->headroom.give_back(device, freed);
     }
     for (ResumeOperation* resume : exchange_->resumes) resume->look_for_space();
-  });
+  };
+  const bool last = waves_ && waves_->done();
+  const BytesByDevice closing = drop(leaves, gone_from, last ? left_behind() : Status());
   if (exchange_ == nullptr) return;
   for (const auto& [device, bytes] : closing) exchange_->closing[device] += bytes;
 }

@@ -102,6 +102,8 @@ class PauseOperation final : public GroupOperation {
   bool rests(const Allocation& a) const {
     return continues_ && a.resident() && !a.stayed && a.saved.attempt == 0;
   }
+  /// Not OK: what no wave has taken stays on its devices.
+  Status left_behind() const;
   /// The pause has the bytes of this, as far as they are to be kept.
   bool can_be_released(const Allocation& a) const;
   /// It may leave in waves, so what comes in is looked at first.

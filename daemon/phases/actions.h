@@ -56,7 +56,8 @@ struct SaveSent {
   bool measure = false;  // nothing was sent: the pool has no space before zeros are looked for
 };
 struct Dropped {
-  std::string note;  // what an operator should know (memory that did not become free), or empty
+  std::string note;   // what an operator should know (memory that did not become free), or empty
+  Status stays = {};  // not OK: memory that was to leave before is on its devices still
 };
 struct Checkpointed {  // all processes
   Status status;       // not OK: they were brought back, so far as that was possible

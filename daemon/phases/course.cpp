@@ -331,7 +331,10 @@ void Course::on(const event::SaveSent& event, Time now) {
 }
 
 void Course::on(const event::Dropped& event, Time now) {
-  if (rule(phase_).entry == PhaseEntry::kDrop && !event.note.empty()) home_.note = event.note;
+  if (rule(phase_).entry == PhaseEntry::kDrop) {
+    if (!event.note.empty()) home_.note = event.note;
+    if (!event.stays.ok()) trouble(event.stays);
+  }
   done(PhaseEntry::kDrop, {}, now);
 }
 

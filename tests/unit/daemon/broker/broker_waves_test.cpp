@@ -155,6 +155,7 @@ TEST_F(WavesTest, ADeathInALaterWaveTakesNothingFromItsPeers) {
   dying.memory.clear();
   const Status swapped = complete(watcher);
   EXPECT_TRUE(a.memory.at(shared[2]).fd) << "not saved, so it stayed";
+  EXPECT_NE(swapped.text().find("drop: 2 MiB of rank 0"), std::string::npos) << swapped.text();
   EXPECT_FALSE(a.memory.at(shared[0]).fd);
   c.free(fill);
   settle();
