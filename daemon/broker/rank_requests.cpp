@@ -76,6 +76,7 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
     case amem_v1_SessionMessage_cut_status_tag: {
       GroupEntry& group = node_.group_of(rank);
       const amem_v1_CutStatus& status = message.body.cut_status;
+      means_.saved.answered(rank, status.epoch, RankPhase::kQuiet);
       group.machine.tell(event::CutStatus{rank.id, status.epoch, cut_report(status)}, Clock::now());
       return groups_.drive(group);
     }

@@ -277,6 +277,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   const auto holds = std::exchange(session.holds, {});
   Rank& rank = node_.ranks.at(session.rank);
   GroupEntry& group = node_.group_of(rank);
+  saved_.returned(rank);
   std::vector<AllocationId> gone;
   for (const Allocation* a : node_.allocations.of_group(group.id))
     if (a->shared_by(rank.id) && !holds.contains(a->id)) gone.push_back(a->id);

@@ -325,10 +325,19 @@ void SavedBytes::may_have_written(const GroupEntry& group, const Rank& rank) {
 void SavedBytes::answered(Rank& rank, Epoch epoch, RankPhase phase) {
   std::set<Epoch>& saving = rank.saving;
   // It has got to this packet, so nothing of what was sent before goes on: also where the answer to
-  // that never came. The Save of a measure's own epoch comes after it.
-  saving.erase(saving.begin(), phase == RankPhase::kMeasure ? saving.lower_bound(epoch)
-                                                            : saving.upper_bound(epoch));
-  if (!saving.empty() || rank.limbo.empty()) return;
+  // that never came. The Save of a quiesce's or a measure's own epoch comes after it.
+  const bool before_save = phase == RankPhase::kQuiet || phase == RankPhase::kMeasure;
+  saving.erase(saving.begin(), before_save ? saving.lower_bound(epoch) : saving.upper_bound(epoch));
+  if (saving.empty()) free_limbo(rank);
+}
+
+void SavedBytes::returned(Rank& rank) {
+  rank.saving.clear();
+  free_limbo(rank);
+}
+
+void SavedBytes::free_limbo(Rank& rank) {
+  if (rank.limbo.empty()) return;
   rank.limbo_row.erase();
   free(rank.peer.account, std::exchange(rank.limbo, {}));
 }

@@ -63,6 +63,8 @@ class SavedBytes {
   void may_have_written(const GroupEntry& group, const Rank& rank);
   /// The rank has answered something of this epoch, and handles packets in order.
   void answered(Rank& rank, Epoch epoch, RankPhase phase);
+  /// The rank has reconnected, and ends what it was told before it does that.
+  void returned(Rank& rank);
   /// The rank's session has ended. Call before it leaves the tables.
   void rank_gone(const GroupEntry& group, Rank& rank);
   /// The extents go back to the pool when the process has ended; null: when it surely has.
@@ -104,6 +106,8 @@ class SavedBytes {
   void find_remedies(const Account& account, Shortage& shortage) const;
   void free(const std::shared_ptr<Account>& account, const Extents& extents);
   void free_ended(std::uint64_t key);
+  /// The rank writes to nothing in its limbo any more.
+  void free_limbo(Rank& rank);
 
   Node& node_;
   EventLoop& loop_;

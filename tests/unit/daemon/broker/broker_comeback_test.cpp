@@ -26,17 +26,34 @@ class BrokerComebackTest : public BrokerRestartTest {
     return eventually([&] { return group().phase() == phase; });
   }
   static constexpr std::uint64_t kRollout = 6 * kMiB;
-  /// While rollout is paused: the first 4 MiB of train have left, and r1 takes its time to save the
-  /// wave after, which is `second`.
-  void swap_to_a_late_second_save(const std::vector<std::uint64_t>& second) {
+  void rollout_is_paused() {
     join_here(r3, "rollout", 0);
     ASSERT_NE(r3.create(gpu(0), kRollout), 0U);
     ASSERT_TRUE(pause("rollout").ok());
+  }
+  /// Device 0 has no space for even one piece of rollout beside the others.
+  void fill() {
+    join(b, "fill", 0);
+    ASSERT_NE(b.create(gpu(0), nvml.memory(gpu(0))->free / (2 * kMiB) * 2 * kMiB), 0U);
+  }
+  void expect_to_leave_in_waves() {
+    ASSERT_NO_FATAL_FAILURE(fill());
+    const auto watcher = std::make_shared<Watcher>();
+    on_loop(
+        [&] { broker->swap(Caller{}, {"train"}, {"rollout"}, Operation::kPause, {}, watcher); });
+    const Status swapped = complete(watcher);
+    EXPECT_TRUE(swapped.ok()) << swapped.text();
+    EXPECT_EQ(group().resident_bytes(), 0U);
+    ASSERT_TRUE(pause("rollout").ok());
+  }
+  /// While rollout is paused: the first 4 MiB of train have left, and r1 takes its time to save the
+  /// wave after, which is `second`.
+  void swap_to_a_late_second_save(const std::vector<std::uint64_t>& second) {
+    ASSERT_NO_FATAL_FAILURE(rollout_is_paused());
     join_here(r1, "train", 0);
     ASSERT_NE(r1.create(gpu(0), 4 * kMiB), 0U);
     for (const std::uint64_t size : second) ASSERT_NE(r1.create(gpu(0), size), 0U);
-    join(b, "fill", 0);  // so that not even one piece fits beside train
-    ASSERT_NE(b.create(gpu(0), nvml.memory(gpu(0))->free / (2 * kMiB) * 2 * kMiB), 0U);
+    ASSERT_NO_FATAL_FAILURE(fill());
     const pb_size_t save = amem_v1_SessionMessage_save_tag;
     r1.moods[save] = Mood::kLate;
     on_loop([&] {
@@ -120,19 +137,59 @@ TEST_F(BrokerComebackTest, NobodyKeepsATagThatIsPaused) {
   expect_whole();
 }
 
+// It was stopped before it heard of the pause, and nothing is asked of it when it comes back. So it
+// has answered nothing when the next pause asks whether it may be saving still.
+TEST_F(BrokerComebackTest, WhoComesBackLateLeavesInWaves) {
+  ASSERT_NO_FATAL_FAILURE(rollout_is_paused());
+  join_here(r1, "train", 0);
+  join_here(r2, "train", 1);
+  for (ReturningRank* rank : {&r1, &r2}) {
+    of_a = rank->create(gpu(0), 4 * kMiB);
+    rank->write(of_a, 0xaa);
+  }
+  r2.moods[amem_v1_SessionMessage_quiesce_tag] = Mood::kLate;
+  begin(Operation::kPause);
+  ASSERT_TRUE(in_phase("quiesce"));
+  restart();
+  come_back(r1);
+  come_back(r3);
+  ASSERT_TRUE(eventually([&] { return group().state() == kRunning; })) << "without the late one";
+  come_back(r2);
+  EXPECT_FALSE(r2.gate_shut);
+  ASSERT_NO_FATAL_FAILURE(expect_to_leave_in_waves());
+  b.die();
+  b.memory.clear();
+  ASSERT_TRUE(eventually([&] { return status().groups_size() == 2; })) << "nothing fills it";
+  ASSERT_TRUE(resume().ok());
+  EXPECT_TRUE(r2.holds(of_a, 0xaa));
+}
+
+TEST_F(BrokerComebackTest, WhoTookNoPartInAPauseOfSomeRanksLeavesInWaves) {
+  ASSERT_NO_FATAL_FAILURE(rollout_is_paused());
+  join_here(r1, "train", 0);
+  join_here(r2, "train", 1);
+  ASSERT_NE(r1.create(gpu(0), 4 * kMiB, "cache"), 0U);
+  ASSERT_NE(r2.create(gpu(0), 4 * kMiB), 0U);
+  const pb_size_t save = amem_v1_SessionMessage_save_tag;
+  r1.moods[save] = Mood::kLate;
+  r1.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"cache"});
+  ASSERT_TRUE(eventually([&] { return r1.received[save] == 1; }));
+  restart();
+  for (ReturningRank* rank : {&r1, &r2, &r3}) come_back(*rank);
+  ASSERT_TRUE(eventually([&] { return !r1.gate_shut; }));
+  ASSERT_NO_FATAL_FAILURE(expect_to_leave_in_waves());
+}
+
 // It has answered its Save, so what it has saved is its peers' as well.
 TEST_F(BrokerComebackTest, WhatAWaveHasSavedOutlivesItsSaver) {
-  join_here(r3, "rollout", 0);
-  ASSERT_NE(r3.create(gpu(0), 6 * kMiB), 0U);
-  ASSERT_TRUE(pause("rollout").ok());
+  ASSERT_NO_FATAL_FAILURE(rollout_is_paused());
   join(a, "train", 0);
   join_here(r2, "train", 1);
   of_a = a.create(gpu(0), 4 * kMiB);
   r2.share(a, of_a);
   a.write(of_a, 0xaa);
   ASSERT_NE(a.create(gpu(0), 4 * kMiB), 0U);
-  join(b, "fill", 0);  // so that not even one piece fits beside train
-  ASSERT_NE(b.create(gpu(0), nvml.memory(gpu(0))->free / (2 * kMiB) * 2 * kMiB), 0U);
+  ASSERT_NO_FATAL_FAILURE(fill());
   r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
   const auto watcher = std::make_shared<Watcher>();
   on_loop([&] { broker->swap(Caller{}, {"train"}, {"rollout"}, Operation::kPause, {}, watcher); });
