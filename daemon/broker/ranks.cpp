@@ -314,7 +314,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   events_.publish(&group, "rank_joined", name + " has reconnected");
   const bool stays_shut = group.machine.join(rank.id, name);
   stages_.rank_joined(group, rank, {});
-  release_leftovers(rank, holds);
+  release_leftovers(rank, session.gate_shut, holds);
   const bool is_told = !group.machine.waiting_for(rank.id).empty();  // by what is under way
   if (session.gate_shut && !stays_shut && !is_told)
     sessions_.send(session_id, ask_message(group.machine.epoch(), RankPhase::kOpen));
@@ -322,26 +322,33 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   remove_harmless();
 }
 
-void Ranks::release_leftovers(const Rank& rank,
+void Ranks::release_leftovers(const Rank& rank, bool gate_shut,
                               const std::map<AllocationId, amem_v1_Holding_Item>& holds) {
   const Group& machine = node_.group_of(rank).machine;
-  std::vector<AllocationId> paused;
-  for (const auto& [id, item] : holds) {
-    const Allocation* a = node_.allocations.find(id);
-    if (a != nullptr && !item.paused && a->shared_by(rank.id) && a->paused && !a->resident())
-      paused.push_back(id);
-  }
-  if (paused.empty()) return;
-  const Epoch epoch = machine.epoch();  // nobody waits for the answers
   const Standing is = standing_of(machine);
   const bool ends_there = !is.under_way || is.under_way->restart == OnRestart::kRollBack;
   const bool rests = is.rest == GroupState::kPaused && ends_there;
   const bool partly =
       node_.allocations.any(rank.group, [](const Allocation& a) { return a.may_leave(); });
-  if (rests && !partly)
-    sessions_.send(rank.session, release_message(epoch, {}, false));
-  else  // by their ids: it may get others with their tags before it has read this
-    outbox_.send_release(rank.id, epoch, paused, !rests);
+  // With all of its own, a rank lets go of what it has open of other groups.
+  const bool all_leaves = rests ? !partly
+                                : is.under_way && is.under_way->restart == OnRestart::kRelease &&
+                                      is.under_way->task.selection.all();
+  // By their ids: it may get others with their tags before it has read this, and what stays on its
+  // device its maker keeps.
+  std::vector<AllocationId> leftovers;
+  for (const auto& [id, item] : holds) {
+    const Allocation* a = node_.allocations.find(id);
+    if (a == nullptr || item.paused) continue;
+    const bool leaves =
+        a->shared_by(rank.id) ? a->paused && !a->resident() : all_leaves && a->opened_by(rank.id);
+    if (leaves) leftovers.push_back(id);
+  }
+  if (all_leaves) node_.allocations.set_paused(rank.id, true);
+  // It may be in the middle of a pause that has ended: its frees wait for the last Release.
+  const bool ends = rests && !is.under_way && gate_shut && !machine.deep();
+  if (leftovers.empty() && !ends) return;
+  outbox_.send_release(rank.id, machine.epoch(), leftovers, !rests);  // nobody waits for the answer
 }
 
 void Ranks::lose(RankId id, const std::string& why) {

@@ -61,7 +61,7 @@ class Ranks final : public SessionHandler {
   void holding(SessionId session, const amem_v1_Holding& message);
   /// It has memory still that is paused, since it never heard the command to let go of it, or did
   /// not get to it: it is told so again. `holds`: what it says that it has.
-  void release_leftovers(const Rank& rank,
+  void release_leftovers(const Rank& rank, bool gate_shut,
                          const std::map<AllocationId, amem_v1_Holding_Item>& holds);
   /// Its session has ended: it is removed, at once or when its process has ended too. One whose
   /// process may be checkpointed may come back before.

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "tests/unit/fixtures/making_rank.h"
 #include "tests/unit/fixtures/restart_fixture.h"
 
 namespace amem {
@@ -178,6 +179,74 @@ TEST_F(BrokerComebackTest, WhoTookNoPartInAPauseOfSomeRanksLeavesInWaves) {
   for (ReturningRank* rank : {&r1, &r2, &r3}) come_back(*rank);
   ASSERT_TRUE(eventually([&] { return !r1.gate_shut; }));
   ASSERT_NO_FATAL_FAILURE(expect_to_leave_in_waves());
+}
+
+// What it had back it has let go of again, whether it comes back in time or not.
+TEST_F(BrokerComebackTest, WhatAGuestHadOpenComesBackAfterAResumeThatWasUndone) {
+  for (const bool late : {false, true}) {
+    join_here(r1, "train", 0);
+    join_here(r3, "guest", 0);
+    of_a = r1.create(gpu(0), 4 * kMiB);
+    r1.write(of_a, 0xaa);
+    r3.share(r1, of_a);
+    ASSERT_NE(r3.create(gpu(1), 2 * kMiB), 0U);
+    ASSERT_TRUE(pause("guest").ok());
+    ASSERT_FALSE(r3.memory.at(of_a).fd);
+    r3.moods[amem_v1_SessionMessage_load_tag] = Mood::kLate;
+    begin(Operation::kResume, "guest");
+    ASSERT_TRUE(eventually([&] { return r3.holds(of_a, 0xaa); })) << "it has it, and not all yet";
+    restart();
+    come_back(r1);
+    if (late) {
+      ASSERT_TRUE(eventually([&] { return group("guest").state() == kPaused; }));
+    }
+    come_back(r3);
+    ASSERT_TRUE(eventually([&] { return group("guest").state() == kPaused; }));
+    settle();
+    EXPECT_FALSE(r3.memory.at(of_a).fd) << "all of its group is paused";
+    const Status resumed = resume("guest");
+    ASSERT_TRUE(resumed.ok()) << resumed.text();
+    EXPECT_TRUE(r3.holds(of_a, 0xaa)) << (late ? "late" : "in time");
+    for (ReturningRank* rank : {&r1, &r3}) {
+      rank->lose_session();
+      rank->memory.clear();
+    }
+    ranks.clear();
+    ASSERT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+  }
+}
+
+// Else its frees would wait for the next command.
+TEST_F(BrokerComebackTest, WhoHasNothingLeftHearsThatThePauseHasEnded) {
+  join_here(r1, "train", 0);
+  join_here(r2, "train", 1);
+  ASSERT_NE(r1.create(gpu(0), 4 * kMiB), 0U);
+  const pb_size_t release = amem_v1_SessionMessage_release_tag;
+  r2.moods[release] = Mood::kLate;
+  EXPECT_EQ(pause().code(), Code::kDeadlineExceeded);
+  restart();
+  come_back(r1);
+  r2.received.clear();
+  come_back(r2);
+  EXPECT_EQ(r2.received[release], 1);
+  EXPECT_TRUE(r2.gate_shut);
+}
+
+// It could not bind again what it has made and lets go of.
+TEST_F(BrokerComebackTest, WhatStaysItsMakerKeeps) {
+  Making making(r1, devices);
+  join_here(r1, "train", 0);
+  join_here(r3, "guest", 0);
+  of_a = making.create(gpu(0), 4 * kMiB);
+  r1.write(of_a, 0xaa);
+  of_b = r1.create(gpu(0), 4 * kMiB);
+  r3.share(r1, of_a);
+  r1.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
+  EXPECT_EQ(pause().code(), Code::kDeadlineExceeded);
+  restart();
+  come_back(r1);
+  EXPECT_FALSE(r1.memory.at(of_b).fd);
+  EXPECT_TRUE(r1.holds(of_a, 0xaa));
 }
 
 // It has answered its Save, so what it has saved is its peers' as well.
