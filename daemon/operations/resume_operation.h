@@ -57,7 +57,7 @@ class ResumeOperation final : public GroupOperation {
   void await_restore_space(const std::string& lack, Time until, const Space& answer);
   /// Empty: there seems to be space.
   std::string lack_for_restore(const Workers::Uses& uses) const;
-  /// It needs memory of a device that another group's restore has to itself; calls `again` later.
+  /// These need memory of a device that another group's restore has to itself; calls `again` later.
   bool waits_for_restore(const std::vector<GroupId>& groups, const std::function<void()>& again);
   void look_at_devices();
   /// With what is in use of the devices that it needs, and what was leaving before that was seen:
