@@ -26,20 +26,17 @@
 #include "common/tls_files.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/broker/broker.h"
+#include "daemon/control/call.h"
 #include "daemon/control/fleet_service.h"
 #include "daemon/control/llm_d_service.h"
 #include "daemon/control/node_links.h"
-#include "daemon/control/stream.h"
 #include "daemon/control/tasks.h"
-#include "daemon/control/unary_calls.h"
 #include "daemon/control/upgrades.h"
 #include "daemon/owners/caller.h"
 
 namespace amem {
 namespace {
 
-/// Bytes that may wait for the caller of a stream that reads too slowly.
-constexpr std::size_t kBacklog = 256 << 10;
 constexpr std::size_t kAllocationsAtOnce = 128;  // of a list, while the one before is being read
 /// Of a connection: calls under way, and the bytes of a request.
 struct Limits {
@@ -71,98 +68,35 @@ void put(v1::FleetBegin& begin, const v1::SwapRequest& request) {
 
 class StreamObserver final : public OperationObserver {
  public:
-  /// What waits for the caller, and so ends with it. The loop's thread.
-  struct Wait {
-    bool gone = false;
-    std::function<void()> forget;
-  };
-
-  StreamObserver(std::shared_ptr<Stream<v1::Progress>> stream, std::shared_ptr<Wait> wait)
-      : stream_(std::move(stream)), wait_(std::move(wait)) {}
+  explicit StreamObserver(std::shared_ptr<Stream<v1::Progress>> call) : call_(std::move(call)) {}
   /// A caller that reads too slowly misses some, but not the last.
   void progress(const v1::Progress& progress) override {
     if (progress.done())
-      stream_->push(progress);
+      call_->push(progress);
     else
-      stream_->try_push(progress, kBacklog);
+      call_->try_push(progress);
   }
-  void on_wait(std::function<void()> forget) override {
-    wait_->forget = std::move(forget);
-    if (wait_->gone) wait_->forget();
-  }
-  void finished(const Status& status) override { stream_->finish(to_grpc(status)); }
+  void on_wait(std::function<void()> forget) override { call_->on_gone(std::move(forget)); }
+  void finished(const Status& status) override { call_->end(status); }
 
  private:
-  const std::shared_ptr<Stream<v1::Progress>> stream_;
-  const std::shared_ptr<Wait> wait_;
+  const std::shared_ptr<Stream<v1::Progress>> call_;
 };
 
 class StreamSink final : public EventSink {
  public:
-  void attach(std::shared_ptr<Stream<v1::Event>> stream) { stream_ = std::move(stream); }
+  explicit StreamSink(std::shared_ptr<Stream<v1::Event>> call) : call_(std::move(call)) {}
   void event(const v1::Event& event) override {
     v1::Event copy = event;
     copy.set_lost(missed_ > 0);
     copy.set_missed(missed_);
-    missed_ = stream_->try_push(std::move(copy), kBacklog) ? 0 : missed_ + 1;
+    missed_ = call_->try_push(std::move(copy)) ? 0 : missed_ + 1;
   }
-  void ended() override { stream_->finish({grpc::StatusCode::UNAVAILABLE, "amemd is ending"}); }
+  void ended() override { call_->end({Code::kUnavailable, "amemd is ending"}); }
 
  private:
-  std::shared_ptr<Stream<v1::Event>> stream_;
+  const std::shared_ptr<Stream<v1::Event>> call_;
   std::uint64_t missed_ = 0;  // since the last that was queued
-};
-
-/// A turn that is waited for. What both threads touch lives as long as either may do so.
-class TurnCall final : public grpc::ServerUnaryReactor {
- public:
-  /// What is waited for ends with this.
-  using Done = std::function<void(const Status&)>;
-  /// Begins to wait, and returns a number for `forget`; 0: it has ended.
-  using Begin = std::function<std::uint64_t(Done)>;
-  using Forget = std::function<void(std::uint64_t)>;
-
-  TurnCall(EventLoop& loop, Forget forget)
-      : loop_(loop), forget_(std::move(forget)), wait_(std::make_shared<Wait>()) {
-    wait_->charge = CallCharge::make(loop);
-  }
-
-  /// `Response`: with waited_us.
-  template <class Response>
-  void begin(const Caller& caller, Response& response, Begin begin) {
-    loop_.post([this, wait = wait_, caller, begin = std::move(begin), response = &response] {
-      if (Status status = wait->charge->take(caller, of_call(0)); !status.ok())
-        return Finish(to_grpc(status));
-      if (wait->cancelled) return Finish({grpc::StatusCode::CANCELLED, "the caller has gone"});
-      const Time asked = Clock::now();
-      const std::uint64_t number = begin([this, wait, asked, response](const Status& status) {
-        wait->ended = true;
-        response->set_waited_us(to_us(Clock::now() - asked));
-        Finish(to_grpc(status));
-      });
-      if (!wait->ended) wait->number = number;
-    });
-  }
-
- private:
-  struct Wait {  // the loop's thread
-    std::shared_ptr<CallCharge> charge;
-    std::uint64_t number = 0;
-    bool ended = false;
-    bool cancelled = false;
-  };
-
-  void OnCancel() override {
-    loop_.post([wait = wait_, forget = forget_] {
-      wait->cancelled = true;
-      if (!wait->ended && wait->number != 0) forget(wait->number);
-    });
-  }
-  void OnDone() override { delete this; }
-
-  EventLoop& loop_;
-  const Forget forget_;
-  const std::shared_ptr<Wait> wait_;
 };
 
 namespace tls = grpc::experimental;
@@ -203,8 +137,7 @@ class ControlService final : public v1::Broker::CallbackService {
  public:
   ControlService(Broker& broker, EventLoop& loop, const Callers& callers, Upgrades* upgrades)
       : broker_(broker),
-        loop_(loop),
-        calls_(broker, loop),
+        calls_(loop, [this](const auto* context) { return caller_of(context); }),
         callers_(callers),
         upgrades_(upgrades) {}
 
@@ -232,10 +165,12 @@ class ControlService final : public v1::Broker::CallbackService {
     return operator_elsewhere;
   }
 
+  const Calls& calls() const { return calls_; }
+
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::NodeStatus* response) override {
-    return calls_.on_look(caller_of(context), response, [this, response](const Caller& caller) {
+    return calls_.on_look(broker_, context, response, [this, response](const Caller& caller) {
       broker_.status(caller, *response);
       return Status();
     });
@@ -244,7 +179,7 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* GetMetrics(grpc::CallbackServerContext* context,
                                        const v1::GetMetricsRequest* request,
                                        v1::GetMetricsResponse* response) override {
-    return calls_.on_look(caller_of(context), response,
+    return calls_.on_look(broker_, context, response,
                           [this, request, response](const Caller& caller) {
                             const auto text = metrics_writer(request->format());
                             if (!text.ok()) return text.status();
@@ -256,7 +191,7 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListGroups(grpc::CallbackServerContext* context,
                                        const v1::ListGroupsRequest*,
                                        v1::ListGroupsResponse* response) override {
-    return calls_.on_loop(caller_of(context), response, [this, response](const Caller& caller) {
+    return calls_.on_loop(context, response, [this, response](const Caller& caller) {
       broker_.groups(caller, *response);
       return Status();
     });
@@ -265,19 +200,18 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListRanks(grpc::CallbackServerContext* context,
                                       const v1::ListRanksRequest* request,
                                       v1::ListRanksResponse* response) override {
-    return calls_.on_loop(
-        caller_of(context), response, [this, request, response](const Caller& caller) {
-          Result<std::vector<v1::RankInfo>> ranks = broker_.ranks(caller, request->group());
-          if (!ranks.ok()) return ranks.status();
-          for (v1::RankInfo& rank : ranks.value()) response->add_ranks()->Swap(&rank);
-          return Status();
-        });
+    return calls_.on_loop(context, response, [this, request, response](const Caller& caller) {
+      Result<std::vector<v1::RankInfo>> ranks = broker_.ranks(caller, request->group());
+      if (!ranks.ok()) return ranks.status();
+      for (v1::RankInfo& rank : ranks.value()) response->add_ranks()->Swap(&rank);
+      return Status();
+    });
   }
 
   grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
                                       const v1::SetPolicyRequest* request,
                                       v1::SetPolicyResponse* response) override {
-    return calls_.on_loop(caller_of(context), response, [this, request](const Caller& caller) {
+    return calls_.on_loop(context, response, [this, request](const Caller& caller) {
       return broker_.set_policy(caller, request->group(), request->tag(), request->policy(),
                                 request->form(), request->force());
     });
@@ -286,16 +220,15 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* Turns(grpc::CallbackServerContext* context,
                                   const v1::TurnsRequest* request,
                                   v1::TurnsResponse* response) override {
-    return calls_.on_loop(caller_of(context), response,
-                          [this, request, response](const Caller& caller) {
-                            return broker_.turns(caller, request->stage(), *response);
-                          });
+    return calls_.on_loop(context, response, [this, request, response](const Caller& caller) {
+      return broker_.turns(caller, request->stage(), *response);
+    });
   }
 
   grpc::ServerUnaryReactor* SetTurn(grpc::CallbackServerContext* context,
                                     const v1::SetTurnRequest* request,
                                     v1::SetTurnResponse* response) override {
-    return calls_.on_loop(caller_of(context), response, [this, request](const Caller& caller) {
+    return calls_.on_loop(context, response, [this, request](const Caller& caller) {
       return broker_.set_turn(caller, request->group(), change_of(*request));
     });
   }
@@ -304,34 +237,32 @@ class ControlService final : public v1::Broker::CallbackService {
                                   const v1::LeaseRequest* request,
                                   v1::LeaseResponse* response) override {
     if (request->yield())
-      return calls_.on_loop(caller_of(context), response, [this, request](const Caller& caller) {
+      return calls_.on_loop(context, response, [this, request](const Caller& caller) {
         return broker_.yield(caller, request->group());
       });
-    const auto begin = [this, request](const Caller& caller, TurnCall::Done done) {
+    const auto begin = [this, request](const Caller& caller, StageWaits::Done done) {
       return broker_.lease(caller, request->group(),
                            std::chrono::milliseconds(request->timeout_ms()), std::move(done));
     };
-    return turn(context, response, begin,
-                [broker = &broker_](std::uint64_t lease) { broker->forget(lease); });
+    return turn(context, response, begin);
   }
 
   grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext* context,
                                   const v1::StartRequest* request,
                                   v1::StartResponse* response) override {
-    const auto begin = [this, request](const Caller& caller, TurnCall::Done done) {
+    const auto begin = [this, request](const Caller& caller, StageWaits::Done done) {
       std::set<DeviceUuid> sees;
       if (request->has_visible_devices()) sees = broker_.devices_in(request->visible_devices());
       return broker_.start_group(caller, request->group(), request->stage(), sees,
                                  std::chrono::milliseconds(request->timeout_ms()), std::move(done));
     };
-    return turn(context, response, begin,
-                [broker = &broker_](std::uint64_t start) { broker->forget(start); });
+    return turn(context, response, begin);
   }
 
   grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext* context,
                                        const v1::ListQuotasRequest*,
                                        v1::ListQuotasResponse* response) override {
-    return calls_.on_loop(caller_of(context), response, [this, response](const Caller& caller) {
+    return calls_.on_loop(context, response, [this, response](const Caller& caller) {
       broker_.quotas(caller, *response);
       return Status();
     });
@@ -340,54 +271,40 @@ class ControlService final : public v1::Broker::CallbackService {
   grpc::ServerUnaryReactor* ListHistory(grpc::CallbackServerContext* context,
                                         const v1::ListHistoryRequest* request,
                                         v1::ListHistoryResponse* response) override {
-    return calls_.on_loop(caller_of(context), response,
-                          [this, request, response](const Caller& caller) {
-                            return broker_.history(caller, *request, *response);
-                          });
+    return calls_.on_loop(context, response, [this, request, response](const Caller& caller) {
+      return broker_.history(caller, *request, *response);
+    });
   }
 
   grpc::ServerUnaryReactor* Upgrade(grpc::CallbackServerContext* context, const v1::UpgradeRequest*,
                                     v1::UpgradeResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const std::optional<Caller> caller = caller_of(context);
-    if (!caller || upgrades_ == nullptr) {
-      reactor->Finish(caller ? grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "") : kGone);
-      return reactor;
-    }
-    loop_.post([this, reactor, response, caller = *caller] {
-      upgrades_->ask(caller,
-                     [reactor, response](const Status& status, const v1::UpgradeResponse& answer) {
-                       *response = answer;
-                       reactor->Finish(to_grpc(status));
+    return calls_.begin<Answer>(context, [this, response](const std::shared_ptr<Answer>& call) {
+      if (upgrades_ == nullptr) return call->end({Code::kUnimplemented, ""});
+      upgrades_->ask(call->caller(),
+                     [call, response](const Status& status, const v1::UpgradeResponse& answer) {
+                       call->give(*response, [&](const Caller&) {
+                         *response = answer;
+                         return status;
+                       });
                      });
     });
-    return reactor;
   }
 
   grpc::ServerWriteReactor<v1::AllocationInfo>* ListAllocations(
       grpc::CallbackServerContext* context, const v1::ListAllocationsRequest* request) override {
-    const std::optional<Caller> caller = caller_of(context);
-    if (!caller) return gone(Stream<v1::AllocationInfo>::make());
-    const auto charge = CallCharge::make(loop_);
-    const auto stream = Stream<v1::AllocationInfo>::make([charge] {});
-    const auto list = std::make_shared<AllocationList>();
-    const auto more = [this, stream, list, caller = *caller] {
-      auto part = broker_.allocations(caller, *list, kAllocationsAtOnce, kBacklog);
-      if (part.empty()) return stream->finish(grpc::Status::OK);
-      stream->push(std::move(part));
-    };
-    // Each part is made when the one before has been written, so that a caller that does not read
-    // has us keep no more than one.
-    stream->use([this, more] { loop_.post(more); });
-    loop_.post([this, stream, charge, list, more, caller = *caller, group = request->group()] {
-      if (Status status = charge->take(caller, of_call(kBacklog)); !status.ok())
-        return stream->finish(to_grpc(status));
-      const Result<AllocationList> asked = broker_.list_allocations(caller, group);
-      if (!asked.ok()) return stream->finish(to_grpc(asked.status()));
-      *list = asked.value();
-      more();
+    using List = Stream<v1::AllocationInfo>;
+    return calls_.begin<List>(context, [this, request](const std::shared_ptr<List>& call) {
+      const Result<AllocationList> asked =
+          broker_.list_allocations(call->caller(), request->group());
+      if (!asked.ok()) return call->end(asked.status());
+      // Each part is made when the one before has been written, so that a caller that does not read
+      // has us keep no more than one.
+      call->feed([this, list = asked.value()](List& to) mutable {
+        auto part = broker_.allocations(to.caller(), list, kAllocationsAtOnce, List::kBacklog);
+        if (part.empty()) return to.end({});
+        for (v1::AllocationInfo& each : part) to.push(std::move(each));
+      });
     });
-    return stream.get();
   }
 
   grpc::ServerWriteReactor<v1::Progress>* Pause(grpc::CallbackServerContext* context,
@@ -407,64 +324,42 @@ class ControlService final : public v1::Broker::CallbackService {
 
   grpc::ServerWriteReactor<v1::Event>* Watch(grpc::CallbackServerContext* context,
                                              const v1::WatchRequest* request) override {
-    const std::optional<Caller> caller = caller_of(context);
-    if (!caller) return gone(Stream<v1::Event>::make());
-    auto sink = std::make_shared<StreamSink>();
-    const auto charge = CallCharge::make(loop_);
-    const auto stream = Stream<v1::Event>::make([this, charge, sink = sink.get()] {
-      loop_.post([this, sink] { broker_.events().unsubscribe(sink); });
+    using Events = Stream<v1::Event>;
+    return calls_.begin<Events>(context, [this, request](const std::shared_ptr<Events>& call) {
+      const auto sink = std::make_shared<StreamSink>(call);
+      call->on_gone([this, sink] { broker_.events().unsubscribe(sink.get()); });
+      broker_.events().subscribe(call->caller(), request->group(), sink);
+      call->accept();
     });
-    sink->attach(stream);
-    loop_.post([this, sink, stream, charge, caller = *caller, group = request->group()] {
-      if (Status status = charge->take(caller, of_call(kBacklog)); !status.ok())
-        return stream->finish(to_grpc(status));
-      broker_.events().subscribe(caller, group, sink);
-      stream->accept();
-    });
-    return stream.get();
   }
 
  private:
-  template <class T>
-  static grpc::ServerWriteReactor<T>* gone(const std::shared_ptr<Stream<T>>& stream) {
-    stream->finish(kGone);
-    return stream.get();
-  }
-
+  /// `begin` begins to wait for a turn. `Response`: with waited_us.
   template <class Response, class Begin>
   grpc::ServerUnaryReactor* turn(grpc::CallbackServerContext* context, Response* response,
-                                 Begin begin, TurnCall::Forget forget) {
-    auto* const call = new TurnCall(loop_, std::move(forget));
-    const std::optional<Caller> caller = caller_of(context);
-    if (!caller)
-      call->Finish(kGone);
-    else
-      call->begin(*caller, *response, [begin, caller = *caller](TurnCall::Done done) {
-        return begin(caller, std::move(done));
-      });
-    return call;
+                                 Begin begin) {
+    return calls_.begin<Answer>(context, [=, this](const std::shared_ptr<Answer>& call) {
+      const Time asked = Clock::now();
+      const auto done = [call, response, asked](const Status& status) {
+        if (call->ended()) return;
+        response->set_waited_us(to_us(Clock::now() - asked));
+        call->end(status);
+      };
+      const Stages::WaitId wait = begin(call->caller(), done);
+      call->on_gone([this, wait] { broker_.forget(wait); });
+    });
   }
 
   /// `Request`: PauseRequest, ResumeRequest or SwapRequest.
   template <class Request>
   grpc::ServerWriteReactor<v1::Progress>* operation(grpc::CallbackServerContext* context,
                                                     const Request& request) {
-    const std::optional<Caller> caller = caller_of(context);
-    if (!caller) return gone(Stream<v1::Progress>::make());
-    const auto charge = CallCharge::make(loop_);
-    const auto wait = std::make_shared<StreamObserver::Wait>();
-    const auto stream = Stream<v1::Progress>::make([charge, wait, loop = &loop_] {
-      loop->post([wait] {
-        wait->gone = true;
-        if (wait->forget) wait->forget();
-      });
-    });
-    loop_.post([this, stream, charge, wait, caller = *caller, request] {
-      if (Status status = charge->take(caller, of_call(kBacklog)); !status.ok())
-        return stream->finish(to_grpc(status));
-      auto observer = std::make_shared<StreamObserver>(stream, wait);
+    using Progress = Stream<v1::Progress>;
+    return calls_.begin<Progress>(context, [this, &request](const std::shared_ptr<Progress>& call) {
+      const Caller& caller = call->caller();
+      const auto observer = std::make_shared<StreamObserver>(call);
       const Result<FleetTransaction> read = transaction_of(request);
-      if (!read.ok()) return observer->finished(read.status());
+      if (!read.ok()) return call->end(read.status());
       const FleetTransaction& transaction = read.value();
       if (request.nodes_size() > 0) return lead(caller, request, observer);
       if (transaction.swap)
@@ -474,7 +369,6 @@ class ControlService final : public v1::Broker::CallbackService {
         broker_.start_operation(caller, transaction.task, transaction.groups, transaction.timeout,
                                 observer);
     });
-    return stream.get();
   }
 
   template <class Request>
@@ -487,8 +381,7 @@ class ControlService final : public v1::Broker::CallbackService {
   }
 
   Broker& broker_;
-  EventLoop& loop_;
-  const UnaryCalls calls_;
+  const Calls calls_;
   const Callers& callers_;
   Upgrades* const upgrades_;
   Fleet* fleet_ = nullptr;
@@ -527,25 +420,18 @@ Status ControlServer::start(const ControlSettings& settings) {
   }
   links_ = std::make_unique<GrpcNodeLinks>(loop_, settings.tls_dir);
   fleet_ = std::make_unique<Fleet>(broker_, loop_, *links_, settings.deadlines);
-  fleet_service_ = std::make_unique<FleetService>(
-      *fleet_, loop_, [service = service_.get()](const grpc::CallbackServerContext* context) {
-        return service->caller_of(context);
-      });
+  fleet_service_ = std::make_unique<FleetService>(*fleet_, loop_, service_->calls());
   service_->use(*fleet_);
   if (settings.llm_d) {
     std::random_device random;
     const auto operations =
         std::make_shared<LlmdOperations>(std::uint64_t{random()} << 32U | random());
-    llm_d_service_ = std::make_unique<LlmdService>(
-        broker_, loop_, settings.llm_d_deep, operations,
-        [service = service_.get()](const grpc::CallbackServerContext* context) {
-          return service->caller_of(context);
-        });
+    llm_d_service_ =
+        std::make_unique<LlmdService>(broker_, service_->calls(), settings.llm_d_deep, operations);
+    const Calls open(loop_,
+                     [this](const auto* context) { return llm_d_callers_.of(context->peer()); });
     llm_d_open_service_ =
-        std::make_unique<LlmdService>(broker_, loop_, settings.llm_d_deep, operations,
-                                      [this](const grpc::CallbackServerContext* context) {
-                                        return llm_d_callers_.of(context->peer());
-                                      });
+        std::make_unique<LlmdService>(broker_, open, settings.llm_d_deep, operations);
     if (!settings.llm_d_listen.empty())
       if (Status status = open_llm_d(settings.llm_d_listen); !status.ok()) return status;
   }

@@ -120,7 +120,7 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
 
 grpc::ServerBidiReactor<v1::FleetCommands, v1::FleetReports>* FleetService::Take(
     grpc::CallbackServerContext* context) {
-  const auto call = std::make_shared<TakeServed>(fleet_, loop_, caller_of_(context));
+  const auto call = std::make_shared<TakeServed>(fleet_, loop_, calls_.caller_of(context));
   call->begin(call);
   return call.get();
 }
@@ -128,17 +128,11 @@ grpc::ServerBidiReactor<v1::FleetCommands, v1::FleetReports>* FleetService::Take
 grpc::ServerUnaryReactor* FleetService::GetStanding(grpc::CallbackServerContext* context,
                                                     const v1::FleetStandingRequest* request,
                                                     v1::FleetStanding* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const std::optional<Caller> caller = caller_of_(context);
-  if (!caller || !caller->operates) {
-    reactor->Finish({grpc::StatusCode::PERMISSION_DENIED, "only operators may ask that"});
-    return reactor;
-  }
-  loop_.post([this, reactor, request, response] {
+  return calls_.on_loop(context, response, [this, request, response](const Caller& caller) {
+    if (!caller.operates) return Status(Code::kPermissionDenied, "only operators may ask that");
     *response = fleet_.standing(request->transaction());
-    reactor->Finish(grpc::Status::OK);
+    return Status();
   });
-  return reactor;
 }
 
 }  // namespace amem

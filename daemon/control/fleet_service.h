@@ -3,22 +3,20 @@
 // gRPC's threads; each call hands its work to the loop.
 #pragma once
 
-#include <functional>
-#include <optional>
+#include <utility>
 
 #include "amem/v1/fleet.grpc.pb.h"
 #include "daemon/base/event_loop.h"
+#include "daemon/control/call.h"
 #include "daemon/fleet/fleet.h"
 
 namespace amem {
 
 class FleetService final : public v1::Fleet::CallbackService {
  public:
-  using CallerOf = std::function<std::optional<Caller>(const grpc::CallbackServerContext*)>;
-
-  /// All outlive this object.
-  FleetService(Fleet& fleet, EventLoop& loop, CallerOf caller_of)
-      : fleet_(fleet), loop_(loop), caller_of_(std::move(caller_of)) {}
+  /// Fleet and loop outlive this object.
+  FleetService(Fleet& fleet, EventLoop& loop, Calls calls)
+      : fleet_(fleet), loop_(loop), calls_(std::move(calls)) {}
 
   grpc::ServerBidiReactor<v1::FleetCommands, v1::FleetReports>* Take(
       grpc::CallbackServerContext* context) override;
@@ -29,7 +27,7 @@ class FleetService final : public v1::Fleet::CallbackService {
  private:
   Fleet& fleet_;
   EventLoop& loop_;
-  const CallerOf caller_of_;
+  const Calls calls_;
 };
 
 }  // namespace amem

@@ -34,13 +34,9 @@ class Watcher final : public OperationObserver {
 
 }  // namespace
 
-LlmdService::LlmdService(Broker& broker, EventLoop& loop, bool deep,
-                         std::shared_ptr<LlmdOperations> operations, CallerOf caller_of)
-    : broker_(broker),
-      calls_(broker, loop),
-      deep_(deep),
-      operations_(std::move(operations)),
-      caller_of_(std::move(caller_of)) {}
+LlmdService::LlmdService(Broker& broker, Calls calls, bool deep,
+                         std::shared_ptr<LlmdOperations> operations)
+    : broker_(broker), calls_(std::move(calls)), deep_(deep), operations_(std::move(operations)) {}
 
 Result<std::string> LlmdService::start(const Caller& caller, const Task& task,
                                        const std::string& job) {
@@ -79,7 +75,7 @@ amem::Status LlmdService::answer(const Caller& caller, const Task& task, const R
 grpc::ServerUnaryReactor* LlmdService::Snapshot(grpc::CallbackServerContext* context,
                                                 const llm_d::SnapshotRequest* request,
                                                 llm_d::SnapshotResponse* response) {
-  return calls_.on_loop(caller_of_(context), response, [=, this](const Caller& caller) {
+  return calls_.on_loop(context, response, [=, this](const Caller& caller) {
     Task pause(Operation::kPause);
     pause.deep = deep_;
     return answer(caller, pause, *request, *response);
@@ -89,7 +85,7 @@ grpc::ServerUnaryReactor* LlmdService::Snapshot(grpc::CallbackServerContext* con
 grpc::ServerUnaryReactor* LlmdService::Restore(grpc::CallbackServerContext* context,
                                                const llm_d::RestoreRequest* request,
                                                llm_d::RestoreResponse* response) {
-  return calls_.on_loop(caller_of_(context), response, [=, this](const Caller& caller) {
+  return calls_.on_loop(context, response, [=, this](const Caller& caller) {
     return answer(caller, Task(Operation::kResume), *request, *response);
   });
 }
@@ -97,7 +93,7 @@ grpc::ServerUnaryReactor* LlmdService::Restore(grpc::CallbackServerContext* cont
 grpc::ServerUnaryReactor* LlmdService::GetOperation(grpc::CallbackServerContext* context,
                                                     const llm_d::GetOperationRequest* request,
                                                     llm_d::GetOperationResponse* response) {
-  return calls_.on_loop(caller_of_(context), response, [=, this](const Caller& caller) {
+  return calls_.on_loop(context, response, [=, this](const Caller& caller) {
     const auto answer = operations_->get(caller, request->operation_id(), Clock::now());
     if (answer.ok()) *response = answer.value();
     return answer.status();
@@ -107,7 +103,7 @@ grpc::ServerUnaryReactor* LlmdService::GetOperation(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* LlmdService::Status(grpc::CallbackServerContext* context,
                                               const llm_d::StatusRequest*,
                                               llm_d::StatusResponse* response) {
-  return calls_.on_look(caller_of_(context), response, [=, this](const Caller& caller) {
+  return calls_.on_look(broker_, context, response, [=, this](const Caller& caller) {
     v1::NodeStatus node;
     broker_.status(caller, node);
     put(*response, node);

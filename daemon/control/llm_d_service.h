@@ -4,24 +4,18 @@
 // gRPC's threads call; the rest happens on the loop's.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <optional>
 
+#include "daemon/control/call.h"
 #include "daemon/control/llm_d_operations.h"
-#include "daemon/control/unary_calls.h"
 #include "llm_d/snapshot_agent.grpc.pb.h"
 
 namespace amem {
 
 class LlmdService final : public llm_d::SnapshotAgentService::CallbackService {
  public:
-  /// Who calls; nothing: nobody any more. Any thread.
-  using CallerOf = std::function<std::optional<Caller>(const grpc::CallbackServerContext*)>;
-
-  /// Broker and loop outlive this object. `deep`: snapshots are deep pauses.
-  LlmdService(Broker& broker, EventLoop& loop, bool deep,
-              std::shared_ptr<LlmdOperations> operations, CallerOf caller_of);
+  /// The broker outlives this object. `deep`: snapshots are deep pauses.
+  LlmdService(Broker& broker, Calls calls, bool deep, std::shared_ptr<LlmdOperations> operations);
 
   grpc::ServerUnaryReactor* Snapshot(grpc::CallbackServerContext* context,
                                      const llm_d::SnapshotRequest* request,
@@ -45,10 +39,9 @@ class LlmdService final : public llm_d::SnapshotAgentService::CallbackService {
   Result<std::string> start(const Caller& caller, const Task& task, const std::string& job);
 
   Broker& broker_;
-  const UnaryCalls calls_;
+  const Calls calls_;
   const bool deep_;
   const std::shared_ptr<LlmdOperations> operations_;
-  const CallerOf caller_of_;
 };
 
 }  // namespace amem
