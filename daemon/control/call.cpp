@@ -3,6 +3,7 @@
 namespace amem {
 
 bool Call::begins(std::optional<Caller> caller, std::uint64_t backlog) {
+  if (gone_) return false;  // it ends by that
   Amounts amounts;
   amounts[Resource::kCalls] = 1;
   amounts[Resource::kQueuedBytes] = backlog;

@@ -1,6 +1,7 @@
 // Call: the life of a call of the control API. All calls have the same rules:
 //
-// - It begins on the loop's thread: it is charged to its caller's owner. A refusal ends it.
+// - It begins on the loop's thread, unless its caller has gone by then. It is charged to its
+//   caller's owner. A refusal ends it.
 // - When its caller hangs up, or its deadline has passed, what waits for it is told, and it ends.
 //   What it has begun goes on.
 // - It ends once, with a status. A stream first writes what has been pushed.
@@ -63,7 +64,7 @@ class Call {
 
  private:
   friend class Calls;
-  /// False: it has been refused. Nothing: nobody calls any more.
+  /// False: it has been refused, or its caller has gone. Nothing: nobody calls any more.
   bool begins(std::optional<Caller> caller, std::uint64_t backlog);
 
   std::atomic<bool> gone_ = false;

@@ -229,6 +229,19 @@ TEST_F(CallTest, ItsEndAndItsCallersAtTheSameMoment) {
   }
 }
 
+TEST_F(CallTest, NothingBeginsForACallerWhoHasGone) {
+  std::optional<Asked> asked;
+  {
+    const Held held(loop);
+    asked.emplace(*stub);
+    eventually([&] { return service->last.load() != nullptr; }, "it comes");
+    asked->context.TryCancel();
+    eventually([&] { return service->last.load()->gone(); }, "it hears of it");
+  }
+  EXPECT_EQ(asked->status().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_EQ(ask([&] { return service->waiting.size(); }), 0U);
+}
+
 TEST_F(CallTest, AStreamWaitsForItsReader) {
   grpc::ClientContext context;
   const auto reader = stub->Watch(&context, {});
