@@ -15,6 +15,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -75,7 +76,9 @@ class Call {
 
 class Answer final : public Call, public grpc::ServerUnaryReactor {
  public:
-  static constexpr std::size_t kBacklog = 0;
+  /// Bytes that it is charged for before its work. More than that have only answers of calls that
+  /// change nothing, so what is refused has done nothing.
+  static constexpr std::size_t kBacklog = 1024;
 
   explicit Answer(EventLoop& loop) : Call(loop) {}
   /// Ends with what `work` returns, and with what it has put into `response`, which is charged for
@@ -84,8 +87,9 @@ class Answer final : public Call, public grpc::ServerUnaryReactor {
   void give(google::protobuf::Message& response, const Work& work) {
     if (ended()) return;
     Status status = work(caller());
+    const std::size_t size = response.SpaceUsedLong() + response.ByteSizeLong();
     Amounts bytes;
-    bytes[Resource::kQueuedBytes] = response.SpaceUsedLong() + response.ByteSizeLong();
+    bytes[Resource::kQueuedBytes] = size - std::min(size, kBacklog);
     if (status.ok()) status = charge(bytes);
     if (!status.ok()) response.Clear();
     end(status);

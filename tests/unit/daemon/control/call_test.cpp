@@ -63,11 +63,21 @@ class Service final : public v1::Broker::CallbackService {
     });
   }
 
+  grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
+                                      const v1::SetPolicyRequest*,
+                                      v1::SetPolicyResponse* response) override {
+    return calls.on_loop(context, response, [this](const Caller&) {
+      ++policies;
+      return Status();
+    });
+  }
+
   const Calls calls;
   std::atomic<Call*> last = nullptr;  // gRPC has it
   // The loop's thread.
   std::list<std::pair<std::shared_ptr<Answer>, v1::LeaseResponse*>> waiting;
   std::shared_ptr<Stream<v1::Event>> watch;
+  int policies = 0;
   int messages = 0;
   int parts = 0;
   int forgotten = 0;
@@ -242,6 +252,18 @@ TEST_F(CallTest, NothingBeginsForACallerWhoHasGone) {
   EXPECT_EQ(ask([&] { return service->waiting.size(); }), 0U);
 }
 
+TEST_F(CallTest, WhatIsRefusedHasDoneNothing) {
+  std::list<grpc::ClientContext> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::Event>>> watches;
+  for (int i = 0; i < 4; ++i) watches.push_back(stub->Watch(&contexts.emplace_back(), {}));
+  eventually([&] { return used(Resource::kQueuedBytes) == 1 << 20; }, "they have all there is");
+  grpc::ClientContext context;
+  v1::SetPolicyResponse response;
+  EXPECT_EQ(stub->SetPolicy(&context, {}, &response).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(ask([&] { return service->policies; }), 0);
+}
+
 TEST_F(CallTest, AStreamWaitsForItsReader) {
   grpc::ClientContext context;
   const auto reader = stub->Watch(&context, {});
@@ -261,7 +283,6 @@ TEST_F(CallTest, AStreamWaitsForItsReader) {
     service->watch->end({Code::kUnavailable, "over"});
     service->watch->push({});  // no effect any more
   });
-  EXPECT_EQ(used(Resource::kCalls), 1U);
   v1::Event event;
   std::uint64_t read = 0;
   for (; reader->Read(&event); ++read) EXPECT_EQ(event.time_ms(), read);
