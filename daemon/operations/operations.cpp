@@ -98,10 +98,15 @@ std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration
     const std::optional<Status> proven = means_.deep_proof.verdict(visible);
     if (!proven && closed_.ok() && refusal_.ok()) {
       await_proof_.insert(observer);
+      observer->on_wait([this, waits = std::weak_ptr(observer)] {
+        const Observer gone = waits.lock();
+        if (await_proof_.erase(gone) > 0)
+          gone->finished({Code::kCancelled, "the caller has disconnected"});
+      });
       means_.deep_proof.prove(
           visible, [this, task, groups, timeout, observer, who, abroad](const Status& now) {
             const auto waits = await_proof_.find(observer);
-            if (waits == await_proof_.end()) return;  // it has been told that amemd ends
+            if (waits == await_proof_.end()) return;  // its caller has gone, or amemd ends
             await_proof_.erase(waits);
             if (!now.ok()) return observer->finished(now);
             start(task, groups, timeout, observer, who, abroad);

@@ -275,6 +275,20 @@ def test_the_group_ends_meanwhile(deep_node):
     assert answer.code != 0 and "has ended in the meantime" in answer.error, answer
 
 
+def test_a_deep_pause_goes_with_its_caller(deep_node):
+    """Nothing has begun before the proof is over."""
+    ranks = started(deep_node)
+    deep_node.broker.faults("cuCheckpointProcessLock:1:delay=2000")
+    operation = deep_node.ctl.start("pause", "train", "--deep")
+    eventually(lambda: targets(deep_node), what="the proof has begun")
+    operation.kill()
+    eventually(lambda: proofs(deep_node) == 1, what="it is over")
+    still_runs(deep_node, ranks)
+    assert not deep_node.ctl("history").json["operations"]
+    works(deep_node, ranks)
+    assert proofs(deep_node) == 1
+
+
 def test_the_proof_of_a_swap_comes_before_its_checkpoint(deep_node):
     """The group has left by then: it is paused, and the other runs."""
     ranks = started(deep_node)
