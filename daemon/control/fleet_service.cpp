@@ -20,8 +20,13 @@ class TakeServed final : public Talk<grpc::ServerBidiReactor<v1::FleetCommands, 
 
   void begin(std::shared_ptr<TakeServed> self) {
     self_ = std::move(self);
-    if (caller_) return listen();
-    result_ = {grpc::StatusCode::UNAVAILABLE, "the caller has disconnected"};
+    if (!caller_)
+      result_ = {grpc::StatusCode::UNAVAILABLE, "the caller has disconnected"};
+    else if (!caller_->operates)  // nobody else is charged for it
+      result_ = {grpc::StatusCode::PERMISSION_DENIED,
+                 "only operators of this node may include it in an operation over several nodes"};
+    else
+      return listen();
     close();
   }
 

@@ -251,10 +251,7 @@ std::shared_ptr<Participant> Fleet::take(const Caller& caller, const v1::FleetBe
       [this](Duration time, EventLoop::Job job) { loop_.at(Clock::now() + time, std::move(job)); },
       begin, report);
   Status refused;
-  if (!caller.operates)
-    refused = {Code::kPermissionDenied,
-               "only operators of this node may include it in an operation over several nodes"};
-  else if (begin.protocol() != kFleetProtocol)
+  if (begin.protocol() != kFleetProtocol)
     refused = {Code::kFailedPrecondition,
                "this node's amemd " + std::string(kVersion) + " speaks version " +
                    std::to_string(kFleetProtocol) +

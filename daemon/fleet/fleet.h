@@ -35,7 +35,7 @@ class Fleet {
   /// `begin`: the task and the nodes' addresses. This object fills in the rest.
   void lead(const Caller& caller, v1::FleetBegin begin, const Operations::Observer& observer);
   /// This node's participant of an operation that another leads, or this one. `report` gets why it
-  /// is refused, too.
+  /// is refused, too. REQUIRES: the caller operates.
   std::shared_ptr<Participant> take(const Caller& caller, const v1::FleetBegin& begin,
                                     const FleetTransaction& transaction,
                                     Participant::Report report);

@@ -111,6 +111,14 @@ def test_an_owner_has_so_many_calls_at_a_time(node, opened):
     eventually(served, what="she is served again")
 
 
+def test_calls_of_other_nodes_are_for_operators(node, opened):
+    """They are not charged. Hers end before they have said anything."""
+    hers = callers(node, ALICE, opened)
+    calls = [hers.start("Take", service="amem.v1.Fleet", whole=False) for _ in range(CALLS)]
+    hers.await_(lambda: set(calls) <= hers.ended, "refusals")
+    assert b"only operators of this node" in hers.headers[calls[0]]
+
+
 def test_answers_that_nobody_reads_are_charged(node, opened):
     """Of unary calls: who does not read gets no more than quotas.queue has space for."""
     node.broker.terminate()
