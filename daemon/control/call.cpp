@@ -2,7 +2,7 @@
 
 namespace amem {
 
-bool Call::begins(std::optional<Caller> caller, std::uint64_t backlog) {
+bool ControlCall::begins(std::optional<Caller> caller, std::uint64_t backlog) {
   if (gone_) return false;  // it ends by that
   Amounts amounts;
   amounts[Resource::kCalls] = 1;
@@ -14,7 +14,7 @@ bool Call::begins(std::optional<Caller> caller, std::uint64_t backlog) {
   return status.ok();
 }
 
-Status Call::charge(const Amounts& amounts) {
+Status ControlCall::charge(const Amounts& amounts) {
   if (caller_->account == nullptr) return {};
   Result<Charge> charge = caller_->account->take(amounts);
   if (!charge.ok()) return charge.status();
@@ -22,19 +22,19 @@ Status Call::charge(const Amounts& amounts) {
   return {};
 }
 
-void Call::on_gone(std::function<void()> forget) {
+void ControlCall::on_gone(std::function<void()> forget) {
   if (ended()) return forget();
   forget_ = std::move(forget);
 }
 
-void Call::end(const Status& status) {
+void ControlCall::end(const Status& status) {
   if (ended()) return;
   status_ = grpc::Status(static_cast<grpc::StatusCode>(status.code()), status.text());
   forget_ = nullptr;
   next();
 }
 
-void Call::cancelled() {
+void ControlCall::cancelled() {
   gone_ = true;
   loop_.post([self = self_] {
     if (const auto forget = std::exchange(self->forget_, nullptr)) forget();
@@ -43,7 +43,7 @@ void Call::cancelled() {
   });
 }
 
-void Call::done() {
+void ControlCall::done() {
   loop_.post([self = std::move(self_)] { self->charges_.clear(); });
 }
 

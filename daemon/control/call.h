@@ -1,4 +1,4 @@
-// Call: the life of a call of the control API. All calls have the same rules:
+// ControlCall: the life of a call of the control API. All calls have the same rules:
 //
 // - It begins on the loop's thread, unless its caller has gone by then. It is charged to its
 //   caller's owner. A refusal ends it.
@@ -7,7 +7,7 @@
 // - It ends once, with a status. A stream first writes what has been pushed.
 // - What it was charged is given back when gRPC has done with it.
 //
-// An Answer has one message. This one and the request are gRPC's, and there until the call has
+// An AnswerCall has one message. This one and the request are gRPC's, and there until the call has
 // ended. A Stream has any number.
 //
 // For the loop's thread, except what gRPC calls.
@@ -33,11 +33,11 @@
 
 namespace amem {
 
-class Call {
+class ControlCall {
  public:
-  virtual ~Call() = default;
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
+  virtual ~ControlCall() = default;
+  ControlCall(const ControlCall&) = delete;
+  ControlCall& operator=(const ControlCall&) = delete;
 
   const Caller& caller() const { return *caller_; }
   bool ended() const { return status_.has_value(); }
@@ -49,7 +49,7 @@ class Call {
   void on_gone(std::function<void()> forget);
 
  protected:
-  explicit Call(EventLoop& loop) : loop_(loop) {}
+  explicit ControlCall(EventLoop& loop) : loop_(loop) {}
   /// Besides what it had when it began.
   Status charge(const Amounts& amounts);
   /// Takes the next step, if none is under way: with status_ the last. Called again after each.
@@ -60,7 +60,7 @@ class Call {
   void done();
 
   EventLoop& loop_;
-  std::shared_ptr<Call> self_;          // gRPC's reference
+  std::shared_ptr<ControlCall> self_;   // gRPC's reference
   std::optional<grpc::Status> status_;  // set: it has ended
 
  private:
@@ -74,13 +74,13 @@ class Call {
   std::function<void()> forget_;
 };
 
-class Answer final : public Call, public grpc::ServerUnaryReactor {
+class AnswerCall final : public ControlCall, public grpc::ServerUnaryReactor {
  public:
   /// Bytes that it is charged for before its work. More than that have only answers of calls that
   /// change nothing, so what is refused has done nothing.
   static constexpr std::size_t kBacklog = 1024;
 
-  explicit Answer(EventLoop& loop) : Call(loop) {}
+  explicit AnswerCall(EventLoop& loop) : ControlCall(loop) {}
   /// Ends with what `work` returns, and with what it has put into `response`, which is charged for
   /// while it is on its way.
   template <class Work>
@@ -106,12 +106,12 @@ class Answer final : public Call, public grpc::ServerUnaryReactor {
 };
 
 template <class T>
-class Stream final : public Call, public grpc::ServerWriteReactor<T> {
+class Stream final : public ControlCall, public grpc::ServerWriteReactor<T> {
  public:
   /// Bytes that may wait for a caller that reads too slowly. It is charged for them.
   static constexpr std::size_t kBacklog = 256 << 10;
 
-  explicit Stream(EventLoop& loop) : Call(loop) {}
+  explicit Stream(EventLoop& loop) : ControlCall(loop) {}
   /// No effect once it has ended.
   void push(T message) {
     if (ended()) return;
@@ -160,9 +160,10 @@ class Stream final : public Call, public grpc::ServerWriteReactor<T> {
     batch_.pop_front();
     if (ok && !batch_.empty()) return this->StartWrite(&batch_.front());
     batch_.clear();
-    OnSendInitialMetadataDone(ok);
+    stepped(ok);
   }
-  void OnSendInitialMetadataDone(bool ok) override {
+  void OnSendInitialMetadataDone(bool ok) override { stepped(ok); }
+  void stepped(bool ok) {
     if (!ok) cancelled();
     this->loop_.post([this, self = this->self_] { written(); });
   }
@@ -189,7 +190,7 @@ class Calls {
   std::optional<Caller> caller_of(const grpc::CallbackServerContext* context) const {
     return caller_of_(context);
   }
-  /// `begin` gets the call, an Answer or a Stream, on the loop's thread.
+  /// `begin` gets the call, an AnswerCall or a Stream, on the loop's thread.
   template <class Kind>
   Kind* begin(const grpc::CallbackServerContext* context,
               std::function<void(const std::shared_ptr<Kind>&)> begin) const {
@@ -200,24 +201,26 @@ class Calls {
     });
     return call.get();
   }
-  /// As Answer::give().
+  /// As AnswerCall::give().
   template <class Response, class Work>
-  Answer* on_loop(const grpc::CallbackServerContext* context, Response* response, Work work) const {
-    return begin<Answer>(context, [response, work](const std::shared_ptr<Answer>& call) {
+  AnswerCall* on_loop(const grpc::CallbackServerContext* context, Response* response,
+                      Work work) const {
+    return begin<AnswerCall>(context, [response, work](const std::shared_ptr<AnswerCall>& call) {
       call->give(*response, work);
     });
   }
   /// As on_loop(), once the broker has looked at the devices. It outlives the calls.
   template <class Response, class Work>
-  Answer* on_look(Broker& broker, const grpc::CallbackServerContext* context, Response* response,
-                  Work work) const {
-    return begin<Answer>(context, [&broker, response, work](const std::shared_ptr<Answer>& call) {
-      // An amemd that ends looks at no device any more.
-      const std::shared_ptr<Answer> ends(call.get(), [call](Answer* it) {
-        it->end({Code::kUnavailable, "amemd is ending"});
-      });
-      broker.look_at_devices([ends, response, work] { ends->give(*response, work); });
-    });
+  AnswerCall* on_look(Broker& broker, const grpc::CallbackServerContext* context,
+                      Response* response, Work work) const {
+    return begin<AnswerCall>(
+        context, [&broker, response, work](const std::shared_ptr<AnswerCall>& call) {
+          // An amemd that ends looks at no device any more.
+          const std::shared_ptr<AnswerCall> ends(call.get(), [call](AnswerCall* it) {
+            it->end({Code::kUnavailable, "amemd is ending"});
+          });
+          broker.look_at_devices([ends, response, work] { ends->give(*response, work); });
+        });
   }
 
  private:

@@ -278,16 +278,17 @@ class ControlService final : public v1::Broker::CallbackService {
 
   grpc::ServerUnaryReactor* Upgrade(grpc::CallbackServerContext* context, const v1::UpgradeRequest*,
                                     v1::UpgradeResponse* response) override {
-    return calls_.begin<Answer>(context, [this, response](const std::shared_ptr<Answer>& call) {
-      if (upgrades_ == nullptr) return call->end({Code::kUnimplemented, ""});
-      upgrades_->ask(call->caller(),
-                     [call, response](const Status& status, const v1::UpgradeResponse& answer) {
-                       call->give(*response, [&](const Caller&) {
-                         *response = answer;
-                         return status;
-                       });
-                     });
-    });
+    return calls_.begin<AnswerCall>(
+        context, [this, response](const std::shared_ptr<AnswerCall>& call) {
+          if (upgrades_ == nullptr) return call->end({Code::kUnimplemented, ""});
+          upgrades_->ask(call->caller(),
+                         [call, response](const Status& status, const v1::UpgradeResponse& answer) {
+                           call->give(*response, [&](const Caller&) {
+                             *response = answer;
+                             return status;
+                           });
+                         });
+        });
   }
 
   grpc::ServerWriteReactor<v1::AllocationInfo>* ListAllocations(
@@ -338,7 +339,7 @@ class ControlService final : public v1::Broker::CallbackService {
   template <class Response, class Begin>
   grpc::ServerUnaryReactor* turn(grpc::CallbackServerContext* context, Response* response,
                                  Begin begin) {
-    return calls_.begin<Answer>(context, [=, this](const std::shared_ptr<Answer>& call) {
+    return calls_.begin<AnswerCall>(context, [=, this](const std::shared_ptr<AnswerCall>& call) {
       const Time asked = Clock::now();
       const auto done = [call, response, asked](const Status& status) {
         if (call->ended()) return;

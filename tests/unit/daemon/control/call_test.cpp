@@ -30,8 +30,8 @@ class Service final : public v1::Broker::CallbackService {
 
   grpc::ServerUnaryReactor* Lease(grpc::CallbackServerContext* context, const v1::LeaseRequest*,
                                   v1::LeaseResponse* response) override {
-    Answer* const call =
-        calls.begin<Answer>(context, [this, response](const std::shared_ptr<Answer>& begun) {
+    AnswerCall* const call = calls.begin<AnswerCall>(
+        context, [this, response](const std::shared_ptr<AnswerCall>& begun) {
           waiting.emplace_back(begun, response);
           begun->on_gone([this] { ++forgotten; });
         });
@@ -73,9 +73,9 @@ class Service final : public v1::Broker::CallbackService {
   }
 
   const Calls calls;
-  std::atomic<Call*> last = nullptr;  // gRPC has it
+  std::atomic<ControlCall*> last = nullptr;  // gRPC has it
   // The loop's thread.
-  std::list<std::pair<std::shared_ptr<Answer>, v1::LeaseResponse*>> waiting;
+  std::list<std::pair<std::shared_ptr<AnswerCall>, v1::LeaseResponse*>> waiting;
   std::shared_ptr<Stream<v1::Event>> watch;
   int policies = 0;
   int messages = 0;
