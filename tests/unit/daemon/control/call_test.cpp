@@ -100,6 +100,12 @@ struct Asked {
 
 class CallTest : public ::testing::Test {
  protected:
+  /// gRPC can hang when the last that uses it goes and it ends its threads.
+  static void SetUpTestSuite() {
+    static const auto* const kept = new std::shared_ptr<grpc::Channel>(
+        grpc::CreateChannel("unix-abstract:nobody", grpc::InsecureChannelCredentials()));
+    static_cast<void>(kept);
+  }
   void SetUp() override {
     ASSERT_TRUE(loop.open().ok());
     Quotas quotas;
