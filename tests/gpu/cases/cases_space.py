@@ -43,11 +43,11 @@ def explained(stage):
     return True
 
 
-def take_turns(bench, look, ranks, between=None):
+def take_turns(count, look, ranks, between=None):
     """Random groups are asked for a step at the same time, again and again. All get their turn; the longest time that it took.
     `look` gives the stage, and checks it. `between` is called before each round, with its number, when no switch is under way."""
     longest = 0.0
-    for number in range(QUICK_ROUNDS if bench.quick else ROUNDS):
+    for number in range(count):
         asked = random.sample(ranks, random.randint(1, len(ranks)))
         began = time.monotonic()
         if between:
@@ -57,6 +57,10 @@ def take_turns(bench, look, ranks, between=None):
         wait_until(lambda asked=asked: explained(look()) and not look()["switching"] and all(rank.steps() >= rank.asked for rank in asked), f"all have done a step, round {number}", 2 * STEP_S)
         longest = max(longest, time.monotonic() - began)
     return longest
+
+
+def rounds(bench):
+    return QUICK_ROUNDS if bench.quick else ROUNDS
 
 
 def finished(ranks, limit=STEP_S):
@@ -94,7 +98,7 @@ def turns_stays(bench):
             rank.wait_steps(rank.asked, "while there is space")
         with fills_beside(bench, broker, plain, [lends, borrows, wide], mib // 4):  # no two fit, and wide does not fit beside the memory that stays
             wide.ask()
-            longest = take_turns(bench, lambda: stage_of(broker), [lends, borrows, plain])
+            longest = take_turns(rounds(bench), lambda: stage_of(broker), [lends, borrows, plain])
             note = next(each["note"] for each in stage_of(broker)["groups"] if each["group"] == "wide")
             if wide.steps() or "does not fit" not in note:
                 raise Failure(f"wide has done {wide.steps()} steps where it cannot fit; it says: {note}")
@@ -117,7 +121,7 @@ def turns_contexts(bench):
                     others.enter_context(fills(bench, take_mib=mib // 4))
                 else:
                     others.close()
-            longest = take_turns(bench, lambda: stage_of(broker), ranks, others_change)
+            longest = take_turns(rounds(bench), lambda: stage_of(broker), ranks, others_change)
         said = figures(broker)
         steps = finished(ranks)
     return f"contexts of six processes have {contexts} MiB; {said}; all got their turn within {longest:.1f} s; {steps} steps, all bytes right"
@@ -160,7 +164,7 @@ def turns_large(bench):
         with stage_broker(bench, large + 3 * mib, margin, **DEMAND) as broker:
             ranks = starts_one_after_another(broker, [lambda: Rank(bench, "serve", "large", large), *(
                 lambda group=group: Rank(bench, "serve", group, mib) for group in ("b", "c"))], VERIFY_S)
-            longest = take_turns(bench, lambda: beside(broker, "large"), ranks)
+            longest = take_turns(QUICK_ROUNDS, lambda: beside(broker, "large"), ranks)
             said = figures(broker)
             steps = finished(ranks, VERIFY_S)
     return f"{large} of {whole} MiB and twice {mib}; {said}; all got their turn within {longest:.1f} s; {steps} steps, all bytes right"
@@ -216,7 +220,7 @@ def turns_owners(bench):
         idle.process.kill()
         ranks += starts_one_after_another(broker, [alice])
         with fills_beside(bench, broker, ranks[0], ranks[1:], mib // 2):
-            longest = take_turns(bench, lambda: stage_of(broker), ranks, lambda _: sees_only(broker, prefix, "hers"))
+            longest = take_turns(rounds(bench), lambda: stage_of(broker), ranks, lambda _: sees_only(broker, prefix, "hers"))
         said = figures(broker)
         steps = finished(ranks)
     return f"{said}; all got their turn within {longest:.1f} s; {steps} steps, all bytes right"

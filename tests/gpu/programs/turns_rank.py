@@ -7,8 +7,8 @@
 busy works without end, and serve as often as the number in the file --work says. --lend shares memory besides by CUDA IPC, and --borrow
 opens what another one lends. train and rollout are the halves of an RL loop: each
 iteration of one needs what the other has computed, by files in --folder. With --turns lease each takes its turns itself, with
---turns told it waits for a file, and with --turns none it computes at once. fill takes --mib of a GPU's memory, or with 0 all that is free but for --leave-mib. Prints a
-JSON object with a checksum of all bytes. Exit status: 0 all right, 1 a check failed.
+--turns told it waits for a file, and with --turns none it computes at once; it gives checksums. All bytes are verified at the end. fill takes --mib of a GPU's memory, or with 0 all that is free but for --leave-mib. Prints a
+JSON object. Exit status: 0 all right, 1 a check failed.
 """
 
 import argparse
@@ -100,14 +100,21 @@ class Memory:
                 if found != word:
                     sys.exit(f"FAILED: {found:#x} in half {number} of piece {i} at {at}, and not {word:#x}, after step {seed}")
 
-    def checksum(self, pieces=None):
-        """Of the bytes that are there. Each of them is compared with what it must be."""
+    def verified(self, i):
+        """The bytes of a piece that are there. Each of them is compared with what it must be."""
+        data = self.driver.read(self.pieces[i], self.piece)
+        if data != b"".join(word.to_bytes(4, "little") * (self.half // 4) for word in self.words[i]):
+            sys.exit(f"FAILED: piece {i} has other bytes")
+        return data
+
+    def verify(self):
+        for i in range(len(self.pieces)):
+            self.verified(i)
+
+    def checksum(self, pieces):
         crc = 0
-        for i in range(len(self.pieces)) if pieces is None else pieces:
-            data = self.driver.read(self.pieces[i], self.piece)
-            if data != b"".join(word.to_bytes(4, "little") * (self.half // 4) for word in self.words[i]):
-                sys.exit(f"FAILED: piece {i} has other bytes")
-            crc = zlib.crc32(data, crc)
+        for i in pieces:
+            crc = zlib.crc32(self.verified(i), crc)
         return crc
 
 
@@ -192,7 +199,7 @@ def half_of_a_loop(options, memory):
         memory.step(seed)
         given.append(memory.checksum([number % len(memory.pieces)]))
         if number == options.iterations:
-            final = memory.checksum()
+            final = memory.checksum(range(len(memory.pieces)))
         if options.turns == "lease":
             lease("--yield")
         write_whole(options.folder / f"{mine}.{number}", given[-1])
@@ -223,9 +230,11 @@ def main():
         memory = Memory(driver, options.mib)
         shared = Shared(driver, options.shared_mib, options.lend, options.borrow) if options.shared_mib else None
         write_whole(options.started, 1)
-        report = half_of_a_loop(options, memory) if options.role in ("train", "rollout") else work(options, memory, shared)
-        if "final" not in report:
-            report["final"] = memory.checksum()
+        if options.role in ("train", "rollout"):
+            report = half_of_a_loop(options, memory)
+        else:
+            report = work(options, memory, shared)
+            memory.verify()
     print(json.dumps({"program": "turns_rank", **report}), flush=True)
 
 
