@@ -14,7 +14,7 @@ from cases_turns import START_S, STAGE, STEP_S, Rank, fills, group_mib, running_
 from harness import MIB, Failure, Skip
 from registry import case
 
-ROUNDS, QUICK_ROUNDS = 20, 6
+ROUNDS, QUICK_ROUNDS, SIMULATED_ROUNDS = 20, 6, 3
 ALICE = 65531  # another user; the account need not exist
 MEMBERS = "nogroup"  # that Debian and Ubuntu have
 LARGE_PART = 0.92
@@ -60,7 +60,7 @@ def take_turns(count, look, ranks, between=None):
 
 
 def rounds(bench):
-    return QUICK_ROUNDS if bench.quick else ROUNDS
+    return SIMULATED_ROUNDS if bench.one_pool else QUICK_ROUNDS if bench.quick else ROUNDS
 
 
 def finished(ranks, limit=STEP_S):
@@ -164,7 +164,7 @@ def turns_large(bench):
         with stage_broker(bench, large + 3 * mib, margin, **DEMAND) as broker:
             ranks = starts_one_after_another(broker, [lambda: Rank(bench, "serve", "large", large), *(
                 lambda group=group: Rank(bench, "serve", group, mib) for group in ("b", "c"))], VERIFY_S)
-            longest = take_turns(QUICK_ROUNDS, lambda: beside(broker, "large"), ranks)
+            longest = take_turns(min(QUICK_ROUNDS, rounds(bench)), lambda: beside(broker, "large"), ranks)
             said = figures(broker)
             steps = finished(ranks, VERIFY_S)
     return f"{large} of {whole} MiB and twice {mib}; {said}; all got their turn within {longest:.1f} s; {steps} steps, all bytes right"
