@@ -103,7 +103,7 @@ done < <(elf_files "$bundle")
 
 for program in bin/amemd bin/amem-holder bin/amem-checkpoint bin/amemctl bin/amem_nccl_cycle bin/amem_call_bench bin/amem_launch_bench bin/amem_memory_bench \
                lib/libamem_shim.so share/amem/gpu-tests/run.sh share/amem/gpu-tests/cases/run_cases.py \
-               share/amem/gpu-tests/programs/torch_cycle.py share/amem/gpu-tests/by_hand/checkpoint_callers.py share/amem/bench/run.sh \
+               share/amem/gpu-tests/programs/torch_cycle.py share/amem/gpu-tests/by_hand/proof.py share/amem/bench/run.sh \
                python/amem/_version.py python/amem/_broker.binpb; do
   if [ ! -e "$bundle/$program" ]; then
     echo "the bundle has no $program" >&2

@@ -23,7 +23,7 @@ UNAVAILABLE = 3  # amemctl's exit status
 MIB = 64
 JOB = f"""
 import ctypes, sys, time
-sys.path.insert(0, {str(HERE.parent / "programs")!r})
+sys.path.insert(0, {str(HERE.parent / "gpu" / "programs")!r})
 import bare_driver
 driver = bare_driver.Driver()
 memory = ctypes.c_uint64()
