@@ -121,38 +121,49 @@ GroupView StageViews::beginning(const StageRules& stage, const std::string& name
   return view;
 }
 
-DeviceBytes StageViews::others_use(const StageRules& stage, const StageMemory& memory) const {
-  DeviceBytes taken(stage.devices.size());
-  for (std::size_t i = 0; i < taken.size(); ++i) {
-    const StageDevice& device = stage.devices[i];
-    std::uint64_t ours = 0;  // of groups that take turns, in or out
-    for (const auto& [id, group] : node_.groups) {
-      if (group.stage != stage.name) continue;
-      const auto m = memory.groups.find(id);
-      if (m != memory.groups.end() && !m->second.refusal.empty()) continue;
-      const SumsByDevice& sums = node_.allocations.sums(id);
-      const auto tags = sums.find(device.device);
+DeviceBytes StageViews::resident(const StageRules& stage, const StageMemory& memory,
+                                 bool of_takers) const {
+  DeviceBytes bytes(stage.devices.size());
+  for (const auto& [id, group] : node_.groups) {
+    const auto m = memory.groups.find(id);
+    const bool refused = m != memory.groups.end() && !m->second.refusal.empty();
+    if ((group.stage == stage.name && !refused) != of_takers) continue;
+    const SumsByDevice& sums = node_.allocations.sums(id);
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      const auto tags = sums.find(stage.devices[i].device);
       if (tags == sums.end()) continue;
-      for (const auto& [tag, bytes] : tags->second) ours += bytes.resident;
+      for (const auto& [tag, each] : tags->second) bytes[i] += each.resident;
     }
-    if (const auto use = seen_.find(device.device); use != seen_.end()) {
-      const std::uint64_t used = device.capacity - std::min(device.capacity, use->second.free);
-      taken[i] = used - std::min(used, ours);
+  }
+  return bytes;
+}
+
+OthersUse StageViews::others_use(const StageRules& stage, const StageMemory& memory) const {
+  OthersUse use{DeviceBytes(stage.devices.size()), resident(stage, memory, false)};
+  const DeviceBytes ours = resident(stage, memory, true);
+  for (std::size_t i = 0; i < stage.devices.size(); ++i) {
+    const StageDevice& device = stage.devices[i];
+    if (const auto seen = seen_.find(device.device); seen != seen_.end()) {
+      const std::uint64_t used = device.capacity - std::min(device.capacity, seen->second.free);
+      use.all[i] = used - std::min(used, ours[i]);
       continue;
     }
     // Nobody says, so it is what is known of.
+    use.all[i] = use.brokered[i];
     for (const auto& [id, rank] : node_.ranks)
       for (const Unbrokered& each : rank.unbrokered)
-        if (!each.host && each.device == device.device) taken[i] += each.bytes;
-    const Usage all = node_.allocations.usage(
-        [&](const Allocation& a) { return a.device == device.device && a.resident(); });
-    taken[i] += all.resident - std::min(all.resident, ours);
+        if (!each.host && each.device == device.device) use.all[i] += each.bytes;
   }
-  return taken;
+  return use;
 }
 
-StageView StageViews::of(const StageRules& stage, const DeviceBytes& taken, Time now) const {
-  StageView view{stage.name, stage.rules, stage.devices, taken, {}};
+StageView StageViews::of(const StageRules& stage, const StageMemory& memory, const OthersUse& seen,
+                         Time now) const {
+  StageView view{stage.name, stage.rules, stage.devices, seen.all, {}};
+  // What they have got since counts at once. What they have freed does when it is seen to be free.
+  const DeviceBytes brokered = resident(stage, memory, false);
+  for (std::size_t i = 0; i < brokered.size(); ++i)
+    view.taken[i] += brokered[i] - std::min(brokered[i], seen.brokered[i]);
   std::map<GroupId, std::size_t> at;
   for (const auto& [id, group] : node_.groups) {
     if (group.stage != stage.name) continue;

@@ -29,23 +29,31 @@ struct StageRules {
 inline constexpr Duration kAskForWork = std::chrono::seconds(5);
 inline constexpr Duration kNoAnswer = std::chrono::seconds(10);
 
+/// What others than the groups of a stage that take turns have on its devices.
+struct OthersUse {
+  DeviceBytes all;
+  DeviceBytes brokered;  // of it, groups
+};
+
 class StageViews {
  public:
   /// Everything passed in outlives this object.
   StageViews(const Node& node, const Workers::Uses& seen, const StageWaits& waits)
       : node_(node), seen_(seen), waits_(waits) {}
 
-  /// `taken`: as others_use() said when nothing was on its way.
-  StageView of(const StageRules& stage, const DeviceBytes& taken, Time now) const;
-  /// What others than the groups of the stage that take turns have on its devices, by what was last
-  /// seen there. REQUIRES: no group of the stage has moved since.
-  DeviceBytes others_use(const StageRules& stage, const StageMemory& memory) const;
+  /// `seen`: as others_use() said when nothing was on its way.
+  StageView of(const StageRules& stage, const StageMemory& memory, const OthersUse& seen,
+               Time now) const;
+  /// By what was last seen of the devices. REQUIRES: no group of the stage has moved since.
+  OthersUse others_use(const StageRules& stage, const StageMemory& memory) const;
   /// One that would begin in the stage, without memory.
   GroupView beginning(const StageRules& stage, const std::string& name,
                       const Account& account) const;
 
  private:
   GroupView view(const StageRules& stage, const GroupEntry& group) const;
+  /// Of all groups of the node that take turns in the stage, or of all that do not.
+  DeviceBytes resident(const StageRules& stage, const StageMemory& memory, bool of_takers) const;
 
   const Node& node_;
   const Workers::Uses& seen_;  // how much of devices is in use

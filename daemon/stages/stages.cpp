@@ -124,7 +124,7 @@ void Stages::open(const std::vector<StageSettings>& settings) {
     stage.name = each.name;
     stage.rules = each.rules;
     stage.devices = devices_of(each, means_.devices);
-    stage.taken.resize(stage.devices.size());
+    stage.others = views_.others_use(stage, stage.memory);
     stage.min_residency = each.min_residency;
     stage.users = each.users;
     stage.groups = each.groups;
@@ -160,7 +160,7 @@ std::string Stages::names() const {
 }
 
 StageView Stages::view_of(const Stage& stage) const {
-  StageView view = views_.of(stage, stage.taken, Clock::now());
+  StageView view = views_.of(stage, stage.memory, stage.others, Clock::now());
   view.seen = !stage.unseen;
   return view;
 }
@@ -454,7 +454,7 @@ void Stages::poll_devices() {
 void Stages::see(Stage& stage) {
   const bool since = !stage.unseen || poll_began_ >= *stage.unseen;
   if (!moving(view_of(stage), stage.memory) && since) {
-    stage.taken = views_.others_use(stage, stage.memory);
+    stage.others = views_.others_use(stage, stage.memory);
     stage.unseen.reset();
   }
   touch(stage);

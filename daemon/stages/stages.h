@@ -138,7 +138,7 @@ class Stages {
     std::vector<uid_t> users = {};   // whose groups may join; neither users nor groups: everybody's
     std::vector<gid_t> groups = {};  // likewise
     StageMemory memory = {};
-    DeviceBytes taken = {};               // by others, when last seen
+    OthersUse others = {};                // when last seen
     std::optional<Time> unseen = Time{};  // memory was last on its way then, and not seen since
     std::optional<LastSwitch> last = {};
     std::optional<EventLoop::TimerId> timer = {};

@@ -49,7 +49,7 @@ class StageViewTest : public ::testing::Test {
     seen[some_device(device)] = use;
   }
   GroupView see(GroupId id) {
-    const StageView view = views.of(stage, taken, Clock::now());
+    const StageView view = views.of(stage, {}, others, Clock::now());
     for (const GroupView& each : view.groups)
       if (each.id == id) return each;
     ADD_FAILURE() << "group " << id << " is not there";
@@ -64,7 +64,7 @@ class StageViewTest : public ::testing::Test {
   StageWaits waits{loop, [](GroupId) {}};
   Workers::Uses seen;
   StageRules stage;
-  DeviceBytes taken = {0, 0};
+  OthersUse others{{0, 0}, {0, 0}};
   StageViews views{node, seen, waits};
 };
 
@@ -128,9 +128,29 @@ TEST_F(StageViewTest, OnlyMemoryOfGroupsThatTakeTurnsIsNotOthers) {
   allocate(2, 8);
   uses(1, 30);
   StageMemory memory;
-  EXPECT_EQ(views.others_use(stage, memory), (DeviceBytes{6 * kMiB, 0}));
+  EXPECT_EQ(views.others_use(stage, memory).all, (DeviceBytes{6 * kMiB, 0}));
   memory.groups[2].refusal = "it is too large";
-  EXPECT_EQ(views.others_use(stage, memory), (DeviceBytes{14 * kMiB, 0}));
+  EXPECT_EQ(views.others_use(stage, memory).all, (DeviceBytes{14 * kMiB, 0}));
+}
+
+TEST_F(StageViewTest, WhatOthersGetCountsAtOnceAndWhatTheyFreeWhenItIsSeen) {
+  group(1);
+  group(2).stage.clear();
+  allocate(1, 16);
+  allocate(2, 8);
+  uses(1, 30);
+  const StageMemory memory;
+  const auto taken = [&] { return views.of(stage, memory, others, Clock::now()).taken; };
+  others = views.others_use(stage, memory);
+  EXPECT_EQ(taken(), (DeviceBytes{14 * kMiB, 0}));
+  const AllocationId more = allocate(2, 3).id;
+  EXPECT_EQ(taken(), (DeviceBytes{17 * kMiB, 0}));
+  allocate(1, 1);
+  EXPECT_EQ(taken(), (DeviceBytes{17 * kMiB, 0}));
+  others = views.others_use(stage, memory);
+  EXPECT_EQ(taken(), (DeviceBytes{13 * kMiB, 0})) << "of 30 MiB 17 are the stage's";
+  ASSERT_TRUE(node.allocations.free(more, 2).ok());
+  EXPECT_EQ(taken(), (DeviceBytes{13 * kMiB, 0}));
 }
 
 TEST_F(StageViewTest, AGroupOnAnotherDeviceTakesNoTurns) {
