@@ -80,6 +80,11 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
   members_.remove(rank);
   requests_.forget(rank);
   if (expected_.erase(rank) > 0 && interrupted_ && expected_.empty()) patience_ = {};
+  if (interrupted_ && members_.empty()) {  // nobody is left to go on with it
+    interrupted_.reset();
+    patience_ = kNever;
+    state_ = rest_;
+  }
   // What an operation under way loses, its own error says.
   if (!course_ && was_paused() && late_.erase(rank) == 0) {
     if (++losses_ <= kLossesNamed)

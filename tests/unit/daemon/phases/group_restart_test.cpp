@@ -253,6 +253,15 @@ TEST_F(GroupRestartTest, OneThatEndsMeanwhileIsNotWaitedFor) {
   EXPECT_EQ(find<action::Ask>()->ranks, (std::vector<RankId>{1}));
 }
 
+TEST_F(GroupRestartTest, WithoutRanksNothingIsUnderWay) {
+  to_save();
+  restart();
+  for (const RankId rank : {1U, 2U}) next->leave(rank, false, now);
+  EXPECT_FALSE(next->under_way()) << "the group would never end";
+  EXPECT_EQ(next->wakeup(), kNever) << "its timer would be due in each turn of the loop";
+  EXPECT_EQ(next->state(), GroupState::kRunning);
+}
+
 TEST_F(GroupRestartTest, WhatRanksAskForAgainWaitsForTheEndOfWhatWasUnderWay) {
   to_save();
   restart();
