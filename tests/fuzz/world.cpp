@@ -1,13 +1,8 @@
 #include "tests/fuzz/world.h"
 
 #include <dirent.h>
-#include <google/protobuf/stubs/logging.h>
-#include <spdlog/spdlog.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <iterator>
 #include <set>
@@ -15,6 +10,7 @@
 
 #include "daemon/control/tasks.h"
 #include "tests/fuzz/check.h"
+#include "tests/fuzz/ground.h"
 #include "tests/fuzz/outside.h"
 
 namespace amem::fuzz {
@@ -24,14 +20,13 @@ using std::chrono::milliseconds;
 
 constexpr std::uint64_t kKiB = 1024;
 constexpr std::size_t kMostSteps = 400;
+constexpr int kPlayers = 4;
 constexpr int kTurns = 2;      // for a step: what it sent is read, what that has led to is done
 constexpr int kRounds = 64;    // in which all that there is to be answered is answered
 constexpr int kEndTurns = 40;  // after the last step
 constexpr milliseconds kTimes[] = {milliseconds(1),      milliseconds(5),      milliseconds(50),
                                    milliseconds(250),    milliseconds(2'000),  milliseconds(10'000),
                                    milliseconds(31'000), milliseconds(600'000)};
-
-Ground::Shape ground_shape;
 
 /// The entries of this process's table of open files.
 std::size_t open_files() {
@@ -66,76 +61,27 @@ class Sink final : public EventSink {
   void event(const v1::Event& event) override {
     require(!event.kind().empty(), "events are of a kind");
     require(Askers::may_hear_of(asker_, event.group()), "nobody hears of others' groups");
-    pool_made_ = pool_made_ || event.kind() == "pool";
   }
   void ended() override {}
-  bool pool_made() const { return pool_made_; }
 
  private:
   const unsigned asker_;
-  bool pool_made_ = false;
 };
 
 }  // namespace
 
-// ---- the ground ---------------------------------------------------------------------------------
-
-void Ground::shape(const Shape& shape) { ground_shape = shape; }
-
-const Ground& Ground::get() {
-  static const Ground ground;
-  return ground;
-}
-
-Ground::Ground() {
-  spdlog::set_level(spdlog::level::off);
-  google::protobuf::SetLogHandler(nullptr);  // of requests that are none
-  dir_ = (std::filesystem::temp_directory_path() / "amem-fuzz-XXXXXX").string();
-  require(::mkdtemp(dir_.data()) != nullptr, "a folder is made");
-  const std::pair<const char*, std::string> settings[] = {
-      {"AMEM_SIM_DIR", dir_ + "/sim"},
-      {"AMEM_SIM_NAME",
-       "ground"},  // the UUIDs, by which amemd sorts devices, are the same each time
-      {"AMEM_SIM_DEVICES", std::to_string(ground_shape.devices)},
-      {"AMEM_SIM_MEMORY", std::to_string(ground_shape.memory)},
-      {"AMEM_SIM_GRANULARITY", "4096"},
-  };
-  std::filesystem::create_directory(dir_ + "/sim");
-  for (const auto& [name, value] : settings) ::setenv(name, value.c_str(), 1);
-  require(devices_.open().ok(), "the simulated driver is there");
-  require(nvml_.open(devices_).ok(), "so is its management library");
-}
-
-Ground::~Ground() {
-  std::error_code ignored;
-  std::filesystem::remove_all(dir_, ignored);
-}
-
 // ---- a world ------------------------------------------------------------------------------------
 
-struct World::Observer final : OperationObserver {
-  void progress(const v1::Progress&) override { require(!ended, "an operation's end is the last"); }
-  void finished(const Status& status) override {
-    require(!ended, "an operation ends once");
-    ended = true;
-    how = status;
-  }
-  bool ended = false;
-  Status how;
-};
-
 World::World() {
-  outside::begin();
-  config_ = Config::defaults(true, Ground::get().dir());
+  Config& config = node_.config;
   // A chunk is one that amemd takes; else all of it is smaller than amemd makes it.
-  config_.pool_size = 256 * kKiB;
-  config_.pool_segment = 64 * kKiB;
-  config_.pool_chunk = 64 * kKiB;
-  config_.swap_wave = 16 * kKiB;
-  require(loop_.open().ok(), "a loop is made");
-  broker_ = std::make_unique<Broker>(loop_, config_, Ground::get().devices(), Ground::get().nvml(),
-                                     nullptr, Workers::Runs::kLoop);
-  askers_ = std::make_unique<Askers>(*broker_);
+  config.pool_size = 256 * kKiB;
+  config.pool_segment = 64 * kKiB;
+  config.pool_chunk = 64 * kKiB;
+  config.swap_wave = 16 * kKiB;
+  for (int number = 0; number < kPlayers; ++number)
+    players_.emplace_back(number, truths_, node_.checkpoints,
+                          [this](const Player& who, const Packet& packet) { seen(who, packet); });
 }
 
 World::~World() = default;
@@ -143,22 +89,17 @@ World::~World() = default;
 void World::play(std::vector<Step> steps) {
   steps_ = std::move(steps);
   if (steps_.size() > kMostSteps) steps_.resize(kMostSteps);
-  const auto watch = std::make_shared<Sink>(0);
-  broker_->events().subscribe(Caller{}, "", watch);
-  require(broker_->start().ok(), "the broker serves");
-  // The pool's thread is as fast as it is.
-  const std::function<void()> begin = [&] {
-    if (watch->pool_made()) return next();
-    loop_.post(begin);
-  };
-  loop_.post(begin);
-  loop_.run();
-  broker_->shut();
+  require(node_.begin({}, {}).empty(), "the broker serves");
+  askers_ = std::make_unique<Askers>(node_.broker());
+  node_.broker().events().subscribe(Caller{}, "", std::make_shared<Sink>(0));
+  node_.later([this] { next(); });
+  node_.loop().run();
+  node_.broker().shut();
   for (const auto& observer : observers_) require(observer->ended, "every operation ends");
 }
 
 void World::next() {
-  const auto again = [this] { loop_.post([this] { next(); }); };
+  const auto again = [this] { node_.loop().post([this] { next(); }); };
   if (turns_ > 0) {
     --turns_;
     return again();
@@ -177,27 +118,24 @@ void World::next() {
     return again();
   }
   check_empty();
-  loop_.stop();
+  node_.loop().stop();
 }
 
 void World::take(const Step& step) {
-  const auto show = [this](const Player& who, const Packet& packet) { seen(who, packet); };
   Player& who = player(step.more);
   const unsigned rest = step.more / static_cast<unsigned>(players_.size());
   switch (step.kind) {
     case Kind::kConnect:
-      return who.connect(config_.runtime_dir + "/" + std::string(kSessionSocket),
-                         static_cast<int>(&who - players_.data()),
-                         kUsers[rest % std::size(kUsers)]);
+      return who.connect(node_.sessions(), kUsers[rest % std::size(kUsers)]);
     case Kind::kPacket:
       return who.send(without_marks(step.payload), rest);
     case Kind::kAnswer:
-      who.read(show);
+      who.read();
       return who.answer(rest);
     case Kind::kAnswerAll:
       return answer_all(rest);
     case Kind::kIgnore:
-      who.read(show);
+      who.read();
       return who.ignore();
     case Kind::kHangUp:
       return who.hang_up();
@@ -219,14 +157,14 @@ void World::answer_all(unsigned how) {
     unsigned how;
     int left;
     void operator()() const {
-      int read = 0;
+      bool read = false;
       for (Player& each : world->players_) {
-        read += each.read([this](const Player& who, const Packet& p) { world->seen(who, p); });
+        read = each.read() || read;
         each.answer(how);
       }
-      if (left == 0 || (read == 0 && left < kRounds - kTurns)) return;
+      if (left == 0 || (!read && left < kRounds - kTurns)) return;
       world->turns_ = kTurns;
-      world->loop_.post(Round{world, how, left - 1});
+      world->node_.loop().post(Round{world, how, left - 1});
     }
   };
   Round{this, how, kRounds}();
@@ -242,8 +180,8 @@ void World::control(std::uint8_t more, const std::string& request) {
     const Result<Names> groups = groups_of(message.group(), message.groups());
     if (!task.ok() || !groups.ok()) return;
     steered(asker, groups.value(), [&](const auto& observer) {
-      broker_->start_operation(caller, task.value(), groups.value(),
-                               milliseconds(message.timeout_ms()), observer);
+      node_.broker().start_operation(caller, task.value(), groups.value(),
+                                     milliseconds(message.timeout_ms()), observer);
     });
   };
   // Of what a list was asked for.
@@ -268,56 +206,56 @@ void World::control(std::uint8_t more, const std::string& request) {
       Names both = out.value();
       both.insert(both.end(), in.value().begin(), in.value().end());
       return steered(asker, both, [&](const auto& observer) {
-        broker_->swap(caller, out.value(), in.value(),
-                      {Operation::kPause, {}, discard.value(), guests.value()},
-                      milliseconds(swap.timeout_ms()), observer);
+        node_.broker().swap(caller, out.value(), in.value(),
+                            {Operation::kPause, {}, discard.value(), guests.value()},
+                            milliseconds(swap.timeout_ms()), observer);
       });
     }
     case 3: {
       v1::SetPolicyRequest set;
       if (!set.ParseFromString(request)) return;
       return steered(asker, {set.group()}, [&](const auto& observer) {
-        observer->finished(broker_->set_policy(caller, set.group(), set.tag(), set.policy(),
-                                               set.form(), set.force()));
+        observer->finished(node_.broker().set_policy(caller, set.group(), set.tag(), set.policy(),
+                                                     set.form(), set.force()));
       });
     }
     case 4: {
       v1::ListRanksRequest list;
       if (list.ParseFromString(request))
-        listed(list.group(), broker_->ranks(caller, list.group()).status());
+        listed(list.group(), node_.broker().ranks(caller, list.group()).status());
       return;
     }
     case 5: {
       v1::ListAllocationsRequest list;
       if (list.ParseFromString(request))
-        listed(list.group(), broker_->list_allocations(caller, list.group()).status());
+        listed(list.group(), node_.broker().list_allocations(caller, list.group()).status());
       return;
     }
     default: {
       v1::WatchRequest watch;
       if (watch.ParseFromString(request))
-        broker_->events().subscribe(caller, watch.group(), std::make_shared<Sink>(asker));
+        node_.broker().events().subscribe(caller, watch.group(), std::make_shared<Sink>(asker));
     }
   }
 }
 
 void World::steered(unsigned asker, const std::vector<std::string>& names,
-                    const std::function<void(const std::shared_ptr<Observer>&)>& ask) {
+                    const std::function<void(const std::shared_ptr<histories::Observer>&)>& ask) {
   const Code expected = askers_->steers(asker, names);
   const std::string before = askers_->untouchable(asker, expected != Code::kOk);
-  const auto observer = observers_.emplace_back(std::make_shared<Observer>());
+  const auto observer = observers_.emplace_back(std::make_shared<histories::Observer>());
   ask(observer);
   require(askers_->untouchable(asker, expected != Code::kOk) == before,
           "nobody changes groups that it may not steer");
   if (expected == Code::kOk) {
-    require(observer->how.code() != Code::kPermissionDenied, "who may steer a group is let");
+    require(observer->status.code() != Code::kPermissionDenied, "who may steer a group is let");
     return;
   }
-  require(observer->ended && observer->how.code() == expected,
+  require(observer->ended && observer->status.code() == expected,
           "who may not steer a group is refused at once");
   std::string asked;
   for (const std::string& name : names) asked += name + ' ';
-  askers_->check_refusal(asker, observer->how.text(), asked);
+  askers_->check_refusal(asker, observer->status.text(), asked);
 }
 
 void World::end_all() {
@@ -352,8 +290,7 @@ void World::seen(const Player& who, const Packet& packet) {
 
 void World::check_node() {
   askers_->check_status(static_cast<unsigned>(steps_.size() % Askers::kCount));
-  v1::NodeStatus status;
-  broker_->status(Caller{}, status);
+  const v1::NodeStatus status = node_.status();
   const v1::PoolStatus& pool = status.pool();
   std::uint64_t saved = 0;
   for (const v1::GroupInfo& group : status.groups()) saved += group.saved_bytes();
@@ -366,8 +303,8 @@ void World::check_node() {
 void World::check_groups() {
   askers_->check_lists(static_cast<unsigned>(at_ % Askers::kCount));
   v1::ListGroupsResponse list;
-  broker_->groups(Caller{}, list);
-  const auto ranks = broker_->ranks(Caller{}, "");
+  node_.broker().groups(Caller{}, list);
+  const auto ranks = node_.broker().ranks(Caller{}, "");
   require(ranks.ok(), "an operator sees everything");
   std::map<std::string, uid_t> users;
   std::map<std::string, std::uint64_t> bytes;
@@ -398,13 +335,9 @@ void World::check_groups() {
 }
 
 void World::check_empty() {
-  v1::NodeStatus status;
-  broker_->status(Caller{}, status);
-  require(status.groups().empty(), "a group ends with its last rank");
-  require(status.pool().used_bytes() == 0, "the pool is empty again");
-  for (const v1::DeviceStatus& device : status.devices())
-    require(device.brokered_bytes() == 0, "the devices are empty again");
-  const auto ranks = broker_->ranks(Caller{}, "");
+  const std::string left = node_.left_over();
+  require(left.empty(), left.c_str());
+  const auto ranks = node_.broker().ranks(Caller{}, "");
   require(ranks.ok() && ranks.value().empty(), "no rank is left");
   require(askers_->allocations(Caller{}).empty(), "no allocation is left");
 }

@@ -2,12 +2,13 @@
 // ranks and those who ask, all in one thread; and what must hold of it whatever they do.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "tests/fuzz/askers.h"
 #include "tests/fuzz/player.h"
 #include "tests/fuzz/script.h"
+#include "tests/histories/node.h"
 
 namespace amem::fuzz {
 
@@ -30,16 +32,13 @@ class World {
   void play(std::vector<Step> steps);
 
  private:
-  /// Of an operation: it ends, and once.
-  struct Observer;
-
   /// On the loop; one after another, with a turn of the loop between them.
   void next();
   void take(const Step& step);
   void control(std::uint8_t more, const std::string& request);
   /// One of the askers wants to steer these, by `ask`: it does what it may, and no more.
   void steered(unsigned asker, const std::vector<std::string>& names,
-               const std::function<void(const std::shared_ptr<Observer>&)>& ask);
+               const std::function<void(const std::shared_ptr<histories::Observer>&)>& ask);
   void answer_all(unsigned how);
   void end_all();
   void seen(const Player& player, const Packet& packet);
@@ -53,13 +52,13 @@ class World {
 
   Player& player(std::uint8_t more) { return players_[more % players_.size()]; }
 
-  Config config_;
-  EventLoop loop_;
-  std::unique_ptr<Broker> broker_;
+  std::minstd_rand random_;
+  histories::Node node_{random_};
   std::unique_ptr<Askers> askers_;
-  std::array<Player, 4> players_;
+  histories::Truths truths_;
+  std::deque<Player> players_;
   std::map<std::uint64_t, uid_t> owners_;  // of allocations, as the broker tells an operator
-  std::vector<std::shared_ptr<Observer>> observers_;
+  std::vector<std::shared_ptr<histories::Observer>> observers_;
   std::vector<Step> steps_;
   std::size_t at_ = 0;
   int turns_ = 0;  // of the loop until the next step
@@ -67,27 +66,5 @@ class World {
 
 /// A world from its beginning to its end, of which nothing must be left.
 void play_whole(std::vector<Step> steps);
-
-/// What every world stands on, made once: a simulated node in a folder of its own, and its devices.
-class Ground {
- public:
-  struct Shape {
-    int devices = 2;
-    std::uint64_t memory = 262144;  // bytes of each: small, so that a page is much
-  };
-  /// Before the first get().
-  static void shape(const Shape& shape);
-  static const Ground& get();
-  const std::string& dir() const { return dir_; }
-  const Devices& devices() const { return devices_; }
-  const Nvml& nvml() const { return nvml_; }
-  ~Ground();
-
- private:
-  Ground();
-  std::string dir_;
-  Devices devices_;
-  Nvml nvml_;
-};
 
 }  // namespace amem::fuzz

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "tests/fuzz/check.h"
-#include "tests/fuzz/world.h"
+#include "tests/fuzz/ground.h"
 
 namespace amem::histories {
 

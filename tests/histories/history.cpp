@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "tests/fuzz/ground.h"
 #include "tests/fuzz/outside.h"
-#include "tests/fuzz/world.h"
 #include "tests/histories/death.h"
 
 namespace amem::histories {
@@ -28,44 +28,21 @@ const std::string kTags[] = {"heap", "cache"};
 
 }  // namespace
 
-struct History::Observer final : OperationObserver {
-  explicit Observer(History& of) : history(of) {}
-  void progress(const v1::Progress&) override {
-    if (death::came()) return;  // nobody hears it
-    if (ended) history.breaks("a transaction's end is the last that is told of it");
-  }
-  void finished(const Status& how) override {
-    if (death::came()) return;
-    if (ended) history.breaks("a transaction is answered once");
-    ended = true;
-    status = how;
-    if (history.mishaps_) ++history.transactions_.all;
-    if (history.mishaps_ && how.ok()) ++history.transactions_.succeeded;
-    history.say("answered: " + (how.ok() ? "OK" : how.text()));
-  }
-  History& history;
-  bool ended = false;
-  Status status;
-};
-
 History::History(std::uint64_t seed, bool trace, bool lies)
     : trace_(trace),
       lies_(lies),
       random_(static_cast<std::uint32_t>(seed * 2654435761U % 2147483646U + 1)) {
   random_.discard(8);
-  fuzz::outside::begin();
-  config_ = Config::defaults(true, Ground::get().dir());
-  config_.pool_size = 1024 * kKiB;
-  config_.pool_segment = (below(2) == 0 ? 256 : 32) * kKiB;
-  config_.pool_chunk = kPage;
-  config_.swap_wave = 4 * kPage;
-  config_.swap_duplex = below(4) != 0;
+  Config& config = node_.config;
+  config.pool_size = 1024 * kKiB;
+  config.pool_segment = (below(2) == 0 ? 256 : 32) * kKiB;
+  config.pool_chunk = kPage;
+  config.swap_wave = 4 * kPage;
+  config.swap_duplex = below(4) != 0;
   const bool mortal = below(2) == 0;
-  config_.deep_pauses = true;
-  if (below(4) == 0) config_.deadlines.deepen = milliseconds(20U << below(8));
-  config_.holder = mortal ? HolderUse::kRequired : HolderUse::kOff;
-  config_.holder_socket = config_.runtime_dir + "/holder.sock";
-  if (mortal) holder_ = std::make_unique<StandInHolder>(config_.holder_socket);
+  config.deep_pauses = true;
+  if (below(4) == 0) config.deadlines.deepen = milliseconds(20U << below(8));
+  if (mortal) node_.let_brokers_die();
 }
 
 History::~History() = default;
@@ -79,14 +56,14 @@ std::string History::play(int events) {
   Coroutine all = whole(events);
   begin_life();
   all.begin();
-  life_->loop.run();
+  node_.loop().run();
   while (death::came()) {
     end_life();
     begin_life();
     go_on_later(next_);
-    life_->loop.run();
+    node_.loop().run();
   }
-  broker().shut();
+  node_.broker().shut();
   return broken_;
 }
 
@@ -101,56 +78,37 @@ Coroutine History::whole(int events) {
   }
   if (broken_.empty()) co_await look_at_everything();
   death::comes_at(0);
-  life_->loop.stop();
+  node_.loop().stop();
 }
 
 // ---- brokers ------------------------------------------------------------------------------------
 
 void History::go_on_later(std::coroutine_handle<> who) {
   next_ = who;
-  // A timer that is due: nothing need wake the loop.
-  life_->loop.at(Clock::now(), [this] {
-    if (death::came()) return;  // play() goes on with another broker
-    if (life_->has_pool())
-      next_.resume();
-    else
-      go_on_later(next_);
-  });
+  node_.later([this] { next_.resume(); });  // where it dies before, play() goes on with another
 }
 
 void History::begin_life() {
-  life_ = std::make_unique<Life>(config_, checkpoints_);
-  death::begin(
-      [this] {
-        if (holder_) holder_->serve();
-      },
-      [this] {
-        say("the broker dies");
-        life_->loop.stop();
-      },
-      [this](int socket, const msghdr& packet) {
-        if (holder_) holder_->get_some(socket, packet, random_());
-      });
-  if (const std::string wrong = life_->attach(); !wrong.empty()) return breaks(wrong);
-  if (deaths_ > 0 && mishap(4)) settle_death(6);  // in its recovery, or as ranks come back
-  if (const std::string wrong = life_->begin(); !wrong.empty()) breaks(wrong);
+  const auto attached = [this] {
+    if (deaths_ > 0 && mishap(4)) settle_death(6);  // in its recovery, or as ranks come back
+  };
+  const std::string wrong = node_.begin(attached, [this] { say("the broker dies"); });
+  if (!wrong.empty()) breaks(wrong);
 }
 
 void History::end_life() {
   ++deaths_;
-  checkpoints_.lose_client();
-  for (RankProcess& rank : ranks_) {
-    if (!life_->is_kept()) unknown_.insert(rank.number());
-    if (!rank.connected()) continue;
-    rank.read();
-    // What it does last nobody hears of; the rest of what it was told it never does.
-    for (std::uint64_t does = below(3); does > 0 && rank.has_command(); --does)
-      handle(rank, Mood::kWell);
-    rank.lose_broker();
-  }
-  fuzz::outside::nobody_connects();
-  life_.reset();
-  holder_->lose_client();
+  node_.end([this] {
+    for (RankProcess& rank : ranks_) {
+      if (!node_.is_kept()) unknown_.insert(rank.number());
+      if (!rank.connected()) continue;
+      rank.read();
+      // What it does last nobody hears of; the rest of what it was told it never does.
+      for (std::uint64_t does = below(3); does > 0 && rank.has_command(); --does)
+        handle(rank, Mood::kWell);
+      rank.lose_broker();
+    }
+  });
   for (const auto& observer : observers_) observer->ended = true;  // its connection broke
 }
 
@@ -163,7 +121,7 @@ void History::settle_death(std::uint64_t scale) {
 
 void History::come_back(RankProcess& rank) {
   say("rank " + std::to_string(rank.number()) + " comes back");
-  rank.come_back(sessions());
+  rank.come_back(node_.sessions());
 }
 
 /// Whom no broker knows: restarted, as its end is all that there is for it.
@@ -175,10 +133,6 @@ void History::end_refused() {
     say("rank " + std::to_string(rank.number()) + " is refused and ends");
     rank.die();
   }
-}
-
-std::string History::sessions() const {
-  return config_.runtime_dir + "/" + std::string(kSessionSocket);
 }
 
 // ---- events -------------------------------------------------------------------------------------
@@ -204,19 +158,19 @@ void History::happen() {
     say("time passes: " + std::to_string(time.count()) + " ms");
     return fuzz::outside::pass(time);
   }
-  if (checkpoints_.busy() && below(3) != 0) {
-    if (holder_ && mishap(30)) settle_death(4);
+  if (node_.checkpoints.busy() && below(3) != 0) {
+    if (node_.lets_brokers_die() && mishap(30)) settle_death(4);
     return driver_acts();
   }
-  if (holder_ && mishap(150)) return settle_death(8);
+  if (node_.lets_brokers_die() && mishap(150)) return settle_death(8);
   // What it takes most to take up again is a save that goes on.
   const bool saves = std::any_of(ranks_.begin(), ranks_.end(),
                                  [](const RankProcess& rank) { return rank.saves(); });
-  if (holder_ && mishap(saves ? 60 : 600)) {
+  if (node_.lets_brokers_die() && mishap(saves ? 60 : 600)) {
     say("the holder dies");
-    holder_->die();
+    node_.holder_dies();
     if (below(2) == 0) settle_death(6);  // before another has everything, or soon after
-    return life_->holder_ends();
+    return;
   }
   RankProcess& rank = somebody();
   if (!rank.lives()) return;
@@ -337,7 +291,7 @@ void History::operator_asks() {
     pause.deep = below(4) == 0;
     say("the operator: swap" + named(running) + " for" + named(paused) +
         (pause.deep ? ", deep" : ""));
-    return (void)broker().swap(Caller{}, running, paused, pause, {}, observe());
+    return (void)node_.broker().swap(Caller{}, running, paused, pause, {}, observe());
   }
   const bool pause = !running.empty() && below(2) == 0;
   Selection what;
@@ -347,17 +301,17 @@ void History::operator_asks() {
   Task task(pause ? Operation::kPause : Operation::kResume, what);
   task.deep = pause && what.all() && below(3) == 0;
   say("the operator: " + describe(task, named(names)) + (task.deep ? ", deep" : ""));
-  broker().start_operation(Caller{}, task, names, {}, observe());
+  node_.broker().start_operation(Caller{}, task, names, {}, observe());
 }
 
 void History::join(const std::string& group) {
   say("rank " + std::to_string(joined_) + " joins " + group);
-  ranks_.emplace_back(truths_, checkpoints_, group, joined_++);
-  ranks_.back().connect(sessions());
+  ranks_.emplace_back(truths_, node_.checkpoints, group, joined_++);
+  ranks_.back().connect(node_.sessions());
 }
 
 void History::driver_acts() {
-  const std::optional<Checkpoints::Step> step = checkpoints_.next();
+  const std::optional<Checkpoints::Step> step = node_.checkpoints.next();
   if (!step) return;
   Fate fate = Fate::kWell;
   if (mishap(8)) fate = static_cast<Fate>(1 + below(3));
@@ -365,11 +319,15 @@ void History::driver_acts() {
     for (const RankProcess& rank : ranks_)
       if (rank.lives() && rank.pid() == step->pid)
         if (const std::string wrong = rank.may_be_locked(); !wrong.empty()) breaks(wrong);
-  say("the driver: " + checkpoints_.take(*step, fate));
+  say("the driver: " + node_.checkpoints.take(*step, fate));
 }
 
-std::shared_ptr<History::Observer> History::observe() {
-  return observers_.emplace_back(std::make_shared<Observer>(*this));
+std::shared_ptr<Observer> History::observe() {
+  return observers_.emplace_back(std::make_shared<Observer>([this](const Status& how) {
+    if (mishaps_) ++transactions_.all;
+    if (mishaps_ && how.ok()) ++transactions_.succeeded;
+    say("answered: " + (how.ok() ? "OK" : how.text()));
+  }));
 }
 
 bool History::all_answered() const {
@@ -401,7 +359,7 @@ void History::check(bool all) {
 
 std::map<std::string, v1::GroupInfo> History::groups() const {
   v1::ListGroupsResponse list;
-  broker().groups(Caller{}, list);
+  node_.broker().groups(Caller{}, list);
   std::map<std::string, v1::GroupInfo> groups;
   for (const v1::GroupInfo& group : list.groups()) groups[group.name()] = group;
   return groups;
@@ -416,7 +374,7 @@ Coroutine History::settle() {
   for (int quiet = 0; quiet < 3 && waits < kMostWaits && broken_.empty();) {
     co_await turn();
     bool any = read_all();
-    for (; checkpoints_.next() && broken_.empty(); any = true) {
+    for (; node_.checkpoints.next() && broken_.empty(); any = true) {
       driver_acts();
       co_await turn();
     }
@@ -449,7 +407,7 @@ Coroutine History::settle() {
 Coroutine History::begin_and_wait(const Task& task, const std::string& group, bool strict) {
   say("at the end: " + describe(task, group));
   const std::shared_ptr<Observer> observer = observe();
-  broker().start_operation(Caller{}, task, {group}, {}, observer);
+  node_.broker().start_operation(Caller{}, task, {group}, {}, observer);
   co_await settle();
   const bool no_space = !strict && observer->status.code() == Code::kResourceExhausted;
   if (!observer->ended || !(observer->status.ok() || no_space))
@@ -459,8 +417,7 @@ Coroutine History::begin_and_wait(const Task& task, const std::string& group, bo
 
 /// It may have more than a device has: it allocates while some of its tags are paused.
 bool History::fits(const v1::GroupInfo& group) const {
-  v1::NodeStatus status;
-  broker().status(Caller{}, status);
+  const v1::NodeStatus status = node_.status();
   const auto fits = [&](const v1::GroupDeviceUsage& usage) {
     return std::all_of(status.devices().begin(), status.devices().end(), [&](const auto& device) {
       return device.uuid() != usage.uuid() || usage.allocated_bytes() <= device.total_bytes();
@@ -482,7 +439,7 @@ Coroutine History::look_at_lost() {
     if (group.state() == v1::GROUP_STATE_RUNNING) breaks("no group runs with a lost process");
     say("at the end: resume of " + name + ", which has a lost process");
     const std::shared_ptr<Observer> observer = observe();
-    broker().start_operation(Caller{}, Operation::kResume, {name}, {}, observer);
+    node_.broker().start_operation(Caller{}, Operation::kResume, {name}, {}, observer);
     co_await settle();
     const std::string& text = observer->status.text();
     const bool named = std::any_of(lost.begin(), lost.end(), [&](const std::string& who) {
@@ -543,7 +500,7 @@ Coroutine History::look_at_everything() {
   for (RankProcess& rank : ranks_)
     if (rank.lives()) rank.die();
   for (int i = 0; i < 20; ++i) co_await turn();
-  if (const std::string left = life_->left_over(); !left.empty()) breaks(left);
+  if (const std::string left = node_.left_over(); !left.empty()) breaks(left);
 }
 
 }  // namespace amem::histories

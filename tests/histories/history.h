@@ -13,8 +13,7 @@
 #include <vector>
 
 #include "tests/histories/coroutine.h"
-#include "tests/histories/holder.h"
-#include "tests/histories/life.h"
+#include "tests/histories/node.h"
 #include "tests/histories/rank_process.h"
 
 namespace amem::histories {
@@ -39,13 +38,12 @@ class History {
   const Transactions& transactions() const { return transactions_; }
   /// Of brokers.
   std::uint64_t deaths() const { return deaths_; }
-  const Checkpoints& checkpoints() const { return checkpoints_; }
+  const Checkpoints& checkpoints() const { return node_.checkpoints; }
 
   /// Resumes who waits when the broker's loop has gone round, or that of the next one.
   void go_on_later(std::coroutine_handle<> who);
 
  private:
-  struct Observer;
   Turn<History> turn() { return {*this}; }
 
   Coroutine whole(int events);
@@ -61,8 +59,6 @@ class History {
   void settle_death(std::uint64_t scale);
   void come_back(RankProcess& rank);
   void end_refused();
-  Broker& broker() const { return life_->broker(); }
-  std::string sessions() const;
 
   // ---- one event ----
   void happen();
@@ -100,10 +96,7 @@ class History {
   bool mishaps_ = true;
   int joined_ = 0;
 
-  Config config_;
-  Checkpoints checkpoints_{random_};
-  std::unique_ptr<StandInHolder> holder_;  // null: no broker dies
-  std::unique_ptr<Life> life_;
+  Node node_{random_};
   std::uint64_t deaths_ = 0;
   std::set<int> unknown_;  // ranks of a broker that died while no holder had everything
   std::coroutine_handle<> next_;

@@ -82,6 +82,7 @@ bool RankProcess::load(const amem_v1_Copies& copies) {
     const amem_v1_Copy& c = copies.copies[i];
     const auto found = memory_.find(c.id);
     if (found == memory_.end()) continue;  // freed meanwhile
+    if (c.stored != 0) continue;           // of one that has said so, and saved nothing
     const bool zeros = c.segment == kZeroSegment;
     const auto pool = segments_.find(c.segment);
     if (!found->second.fd || (!zeros && pool == segments_.end())) {

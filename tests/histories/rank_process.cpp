@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "tests/fuzz/check.h"
+#include "tests/fuzz/ground.h"
 #include "tests/fuzz/outside.h"
-#include "tests/fuzz/world.h"
 #include "tests/histories/death.h"
 #include "tests/histories/device_memory.h"
 
@@ -42,18 +42,25 @@ int RankProcess::begin() {
 
 void RankProcess::connect(const std::string& path) {
   begin();
-  connect_socket(path);
+  require(connect_socket(path), "the broker takes sessions");
   say_hello();
 }
 
-void RankProcess::connect_socket(const std::string& path) {
+void RankProcess::connect_for_another(const std::string& path) {
+  speaks_for_another_ = true;
+  begin();
+  if (!connect_socket(path)) socket_.reset();
+}
+
+bool RankProcess::connect_socket(const std::string& path) {
   socket_.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, sizeof address.sun_path - 1);
-  require(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0,
-          "the broker takes sessions");
+  if (::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+    return false;
   fuzz::outside::connects(pid(), origin_.user, process_.get());
+  return true;
 }
 
 void RankProcess::say_hello() {
@@ -104,7 +111,7 @@ void RankProcess::come_back(const std::string& path) {
   end_save();  // who copies is who comes back
   taken_.clear();
   paused_ = false;
-  connect_socket(path);
+  require(connect_socket(path), "the broker takes those who come back");
   say_hello();
   if (joined_) say_holding();  // else the broker before has not answered its Hello: it joins anew
   for (const auto& [seq, bytes] : unanswered_) {
@@ -178,6 +185,9 @@ bool RankProcess::read() {
 }
 
 void RankProcess::take(Packet packet) {
+  if (shown_) shown_(packet);
+  if (speaks_for_another_ && packet.message.which_body == amem_v1_SessionMessage_reply_tag)
+    return take_unasked(packet);
   if (packet.message.which_body == amem_v1_SessionMessage_reply_tag) return reply(packet);
   if (packet.message.which_body == amem_v1_SessionMessage_turn_reports_tag) {
     reports_ = packet.message.body.turn_reports.on;
@@ -254,6 +264,15 @@ void RankProcess::reply(Packet& packet) {
     memory_[id] = std::move(memory);
   }
   if (quiescing_) report();
+}
+
+void RankProcess::take_unasked(Packet& packet) {
+  const amem_v1_Reply& reply = packet.message.body.reply;
+  if (packet.fds.size() != 1) return;
+  Memory memory;
+  memory.fd = std::move(packet.fds.front());
+  const bool made = reply.which_result == amem_v1_Reply_created_tag;
+  memory_[made ? reply.result.created.id : reply.result.redeemed.id] = std::move(memory);
 }
 
 /// What passed the gate before it shut must have returned.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -54,6 +55,11 @@ class RankProcess {
   /// Its process begins, and may connect later. What is readable once it has ended.
   int begin();
   void connect(const std::string& path);
+  /// Says nothing by itself: somebody else sends what it says, whatever that is, by its socket. So
+  /// what it has is what it is answered. It may find no place to connect.
+  void connect_for_another(const std::string& path);
+  /// Every packet of the broker is shown, before anything else comes of it.
+  void show(std::function<void(const Packet&)> shown) { shown_ = std::move(shown); }
   /// Its broker has died. It takes what answers there are still, gives up what that one had told it
   /// to do, and may come back. One that has not been welcomed goes on without amem. A Save that it
   /// has begun goes on, also where its session ends.
@@ -105,6 +111,9 @@ class RankProcess {
   void drop_leftovers();
   /// Of its next command.
   std::string next_command() const;
+  /// REQUIRES: has_command(), and no Save is under way.
+  const Message& next_message() const { return commands_.front().message; }
+  void forget_commands() { commands_.clear(); }
 
   // ---- turns ----
   /// Whether a call of it waits at the gate, and whether it has work: told where the broker wants
@@ -172,7 +181,8 @@ class RankProcess {
     std::vector<Hashed> hashed;
   };
 
-  void connect_socket(const std::string& path);
+  bool connect_socket(const std::string& path);
+  void take_unasked(Packet& packet);
   bool is_opening(std::uint64_t id) const;
   void say_hello();
   void say_holding();
@@ -216,6 +226,8 @@ class RankProcess {
   bool reports_ = false;  // the broker wants to know of its work
   bool waiting_ = false;
   bool worked_ = false;
+  bool speaks_for_another_ = false;
+  std::function<void(const Packet&)> shown_;
   std::string wrong_;
   bool copy_failed_ = false;
   bool map_failed_ = false;

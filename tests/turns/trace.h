@@ -3,29 +3,15 @@
 #pragma once
 
 #include <cstdint>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "tests/unit/fixtures/turns_by_events.h"
+#include "tests/world/dice.h"
 
 namespace amem::turn_traces {
 
-class Dice {
- public:
-  explicit Dice(std::uint64_t seed) : engine_(seed) {}
-  /// Both included.
-  std::int64_t between(std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
-  }
-  Duration between(Duration low, Duration high) {
-    return Duration(between(low.count(), high.count()));
-  }
-  bool one_in(std::int64_t n) { return between(1, n) == 1; }
-
- private:
-  std::mt19937_64 engine_;
-};
+using world::Dice;
 
 enum class Kind : std::uint8_t {
   kBursts,   // a few groups have work for a while, then others

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "daemon/base/units.h"
-#include "tests/fuzz/world.h"
+#include "tests/fuzz/ground.h"
 #include "tests/histories/death.h"
 #include "tests/world/stage_player.h"
 
@@ -42,15 +42,14 @@ bool StagePlayer::has_work(const std::string& name) const {
 
 StagePlayer::View StagePlayer::look_at_all(bool asks) const {
   View view;
-  (void)broker().turns(Caller{}, "s", view.turns);
+  (void)node_.broker().turns(Caller{}, "s", view.turns);
   v1::ListGroupsResponse list;
-  broker().groups(Caller{}, list);
+  node_.broker().groups(Caller{}, list);
   const auto plain = [](const std::string& name) { return name.substr(0, name.find('@')); };
   for (const v1::GroupInfo& group : list.groups()) view.groups[plain(group.name())] = group;
   for (const v1::StageInfo& stage : view.turns.stages())
     for (const v1::TurnInfo& info : stage.groups()) view.infos[plain(info.group())] = info;
-  v1::NodeStatus status;
-  if (!asks) broker().status(Caller{}, status);
+  const v1::NodeStatus status = asks ? v1::NodeStatus() : node_.status();
   for (const Device& device : Ground::get().devices().all()) {
     if (asks) {
       view.free.push_back(Ground::get().nvml().memory(device.uuid)->free);
@@ -61,7 +60,7 @@ StagePlayer::View StagePlayer::look_at_all(bool asks) const {
       if (each.uuid() == to_string(device.uuid)) used += each.brokered_bytes();
     for (const Program& program : programs_)
       used += program.contexts.contains(device.uuid) ? kPage : 0;
-    for (const Others& each : others_) used += each.device == device.uuid ? each.bytes : 0;
+    used += node_.neighbours.bytes(device.uuid);
     view.free.push_back(device.total - std::min(device.total, used));
   }
   return view;
@@ -82,7 +81,7 @@ std::uint64_t StagePlayer::lacks(const View& view, const std::string& name, int 
   // Of a process that is checkpointed its context has to return, too.
   for (const Program* program : find(name)->programs)
     if (program->uses.contains(device) &&
-        checkpoints_.state(program->rank.pid()) == ProcessState::kCheckpointed)
+        node_.checkpoints.state(program->rank.pid()) == ProcessState::kCheckpointed)
       bytes += kPage + kPage / 8;  // amemd keeps some space beside that
   return bytes;
 }
@@ -180,10 +179,10 @@ void StagePlayer::check_promise(const std::string& name, const std::string& text
 void StagePlayer::check_names() {
   const uid_t user = 1001 + static_cast<uid_t>(dice_.below(3));
   Caller caller;
-  caller.account = broker().accounts().of({user, {}});
+  caller.account = node_.broker().accounts().of({user, {}});
   caller.operates = caller.sees_all = false;
   v1::TurnsResponse turns;
-  (void)broker().turns(caller, "s", turns);
+  (void)node_.broker().turns(caller, "s", turns);
   for (const v1::TurnInfo& info : turns.stages(0).groups())
     for (const Group& group : groups_)
       if (group.plan->user != user &&
@@ -207,7 +206,7 @@ void StagePlayer::look_at_switches() {
                   [](const Program& each) { return each.stopped && each.rank.lives(); }))
     trouble_ = now();
   v1::TurnsResponse turns;
-  (void)broker().turns(Caller{}, "s", turns);
+  (void)node_.broker().turns(Caller{}, "s", turns);
   const v1::StageInfo& stage = turns.stages(0);
   const std::uint64_t ended = stage.switches() - std::exchange(switches_, stage.switches());
   const std::uint64_t failed =
@@ -389,7 +388,7 @@ void StagePlayer::check_reason(const View& view, const v1::TurnInfo& info, bool 
 }
 
 void StagePlayer::check_end() {
-  if (const std::string left = life_->left_over(); !left.empty()) breaks(left);
+  if (const std::string left = node_.left_over(); !left.empty()) breaks(left);
 }
 
 }  // namespace amem::world

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "tests/fuzz/ground.h"
 #include "tests/fuzz/outside.h"
-#include "tests/fuzz/world.h"
 #include "tests/histories/death.h"
 #include "tests/histories/device_memory.h"
 #include "tests/world/sleep.h"
@@ -18,6 +18,7 @@ namespace {
 using fuzz::Ground;
 using histories::Coroutine;
 using histories::Mood;
+using histories::Observer;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
@@ -33,42 +34,26 @@ std::set<DeviceUuid> seen_by(const GroupPlan& group) {
 
 }  // namespace
 
-struct StagePlayer::Observer final : OperationObserver {
-  Observer(StagePlayer& of, std::string operation, std::string whose)
-      : player(of), what(std::move(operation)), group(std::move(whose)) {}
-  void progress(const v1::Progress&) override {}
-  void finished(const Status& how) override {
-    player.say("the operator: " + what + ": " + (how.ok() ? "OK" : how.text()));
-    player.check_promise(group, how.text());
-  }
-  StagePlayer& player;
-  const std::string what;
-  const std::string group;
-};
-
 StagePlayer::StagePlayer(const StageTrace& trace, const Options& options)
     : trace_(trace),
       options_(options),
       dice_(trace.seed ^ 0x57a6e5ULL),
       random_(static_cast<std::uint32_t>(trace.seed % 2147483646U + 1)) {
-  fuzz::outside::begin();
-  config_ = Config::defaults(true, Ground::get().dir());
-  config_.pool_size = 16ULL << 20;
-  config_.pool_segment = 256ULL << 10;
-  config_.pool_chunk = kPage;
-  config_.swap_wave = 16 * kPage;
-  config_.stages.push_back(trace.stage);
-  config_.deep_pauses = true;
-  config_.deadlines.deepen = trace.deepen;
+  Config& config = node_.config;
+  config.pool_size = 16ULL << 20;
+  config.pool_segment = 256ULL << 10;
+  config.pool_chunk = kPage;
+  config.swap_wave = 16 * kPage;
+  config.stages.push_back(trace.stage);
+  config.deep_pauses = true;
+  config.deadlines.deepen = trace.deepen;
   // A rank that does not answer holds up a trace for as long as this.
-  config_.deadlines.quiesce = config_.deadlines.release = seconds(5);
-  config_.deadlines.save = config_.deadlines.load = config_.deadlines.create = seconds(5);
-  config_.deadlines.checkpoint = seconds(5);
-  config_.holder = trace.deaths ? HolderUse::kRequired : HolderUse::kOff;
-  config_.holder_socket = config_.runtime_dir + "/holder.sock";
-  if (trace.deaths) holder_ = std::make_unique<histories::StandInHolder>(config_.holder_socket);
+  config.deadlines.quiesce = config.deadlines.release = seconds(5);
+  config.deadlines.save = config.deadlines.load = config.deadlines.create = seconds(5);
+  config.deadlines.checkpoint = seconds(5);
+  if (trace.deaths) node_.let_brokers_die();
   for (const GroupPlan& plan : trace.groups) groups_.push_back({&plan});
-  checkpoints_.tell([this] {
+  node_.checkpoints.tell([this] {
     if (!std::exchange(driver_busy_, true))
       after(dice_.between(milliseconds(5), milliseconds(100)), [this] { driver_acts(); });
   });
@@ -86,7 +71,7 @@ void StagePlayer::breaks(const std::string& what) {
   played_.broken = what;
   say("BROKEN: " + what);
   if (options_.aloud) say_all();
-  life_->loop.stop();
+  node_.loop().stop();
 }
 
 // ---- time ---------------------------------------------------------------------------------------
@@ -97,10 +82,10 @@ void StagePlayer::after(Duration time, std::function<void()> what) {
 }
 
 void StagePlayer::arm() {
-  if (!life_ || due_.empty()) return;
+  if (!node_.lives() || due_.empty()) return;
   if (timer_ && timer_->first <= due_.begin()->first) return;
-  if (timer_) life_->loop.cancel(*timer_);
-  timer_ = life_->loop.at(due_.begin()->first, [this] {
+  if (timer_) node_.loop().cancel(*timer_);
+  timer_ = node_.loop().at(due_.begin()->first, [this] {
     timer_.reset();
     if (!histories::death::came()) run_due();
   });
@@ -125,34 +110,12 @@ void StagePlayer::again(Duration low, Duration high, const std::function<void()>
 
 // ---- brokers ------------------------------------------------------------------------------------
 
-std::string StagePlayer::sessions() const {
-  return config_.runtime_dir + "/" + std::string(kSessionSocket);
-}
-
 void StagePlayer::begin_life() {
   sleep_passes_time({});
   timer_.reset();
-  life_ = std::make_unique<histories::Life>(config_, checkpoints_);
-  histories::death::begin(
-      [this] {
-        if (holder_) holder_->serve();
-      },
-      [this] {
-        say("amemd dies");
-        life_->loop.stop();
-      },
-      [this](int socket, const msghdr& packet) {
-        if (holder_) holder_->get_some(socket, packet, random_());
-      });
-  if (const std::string wrong = life_->attach(); !wrong.empty()) return breaks(wrong);
-  if (const std::string wrong = life_->begin(); !wrong.empty()) breaks(wrong);
-  wait_for_pool();
-}
-
-/// A thread of its own makes it.
-void StagePlayer::wait_for_pool() {
-  life_->loop.at(now(), [this] {
-    if (!life_->has_pool()) return wait_for_pool();
+  if (const std::string wrong = node_.begin({}, [this] { say("amemd dies"); }); !wrong.empty())
+    breaks(wrong);
+  node_.later([this] {
     sleep_passes_time([this] { look_at_switches(); });
     arm();
   });
@@ -162,8 +125,18 @@ void StagePlayer::end_life() {
   ++played_.deaths;
   changes();
   trouble_ = now();
-  checkpoints_.lose_client();
   driver_busy_ = false;
+  node_.end([this] { lose_broker(); });
+  timer_.reset();
+  switch_began_.reset();
+  switches_ = failed_ = 0;
+  free_since_.clear();
+  fits_since_.clear();
+  still_since_.reset();
+}
+
+/// Its ranks come back to the next one, and ask it again for what they have asked this one for.
+void StagePlayer::lose_broker() {
   for (Program& program : programs_) {
     if (!program.rank.lives()) continue;
     unwatch(program);
@@ -173,7 +146,7 @@ void StagePlayer::end_life() {
     program.handles = false;
     after(dice_.between(milliseconds(10), milliseconds(500)), [this, &program] {
       if (!program.rank.lives() || !program.rank.paused() || program.stopped) return;
-      program.rank.come_back(sessions());
+      program.rank.come_back(node_.sessions());
       watch(program);
       look(program);
     });
@@ -189,15 +162,6 @@ void StagePlayer::end_life() {
         if (!over() && group.joining && group.start == 0 && group.programs.empty()) join(group);
       });
   }
-  fuzz::outside::nobody_connects();
-  timer_.reset();
-  life_.reset();
-  holder_->lose_client();
-  switch_began_.reset();
-  switches_ = failed_ = 0;
-  free_since_.clear();
-  fits_since_.clear();
-  still_since_.reset();
 }
 
 void StagePlayer::kill() {
@@ -210,14 +174,14 @@ Played StagePlayer::play() {
   began_ = changed_ = trouble_ = last_switch_ = now();
   story_.emplace(whole());
   after({}, [this] { story_->begin(); });
-  life_->loop.run();
+  node_.loop().run();
   while (histories::death::came() && played_.broken.empty()) {
     end_life();
     begin_life();
-    life_->loop.run();
+    node_.loop().run();
   }
   for (Program& program : programs_) unwatch(program);
-  broker().shut();
+  node_.broker().shut();
   sleep_passes_time({});
   return played_;
 }
@@ -231,11 +195,11 @@ void StagePlayer::join(Group& group) {
   say("group " + group.plan->name + " is announced");
   if (!group.process) group.process.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   Caller caller;
-  caller.account = broker().accounts().of({group.plan->user, {}});
+  caller.account = node_.broker().accounts().of({group.plan->user, {}});
   caller.who = "uid " + std::to_string(group.plan->user);
   caller.operates = caller.sees_all = false;
   caller.process = std::make_shared<const Fd>(::dup(group.process.get()));
-  group.start = broker().start_group(
+  group.start = node_.broker().start_group(
       caller, group.plan->name, "s", seen_by(*group.plan), {},
       [this, &group](const Status& status) {
         if (histories::death::came()) return;
@@ -262,10 +226,10 @@ void StagePlayer::begin_ranks(Group& group) {
   ++group.lives;
   say("group " + group.plan->name + " begins");
   for (int i = 0; i < group.plan->ranks; ++i) {
-    Program& program =
-        programs_.emplace_back(Program{Rank(truths_, checkpoints_, group.plan->name, numbers_++,
-                                            {group.plan->user, "s", seen_by(*group.plan)}),
-                                       &group});
+    Program& program = programs_.emplace_back(
+        Program{Rank(truths_, node_.checkpoints, group.plan->name, numbers_++,
+                     {group.plan->user, "s", seen_by(*group.plan)}),
+                &group});
     group.programs.push_back(&program);
     for (std::size_t piece = 0; piece < group.plan->pieces.size(); ++piece)
       if (piece % static_cast<std::size_t>(group.plan->ranks) == static_cast<std::size_t>(i)) {
@@ -275,7 +239,7 @@ void StagePlayer::begin_ranks(Group& group) {
     for (const int each : program.uses)
       if (auto made = histories::made_on(device(each).uuid, kPage); made.ok())
         program.contexts[device(each).uuid] = std::move(made.value().fd);
-    program.rank.connect(sessions());
+    program.rank.connect(node_.sessions());
     watch(program);
     // It begins with work: it makes its memory.
     program.left = dice_.between(milliseconds(200), seconds(2));
@@ -294,27 +258,27 @@ void StagePlayer::set_wishes(Group& group) {
     change.weight = group.plan->weight;
     change.priority = group.plan->priority;
     change.leave_first = group.plan->leave_first;
-    (void)broker().set_turn(Caller{}, group.plan->name, change);
+    (void)node_.broker().set_turn(Caller{}, group.plan->name, change);
   });
   if (!trace_.promises || trace_.stage.rules.policy == TurnPolicy::kLease) return;
   after(seconds(40), [this, &group] {
     if (group.programs.empty() || over()) return;
     Stages::Change change;
     change.longest_wait = dice_.between(seconds(20), seconds(120));
-    group.promised = broker().set_turn(Caller{}, group.plan->name, change).ok();
+    group.promised = node_.broker().set_turn(Caller{}, group.plan->name, change).ok();
   });
 }
 
 void StagePlayer::watch(Program& program) {
   if (!program.rank.connected() || program.watch != 0 || program.stopped) return;
   program.watched.reset(::dup(program.rank.socket()));
-  program.watch = life_->loop.watch(program.watched.get(), EPOLLIN, [this, &program](unsigned) {
+  program.watch = node_.loop().watch(program.watched.get(), EPOLLIN, [this, &program](unsigned) {
     if (!histories::death::came()) read(program);
   });
 }
 
 void StagePlayer::unwatch(Program& program) {
-  if (program.watch != 0 && life_) life_->loop.unwatch(program.watch);
+  if (program.watch != 0 && node_.lives()) node_.loop().unwatch(program.watch);
   program.watch = 0;
   program.watched.reset();
 }
@@ -460,7 +424,7 @@ void StagePlayer::lease(Group& group) {
   if (group.leasing || group.leased || group.programs.empty() || !has_work(group.plan->name))
     return;
   group.leasing = true;
-  broker().lease(
+  node_.broker().lease(
       Caller{}, group.plan->name, {}, [this, &group, life = group.lives](const Status& status) {
         if (histories::death::came() || group.lives != life) return;
         group.leasing = false;
@@ -480,7 +444,7 @@ void StagePlayer::yield_if_done(Group& group) {
   after(dice_.between(milliseconds(10), seconds(1)), [this, &group] {
     if (!group.leased || group.programs.empty() || has_work(group.plan->name)) return;
     group.leased = false;
-    (void)broker().yield(Caller{}, group.plan->name);
+    (void)node_.broker().yield(Caller{}, group.plan->name);
   });
 }
 
@@ -517,16 +481,21 @@ void StagePlayer::end(Group& group) {
 void StagePlayer::others_change() {
   changes();
   const int where = static_cast<int>(dice_.below(kDevices));
+  const DeviceUuid& uuid = device(where).uuid;
   if (dice_.one_in(2)) {
-    std::erase_if(others_,
-                  [where](const Others& each) { return each.device == device(where).uuid; });
+    node_.neighbours.leave(uuid);
     return say("others leave GPU " + std::to_string(where));
   }
   const std::uint64_t pages = 1 + dice_.below(dice_.one_in(4) ? 40 : 10);
-  auto made = histories::made_on(device(where).uuid, pages * kPage);
-  if (!made.ok()) return;
-  others_.push_back({device(where).uuid, pages * kPage, std::move(made.value().fd)});
-  say("others take " + std::to_string(pages) + " of GPU " + std::to_string(where));
+  if (node_.neighbours.take(uuid, pages * kPage))
+    say("others take " + std::to_string(pages) + " of GPU " + std::to_string(where));
+}
+
+std::shared_ptr<Observer> StagePlayer::observe(const std::string& what, const std::string& group) {
+  return std::make_shared<Observer>([this, what, group](const Status& how) {
+    say("the operator: " + what + ": " + (how.ok() ? "OK" : how.text()));
+    check_promise(group, how.text());
+  });
 }
 
 void StagePlayer::operator_acts() {
@@ -545,13 +514,12 @@ void StagePlayer::operator_acts() {
   trouble_ = now();
   const std::string what = (pause ? "pause " : "resume ") + info.name();
   say("the operator: " + what + (task.deep ? ", deep" : ""));
-  broker().start_operation(Caller{}, task, {info.name()}, {},
-                           std::make_shared<Observer>(*this, what, info.name()));
+  node_.broker().start_operation(Caller{}, task, {info.name()}, {}, observe(what, info.name()));
 }
 
 void StagePlayer::driver_acts() {
   driver_busy_ = false;
-  const auto step = checkpoints_.next();
+  const auto step = node_.checkpoints.next();
   if (!step) return;
   const auto found = std::find_if(programs_.begin(), programs_.end(), [&](const Program& each) {
     return each.rank.lives() && each.rank.pid() == step->pid;
@@ -573,16 +541,17 @@ void StagePlayer::driver_acts() {
     }
   // What others let go of or took beside a checkpoint amemd has measured, too.
   if (restores && fate != histories::Fate::kWell) trouble_ = now();
-  const std::string what = checkpoints_.take(*step, fate);
+  const std::string what = node_.checkpoints.take(*step, fate);
   say("the driver: " + what);
   // What went wrong on purpose may come to light late.
   if (what.find("CUDA_ERROR") != std::string::npos && trace_.mishaps) trouble_ = now();
-  if (found != programs_.end() && (checkpoints_.state(step->pid) == ProcessState::kCheckpointed ||
-                                   checkpoints_.state(step->pid) == ProcessState::kFailed))
+  if (found != programs_.end() &&
+      (node_.checkpoints.state(step->pid) == ProcessState::kCheckpointed ||
+       node_.checkpoints.state(step->pid) == ProcessState::kFailed))
     found->contexts.clear();
   if (found != programs_.end() && found->rank.is_lost())
     after(seconds(2), [this, found = &*found] { die(*found); });
-  if (checkpoints_.busy() && !std::exchange(driver_busy_, true))
+  if (node_.checkpoints.busy() && !std::exchange(driver_busy_, true))
     after(dice_.between(milliseconds(5), milliseconds(100)), [this] { driver_acts(); });
 }
 
@@ -603,7 +572,7 @@ void StagePlayer::stop_one() {
     changes();
     if (!program.rank.lives()) return;
     say("rank " + std::to_string(program.rank.number()) + " goes on");
-    if (program.rank.paused()) program.rank.come_back(sessions());
+    if (program.rank.paused()) program.rank.come_back(node_.sessions());
     watch(program);
     read(program);
   });
@@ -652,7 +621,7 @@ Coroutine StagePlayer::whole() {
   if (trace_.deaths) again(seconds(20), seconds(60), [this] { kill(); });
   co_await pass(trace_.length);
   co_await the_end();
-  life_->loop.stop();
+  node_.loop().stop();
 }
 
 /// Nothing new happens: all work is done, and every byte of every rank is there.
@@ -662,9 +631,9 @@ Coroutine StagePlayer::the_end() {
   histories::death::comes_at(0);
   trouble_ = now();
   changes();
-  others_.clear();
+  node_.neighbours.leave_all();
   for (Group& group : groups_) {
-    if (group.start != 0) broker().forget(std::exchange(group.start, 0));
+    if (group.start != 0) node_.broker().forget(std::exchange(group.start, 0));
     if (group.joining) end_process(group);
     group.joining = false;
   }
@@ -678,8 +647,7 @@ Coroutine StagePlayer::the_end() {
     if (info.state() == v1::GROUP_STATE_PAUSED && !info.paused_by_stage()) {
       trouble_ = now();
       const std::string what = "resume " + name;
-      broker().start_operation(Caller{}, Operation::kResume, {name}, {},
-                               std::make_shared<Observer>(*this, what, name));
+      node_.broker().start_operation(Caller{}, Operation::kResume, {name}, {}, observe(what, name));
       co_await pass(seconds(3));
     }
   // What waits is done; then each group works once more.

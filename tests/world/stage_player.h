@@ -15,8 +15,7 @@
 #include <vector>
 
 #include "tests/histories/coroutine.h"
-#include "tests/histories/holder.h"
-#include "tests/histories/life.h"
+#include "tests/histories/node.h"
 #include "tests/histories/rank_process.h"
 #include "tests/world/stage_trace.h"
 
@@ -77,7 +76,6 @@ class StagePlayer {
     Time worked{};          // last
     bool promised = false;  // has a longest wait
   };
-  struct Observer;
 
   // ---- time ----
   Time now() const { return Clock::now(); }
@@ -98,9 +96,7 @@ class StagePlayer {
   // ---- brokers ----
   void begin_life();
   void end_life();
-  void wait_for_pool();
-  Broker& broker() const { return life_->broker(); }
-  std::string sessions() const;
+  void lose_broker();
 
   // ---- groups ----
   void join(Group& group);
@@ -124,6 +120,7 @@ class StagePlayer {
 
   // ---- the world ----
   void others_change();
+  std::shared_ptr<histories::Observer> observe(const std::string& what, const std::string& group);
   void operator_acts();
   void driver_acts();
   void stop_one();
@@ -177,22 +174,13 @@ class StagePlayer {
   Dice dice_;
   std::minstd_rand random_;
   Played played_;
-  Config config_;
-  histories::Checkpoints checkpoints_{random_};
-  std::unique_ptr<histories::StandInHolder> holder_;
-  std::unique_ptr<histories::Life> life_;
+  histories::Node node_{random_};
   std::optional<histories::Coroutine> story_;
   std::multimap<Time, std::function<void()>> due_;
   std::optional<EventLoop::TimerId> timer_;
   histories::Truths truths_;
   std::deque<Group> groups_;
   std::deque<Program> programs_;
-  struct Others {  // memory of processes without amem
-    DeviceUuid device;
-    std::uint64_t bytes;
-    Fd fd;
-  };
-  std::vector<Others> others_;
   int numbers_ = 0;
   bool over_ = false;  // nothing new happens
   bool driver_busy_ = false;

@@ -5,12 +5,12 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "daemon/settings/stage_settings.h"
+#include "tests/world/dice.h"
 
 namespace amem::world {
 
@@ -21,23 +21,6 @@ inline constexpr std::uint64_t kMarginPages = 2;   // of each device of the stag
 // A first turn without a rank ends after so long: where another owner waits, and else.
 inline constexpr Duration kStartLimitShared = std::chrono::seconds(10);
 inline constexpr Duration kStartLimit = std::chrono::seconds(30);
-
-class Dice {
- public:
-  explicit Dice(std::uint64_t seed) : engine_(seed) {}
-  std::uint64_t below(std::uint64_t count) { return engine_() % count; }
-  /// Both included.
-  std::int64_t between(std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(below(static_cast<std::uint64_t>(high - low + 1)));
-  }
-  Duration between(Duration low, Duration high) {
-    return Duration(between(low.count(), high.count()));
-  }
-  bool one_in(std::uint64_t count) { return below(count) == 0; }
-
- private:
-  std::mt19937_64 engine_;
-};
 
 /// Of a group's memory: one allocation of one rank.
 struct Piece {

@@ -1,0 +1,138 @@
+#include "tests/histories/node.h"
+
+#include <utility>
+
+#include "common/protocol.h"
+#include "tests/fuzz/check.h"
+#include "tests/fuzz/ground.h"
+#include "tests/fuzz/outside.h"
+#include "tests/histories/death.h"
+#include "tests/histories/device_memory.h"
+
+namespace amem::histories {
+namespace {
+
+class PoolWatch final : public EventSink {
+ public:
+  explicit PoolWatch(std::shared_ptr<bool> made) : made_(std::move(made)) {}
+  void event(const v1::Event& event) override { *made_ = *made_ || event.kind() == "pool"; }
+  void ended() override {}
+
+ private:
+  std::shared_ptr<bool> made_;
+};
+
+}  // namespace
+
+void Observer::progress(const v1::Progress&) {
+  fuzz::require(death::came() || !ended, "nothing is told of an operation after its end");
+}
+
+void Observer::finished(const Status& how) {
+  if (death::came()) return;
+  fuzz::require(!ended, "an operation ends once");
+  ended = true;
+  status = how;
+  if (told_) told_(how);
+}
+
+bool Neighbours::take(const DeviceUuid& device, std::uint64_t bytes) {
+  Result<CreatedMemory> made = made_on(device, bytes);
+  if (made.ok()) memory_.emplace(device, Memory{bytes, std::move(made.value().fd)});
+  return made.ok();
+}
+
+std::uint64_t Neighbours::bytes(const DeviceUuid& device) const {
+  std::uint64_t sum = 0;
+  for (auto [at, end] = memory_.equal_range(device); at != end; ++at) sum += at->second.bytes;
+  return sum;
+}
+
+Node::Node(std::minstd_rand& random) : checkpoints(random), random_(random) {
+  fuzz::outside::begin();
+  config = Config::defaults(true, fuzz::Ground::get().dir());
+  config.holder = HolderUse::kOff;
+  config.holder_socket = config.runtime_dir + "/holder.sock";
+}
+
+void Node::let_brokers_die() {
+  config.holder = HolderUse::kRequired;
+  holder_ = std::make_unique<StandInHolder>(config.holder_socket);
+}
+
+std::string Node::begin(const std::function<void()>& attached, std::function<void()> died) {
+  life_ = std::make_unique<Life>(config);
+  Life& life = *life_;
+  death::begin(
+      [this] {
+        if (holder_) holder_->serve();
+      },
+      [&life, died = std::move(died)] {
+        if (died) died();
+        life.loop.stop();
+      },
+      [this](int socket, const msghdr& packet) {
+        if (holder_) holder_->get_some(socket, packet, random_());
+      });
+  if (const Status opened = life.loop.open(); !opened.ok()) return "a loop is made";
+  checkpoints.begin(life.loop);
+  if (const Status found = life.supervisor.attach(); !found.ok())
+    return "the broker finds its holder: " + found.text();
+  if (attached) attached();
+  const fuzz::Ground& ground = fuzz::Ground::get();
+  life.broker = std::make_unique<Broker>(life.loop, config, ground.devices(), ground.nvml(),
+                                         &life.supervisor.record(), Workers::Runs::kLoop,
+                                         &checkpoints, &checkpoints);
+  life.broker->events().subscribe(Caller{}, "", std::make_shared<PoolWatch>(life.has_pool));
+  if (const Status taken = life.broker->take_up(life.supervisor.take_stock()); !taken.ok())
+    return "what a broker has left can be taken up: " + taken.text();
+  life.supervisor.watch([&life] {
+    life.broker->hold_again();
+    life.is_kept = !death::came();
+  });
+  const Status serves = life.broker->start();
+  return serves.ok() ? "" : "the broker serves: " + serves.text();
+}
+
+void Node::holder_dies() {
+  holder_->die();
+  life_->is_kept = false;
+}
+
+void Node::end(const std::function<void()>& noticed) {
+  checkpoints.lose_client();
+  noticed();
+  fuzz::outside::nobody_connects();
+  life_.reset();
+  holder_->lose_client();
+}
+
+void Node::later(std::function<void()> what) {
+  // A timer that is due: nothing need wake the loop.
+  loop().at(Clock::now(), [this, what = std::move(what)]() mutable {
+    if (death::came()) return;
+    if (!*life_->has_pool) return later(std::move(what));
+    what();
+  });
+}
+
+std::string Node::sessions() const {
+  return config.runtime_dir + "/" + std::string(kSessionSocket);
+}
+
+v1::NodeStatus Node::status() const {
+  v1::NodeStatus status;
+  broker().status(Caller{}, status);
+  return status;
+}
+
+std::string Node::left_over() const {
+  const v1::NodeStatus status = this->status();
+  if (!status.groups().empty()) return "a group ends with its last rank";
+  if (status.pool().used_bytes() != 0) return "the pool is empty at the end";
+  for (const v1::DeviceStatus& device : status.devices())
+    if (device.brokered_bytes() != 0) return "the devices are empty at the end";
+  return "";
+}
+
+}  // namespace amem::histories
