@@ -340,7 +340,8 @@ Result<Allocation*> RankRequests::share(const Rank& rank, AllocationId id, const
     return Status(Code::kFailedPrecondition, "allocation " + std::to_string(id) +
                                                  " is being paused with its tag '" + known->tag +
                                                  "'. Resume this tag first");
-  const bool loaded = group.machine.phase() == Phase::kOpen;
+  // What other ranks resume comes back as theirs: this one shares it afterwards.
+  const bool loaded = group.machine.phase() == Phase::kOpen && !group.machine.aside(rank.id);
   return node_.allocations.redeem(id, token, rank.group, rank.id, loaded);
 }
 

@@ -85,6 +85,8 @@ class Group {
   void expect(RankId rank);
   /// Whether Create and Redeem of this rank are served now.
   bool may_allocate(RankId rank) const;
+  /// What is under way is of other ranks.
+  bool aside(RankId rank) const;
   /// A pause or resume asked for from inside. `timeout` 0: the configured one. While the group runs
   /// one of tags is of this rank and of those that must ask with it (Requests::units): others run
   /// on. Any other is of all ranks. A resume of some tags waits while an operator has all of it
@@ -150,8 +152,6 @@ class Group {
       return interrupted_->task.op == Operation::kResume && rest_ == GroupState::kRunning;
     return state_ == GroupState::kRunning;
   }
-  /// What is under way is of other ranks.
-  bool aside(RankId rank) const;
   bool was_paused() const { return (course_ ? rest_ : state_) == GroupState::kPaused; }
   GroupState rest_of(const Task& task) const { return task.stops() ? GroupState::kPaused : rest_; }
   void go_on_if_all_are_back(Time now);
