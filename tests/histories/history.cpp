@@ -18,7 +18,6 @@ using std::chrono::milliseconds;
 
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kKiB = 1024;
-constexpr int kMostRanks = 9;
 constexpr std::uint64_t kMostPages = 8;  // of an allocation
 // Of all: what one device just has. So what one group has, and others' that its guests have open,
 // can come back when all others are paused; two groups at once lack the space that a swap needs.
@@ -28,11 +27,14 @@ const std::string kTags[] = {"heap", "cache"};
 
 }  // namespace
 
-History::History(std::uint64_t seed, bool trace, bool lies)
+History::History(std::uint64_t seed, bool trace, bool lies, const std::vector<std::string>& without)
     : trace_(trace),
       lies_(lies),
-      random_(static_cast<std::uint32_t>(seed * 2654435761U % 2147483646U + 1)) {
+      random_(static_cast<std::uint32_t>(seed * 2654435761U % 2147483646U + 1)),
+      dice_(seed),
+      met_(habits().size() * doings().size()) {
   random_.discard(8);
+  if (!lies) choose_habits(without);
   Config& config = node_.config;
   config.pool_size = 1024 * kKiB;
   config.pool_segment = (below(2) == 0 ? 256 : 32) * kKiB;
@@ -98,13 +100,15 @@ void History::begin_life() {
 
 void History::end_life() {
   ++deaths_;
+  count("death");
   node_.end([this] {
     for (RankProcess& rank : ranks_) {
       if (!node_.is_kept()) unknown_.insert(rank.number());
       if (!rank.connected()) continue;
-      rank.read();
+      if (!rank.is_stopped()) rank.read();
       // What it does last nobody hears of; the rest of what it was told it never does.
-      for (std::uint64_t does = below(3); does > 0 && rank.has_command(); --does)
+      for (std::uint64_t does = below(3); does > 0 && rank.has_command() && !rank.is_stopped();
+           --does)
         handle(rank, Mood::kWell);
       rank.lose_broker();
     }
@@ -121,6 +125,7 @@ void History::settle_death(std::uint64_t scale) {
 
 void History::come_back(RankProcess& rank) {
   say("rank " + std::to_string(rank.number()) + " comes back");
+  count("rejoin");
   rank.come_back(node_.sessions());
 }
 
@@ -140,7 +145,8 @@ void History::end_refused() {
 bool History::read_all() {
   // One call for all of them: mostly nothing has come for most.
   std::vector<pollfd> sockets;
-  for (const RankProcess& rank : ranks_) sockets.push_back({rank.socket(), POLLIN, 0});
+  for (const RankProcess& rank : ranks_)
+    sockets.push_back({rank.is_stopped() ? -1 : rank.socket(), POLLIN, 0});
   bool any = ::poll(sockets.data(), sockets.size(), 0) > 0;
   for (std::size_t i = 0; any && i < ranks_.size(); ++i)
     if (sockets[i].revents != 0) any = ranks_[i].read() || any;
@@ -149,6 +155,7 @@ bool History::read_all() {
 }
 
 void History::happen() {
+  if (habit_happens()) return;
   const std::uint64_t what = below(100);
   if (joined_ < 3 || (what == 0 && joined_ < kMostRanks)) return join(kGroups[below(3)]);
   if (what <= 3) return operator_asks();
@@ -178,6 +185,7 @@ void History::happen() {
     say("rank " + std::to_string(rank.number()) + " dies");
     return rank.die();
   }
+  if (rank.is_stopped() || lags(rank)) return;
   if (rank.saves() && !rank.connected()) {
     if (below(16) != 0) return;  // much can happen meanwhile
     say("rank " + std::to_string(rank.number()) + " has saved, and nobody asks");
@@ -223,11 +231,13 @@ void History::program_does(RankProcess& rank) {
   const std::uint64_t chance = below(1000);
   const std::uint64_t what = below(20);
   if (what == 0 && !rank.waits()) {
-    say("ranks of " + rank.group() + " ask");
+    say("ranks of " + rank.address() + " ask");
+    count("asked");
     const bool pause = rank.runs();
     const bool deep = pause && below(4) == 0;
     for (RankProcess& each : ranks_)
-      if ((each.connected() || each.paused()) && each.group() == rank.group() && !mishap(20))
+      if ((each.connected() || each.paused()) && each.address() == rank.address() &&
+          !each.is_stopped() && !mishap(20))
         each.ask(pause, deep);
     return;
   }
@@ -246,17 +256,20 @@ void History::program_does(RankProcess& rank) {
     return;
   }
   if (what <= 3) {
-    const auto& device = Ground::get().devices().all()[below(8) == 0 ? 1 : 0];
+    const auto& devices = Ground::get().devices().all();
+    const auto* device = &devices[below(8) == 0 ? 1 : 0];
+    if (!rank.sees(device->uuid)) device = &devices[device == &devices[0] ? 1 : 0];
     const std::uint64_t pages = 1 + below(kMostPages);
     if (this->pages() + pages > kAllPages) return;
     say("rank " + std::to_string(rank.number()) + " creates " + std::to_string(pages));
     const std::string& tag = kTags[below(2)];
-    return rank.create(device.uuid, pages * kPage, tag, below(3) == 0);
+    return rank.create(device->uuid, pages * kPage, tag, below(3) == 0);
   }
   if (what <= 7 && !truths_.empty()) {
     const auto it =
         std::next(truths_.begin(), static_cast<std::ptrdiff_t>(chance % truths_.size()));
-    if (it->second->group != rank.group() && below(8) != 0) return;
+    if (it->second->group != rank.address() && below(8) != 0) return;
+    if (!rank.sees(it->second->device)) return;
     say("rank " + std::to_string(rank.number()) + " opens " + std::to_string(it->first));
     return rank.open(it->first, it->second->token);
   }
@@ -274,7 +287,7 @@ void History::operator_asks() {
   for (const auto& [name, group] : groups())
     (group.state() == v1::GROUP_STATE_PAUSED ? paused : running).push_back(name);
   // Mostly what can be meant.
-  if (below(8) == 0) running = paused = {std::begin(kGroups), std::end(kGroups)};
+  if (below(8) == 0) running = paused = {"a@1001", "b@1001", has("owners") ? "a@1002" : "c@1001"};
   const auto some_of = [this](std::vector<std::string>& names) {
     std::shuffle(names.begin(), names.end(), random_);
     if (names.size() > 1) names.resize(1 + below(2));
@@ -291,6 +304,8 @@ void History::operator_asks() {
     pause.deep = below(4) == 0;
     say("the operator: swap" + named(running) + " for" + named(paused) +
         (pause.deep ? ", deep" : ""));
+    count("swap");
+    if (pause.deep) count("deep");
     return (void)node_.broker().swap(Caller{}, running, paused, pause, {}, observe());
   }
   const bool pause = !running.empty() && below(2) == 0;
@@ -301,12 +316,19 @@ void History::operator_asks() {
   Task task(pause ? Operation::kPause : Operation::kResume, what);
   task.deep = pause && what.all() && below(3) == 0;
   say("the operator: " + describe(task, named(names)) + (task.deep ? ", deep" : ""));
+  count(pause ? "pause" : "resume");
+  if (task.deep) count("deep");
+  if (!what.all()) count("tags");
+  if (names.size() > 1) count("set");
   node_.broker().start_operation(Caller{}, task, names, {}, observe());
 }
 
 void History::join(const std::string& group) {
   say("rank " + std::to_string(joined_) + " joins " + group);
-  ranks_.emplace_back(truths_, node_.checkpoints, group, joined_++);
+  const Origin origin = origin_of(group, joined_);
+  // Another owner's has the name of one that there is.
+  ranks_.emplace_back(truths_, node_.checkpoints, origin.user == Origin().user ? group : "a",
+                      joined_++, origin);
   ranks_.back().connect(node_.sessions());
 }
 
@@ -351,7 +373,7 @@ void History::check(bool all) {
       if (const std::string wrong = rank.check(all); !wrong.empty()) breaks(wrong);
     if (!rank.lives() || rank.is_free() || unknown_.contains(rank.number())) continue;
     if (rank.runs()) breaks("no rank runs whose process is locked or checkpointed");
-    const auto group = groups.find(rank.group());
+    const auto group = groups.find(rank.address());
     if (group != groups.end() && group->second.state() == v1::GROUP_STATE_RUNNING)
       breaks("no group runs while one of its processes is locked or checkpointed");
   }
@@ -361,7 +383,7 @@ std::map<std::string, v1::GroupInfo> History::groups() const {
   v1::ListGroupsResponse list;
   node_.broker().groups(Caller{}, list);
   std::map<std::string, v1::GroupInfo> groups;
-  for (const v1::GroupInfo& group : list.groups()) groups[group.name()] = group;
+  for (const v1::GroupInfo& group : list.groups()) groups[group.address()] = group;
   return groups;
 }
 
@@ -394,7 +416,7 @@ Coroutine History::settle() {
       return state == v1::GROUP_STATE_RUNNING || state == v1::GROUP_STATE_PAUSED;
     });
     const bool asking = std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
-      return rank.connected() && rank.waits();
+      return rank.connected() && rank.waits() && !rank.waits_for_resume();
     });
     if (rest && !asking && all_answered()) continue;
     fuzz::outside::pass(milliseconds(10'000));
@@ -410,13 +432,18 @@ Coroutine History::begin_and_wait(const Task& task, const std::string& group, bo
   node_.broker().start_operation(Caller{}, task, {group}, {}, observer);
   co_await settle();
   const bool no_space = !strict && observer->status.code() == Code::kResourceExhausted;
-  if (!observer->ended || !(observer->status.ok() || no_space))
+  // All of it may have to stay.
+  const bool stays = has("stays") && observer->status.code() == Code::kFailedPrecondition;
+  if (!observer->ended || !(observer->status.ok() || no_space || stays))
     breaks("where all goes well the " + describe(task, group) +
            " succeeds: " + observer->status.text());
 }
 
 /// It may have more than a device has: it allocates while some of its tags are paused.
 bool History::fits(const v1::GroupInfo& group) const {
+  // amemd measures what a restore needs. Others may have let go of some of that, and have memory
+  // that stays where the restore would have its space.
+  if (group.deep() && (has("full") || has("stays"))) return false;
   const v1::NodeStatus status = node_.status();
   const auto fits = [&](const v1::GroupDeviceUsage& usage) {
     return std::all_of(status.devices().begin(), status.devices().end(), [&](const auto& device) {
@@ -432,7 +459,7 @@ Coroutine History::look_at_lost() {
   for (const auto& [name, group] : groups()) {
     std::vector<std::string> lost;
     for (const RankProcess& rank : ranks_)
-      if (rank.group() == name && rank.connected() && rank.is_lost())
+      if (rank.address() == name && rank.connected() && rank.is_lost())
         lost.push_back("rank " + std::to_string(rank.number()) + " (pid " +
                        std::to_string(rank.pid()) + ")");
     if (lost.empty() || !broken_.empty()) continue;
@@ -464,6 +491,8 @@ Coroutine History::look_at_everything() {
   mishaps_ = false;
   death::comes_at(0);
   say("the end");
+  node_.neighbours.leave_all();
+  for (RankProcess& rank : ranks_) rank.stop(false);
   for (RankProcess& rank : ranks_)
     if (rank.lives() && !rank.connected() && !rank.paused())
       rank.die();
@@ -489,7 +518,7 @@ Coroutine History::look_at_everything() {
       co_await begin_and_wait(Operation::kResume, name, strict && fits(group));
       if (groups()[name].state() != v1::GROUP_STATE_RUNNING) continue;
       for (RankProcess& rank : ranks_) {
-        if (rank.group() != name || !rank.connected()) continue;
+        if (rank.address() != name || !rank.connected()) continue;
         if (!rank.runs()) breaks("a rank of a group that runs runs");
         rank.free_guests();
       }

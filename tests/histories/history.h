@@ -15,6 +15,7 @@
 #include "tests/histories/coroutine.h"
 #include "tests/histories/node.h"
 #include "tests/histories/rank_process.h"
+#include "tests/world/dice.h"
 
 namespace amem::histories {
 
@@ -22,7 +23,8 @@ class History {
  public:
   /// `trace`: says what happens, a line each. `lies`: ranks say now and then that they have saved
   /// what they have not; that must be found.
-  History(std::uint64_t seed, bool trace, bool lies);
+  /// `without`: habits that it does not have.
+  History(std::uint64_t seed, bool trace, bool lies, const std::vector<std::string>& without = {});
   ~History();
   History(const History&) = delete;
 
@@ -39,6 +41,17 @@ class History {
   /// Of brokers.
   std::uint64_t deaths() const { return deaths_; }
   const Checkpoints& checkpoints() const { return node_.checkpoints; }
+
+  /// What people do that examples do not, and beside which operations.
+  struct Habit {
+    std::string name;
+    void (History::*happens)();         // now and then; null: all along
+    bool (History::*in_force)() const;  // just now
+  };
+  static const std::vector<Habit>& habits();
+  static const std::vector<std::string>& doings();
+  /// How often each doing met each habit in force, doing by doing.
+  const std::vector<std::uint64_t>& met() const { return met_; }
 
   /// Resumes who waits when the broker's loop has gone round, or that of the next one.
   void go_on_later(std::coroutine_handle<> who);
@@ -73,6 +86,34 @@ class History {
   void say(const std::string& what);
   bool read_all();
 
+  // ---- habits ----
+  bool has(const char* habit) const;
+  void choose_habits(const std::vector<std::string>& without);
+  bool habit_happens();
+  void count(const char* doing);
+  RankProcess* some_rank(bool (*may)(const RankProcess&));
+  template <bool (RankProcess::*what)() const>
+  bool any() const {
+    for (const RankProcess& rank : ranks_)
+      if (rank.lives() && (rank.*what)()) return true;
+    return false;
+  }
+  bool always() const { return true; }
+  void offload();
+  bool is_slow(const RankProcess& rank) const;
+  bool lags(const RankProcess& rank);
+  Origin origin_of(const std::string& group, int number) const;
+  bool has_hidden() const;
+  bool has_owners() const;
+  void pin();
+  void join_late();
+  bool has_late() const;
+  void fork();
+  void stop();
+  void fill_a_device();
+  bool is_full() const;
+  void name_a_wrong_one();
+
   std::uint64_t below(std::uint64_t count) { return random_() % count; }
   /// Once in so many times, as long as things may go wrong.
   bool mishap(std::uint64_t in) { return mishaps_ && below(in) == 0; }
@@ -87,6 +128,8 @@ class History {
   std::map<std::string, v1::GroupInfo> groups() const;
   bool fits(const v1::GroupInfo& group) const;
 
+  static constexpr int kMostRanks = 9;
+
   const bool trace_;
   const bool lies_;
   Transactions transactions_;
@@ -96,6 +139,10 @@ class History {
   bool mishaps_ = true;
   int joined_ = 0;
 
+  world::Dice dice_;  // of the habits
+  std::set<std::size_t> habits_;
+  std::vector<std::uint64_t> met_;
+  int late_ = -1;  // who has joined late last
   Node node_{random_};
   std::uint64_t deaths_ = 0;
   std::set<int> unknown_;  // ranks of a broker that died while no holder had everything

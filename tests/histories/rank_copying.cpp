@@ -12,6 +12,7 @@ namespace amem::histories {
 void RankProcess::begin_save(const amem_v1_Copies& copies, bool well) {
   Saves& saves = saves_.emplace();
   saves.what = copies;
+  std::erase_if(taken_, [&](const Hashed& each) { return each.epoch != copies.epoch; });
   copy_failed_ = copy_failed_ || !well;
   if (copy_failed_) return;
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {

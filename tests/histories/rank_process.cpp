@@ -1,5 +1,6 @@
 #include "tests/histories/rank_process.h"
 
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -142,8 +143,10 @@ void RankProcess::die() {
   memory_.clear();
   commands_.clear();
   saves_.reset();
-  paused_ = false;
+  paused_ = stopped_ = false;
 }
+
+void RankProcess::fork() { child_.reset(::fcntl(socket_.get(), F_DUPFD_CLOEXEC, 0)); }
 
 void RankProcess::send(Message& message) {
   message.seq = ++seq_;
@@ -230,8 +233,13 @@ void RankProcess::reply(Packet& packet) {
     return;
   }
   unanswered_.erase(seq);
-  if (asks_.erase(seq) > 0) {
+  if (const auto asked = asks_.extract(seq)) {
     --asked_;
+    const Asks& what = asked.mapped();
+    for (const auto& [id, memory] : memory_)
+      if (reply.code == 0 && !what.pause && memory.tag == what.tag && !memory.guest &&
+          !memory.usable())
+        wrong_ = "what a rank has asked for is there, but not allocation " + std::to_string(id);
     return;
   }
   const auto asking = asking_for_.find(seq);
@@ -249,7 +257,8 @@ void RankProcess::reply(Packet& packet) {
       memory.truth = truths_[id] = std::make_shared<Truth>();
       Truth& truth = *memory.truth;
       std::memcpy(truth.token.data(), reply.result.created.token, truth.token.size());
-      truth.group = group_;
+      truth.group = address();
+      truth.device = memory.device;
       truth.value = static_cast<std::uint8_t>(id);
       fill(memory.fd, memory.size, truth.value);
     } else {
@@ -298,7 +307,7 @@ std::string RankProcess::name_of(const Message& message) {
     case amem_v1_SessionMessage_measure_tag:
       return "Measure";
     case amem_v1_SessionMessage_save_tag:
-      return "Save";
+      return message.body.save.last ? "Save" : "a part of a Save";
     case amem_v1_SessionMessage_release_tag:
       return "Release";
     case amem_v1_SessionMessage_make_tag:
@@ -534,15 +543,29 @@ void RankProcess::write_one(std::uint64_t chance, std::uint8_t value) {
   fill(it->second.fd, it->second.size, value);
 }
 
-void RankProcess::ask(bool pause, bool deep) {
+void RankProcess::ask(bool pause, bool deep, const std::string& tag) {
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_group_request_tag;
   message.body.group_request.op =
       pause ? amem_v1_GroupOp_GROUP_OP_PAUSE : amem_v1_GroupOp_GROUP_OP_RESUME;
   message.body.group_request.deep = deep;
+  message.body.group_request.tags_count = tag.empty() ? 0 : 1;
+  set_text(message.body.group_request.tags[0], tag);
   ask_for(message);
-  asks_[message.seq] = pause;
+  asks_[message.seq] = {pause, tag};
   ++asked_;
+}
+
+bool RankProcess::waits_for_resume() const {
+  return pending_ == 0 && !runs() && std::all_of(asks_.begin(), asks_.end(), [](const auto& each) {
+           return !each.second.pause && !each.second.tag.empty();
+         });
+}
+
+bool RankProcess::has_offloaded() const {
+  return runs() && std::any_of(memory_.begin(), memory_.end(), [](const auto& each) {
+           return !each.second.guest && !each.second.usable();
+         });
 }
 
 void RankProcess::work(bool waiting, bool worked) {
@@ -574,8 +597,14 @@ void RankProcess::pin(std::uint64_t id) {
 std::vector<RankProcess::Has> RankProcess::has() const {
   std::vector<Has> all;
   for (const auto& [id, memory] : memory_)
-    all.push_back({id, memory.size, memory.device, memory.tag, memory.guest, memory.pinned});
+    all.push_back(
+        {id, memory.size, memory.device, memory.tag, memory.guest, memory.pinned, memory.usable()});
   return all;
+}
+
+bool RankProcess::has_pins() const {
+  return std::any_of(memory_.begin(), memory_.end(),
+                     [](const auto& each) { return each.second.pinned; });
 }
 
 void RankProcess::count(std::map<std::uint64_t, std::uint64_t>& sizes, std::uint64_t& asked) const {

@@ -25,7 +25,8 @@ namespace amem::histories {
 /// Every allocation, and what its programs have written there last.
 struct Truth {
   Token token{};
-  std::string group;
+  std::string group;  // its address
+  DeviceUuid device = {};
   std::uint8_t value = 0;
   std::uint8_t before = 0;
 };
@@ -69,6 +70,13 @@ class RankProcess {
   void die();
   /// Its session ends; the process lives on, and its program stands still.
   void lose_session();
+  /// A child of its process has its session's socket, too, until it ends.
+  void fork();
+  void child_ends() { child_.reset(); }
+  bool has_child() const { return static_cast<bool>(child_); }
+  /// By a signal, until it goes on.
+  void stop(bool stops) { stopped_ = stops; }
+  bool is_stopped() const { return stopped_; }
   /// Has begun a Save, and not ended it.
   bool saves() const { return saves_.has_value(); }
   void end_save();
@@ -82,6 +90,13 @@ class RankProcess {
   /// The broker to which it came back does not know it.
   bool refused() const { return refused_; }
   const std::string& group() const { return group_; }
+  /// By which an operator calls it: "a@1001".
+  std::string address() const { return group_ + "@" + std::to_string(origin_.user); }
+  uid_t user() const { return origin_.user; }
+  bool sees(const DeviceUuid& device) const {
+    return origin_.sees.empty() || origin_.sees.contains(device);
+  }
+  bool sees_all() const { return origin_.sees.empty(); }
   int number() const { return number_; }
   pid_t pid() const;
   /// As far as it knows.
@@ -97,6 +112,8 @@ class RankProcess {
   /// Of what it has been told.
   const std::string& wrong() const { return wrong_; }
   bool waits() const { return pending_ > 0 || asked_ > 0; }
+  /// As long as its group is paused: for memory that it wants back.
+  bool waits_for_resume() const;
   /// Its group is paused, and no step is under way or to come: its program frees what it likes.
   bool rests() const { return (connected() || paused_) && rests_ && !detached_; }
   /// Adds what it has, and what it has asked for.
@@ -128,8 +145,10 @@ class RankProcess {
     std::string tag = {};
     bool guest = false;
     bool pinned = false;
+    bool usable = false;
   };
   std::vector<Has> has() const;
+  bool has_pins() const;
 
   // ---- its program; REQUIRES: runs(), but for frees ----
   /// `own`: it makes the memory itself, and gives it to the broker to keep. Nothing where there is
@@ -141,8 +160,10 @@ class RankProcess {
   void free_one(std::uint64_t chance, bool only_its_own = false);
   void free_guests();
   void write_one(std::uint64_t chance, std::uint8_t value);
-  /// Not gated.
-  void ask(bool pause, bool deep);
+  /// Not gated. `tag`: only its own memory of this tag; empty: all, together with the other ranks.
+  void ask(bool pause, bool deep, const std::string& tag = "");
+  /// Some of its memory is on no device, though it runs: it has asked for that itself.
+  bool has_offloaded() const;
   /// Empty: everything that it has is there, with its bytes. `all`: nothing may be paused.
   std::string check(bool all) const;
 
@@ -227,6 +248,8 @@ class RankProcess {
   bool waiting_ = false;
   bool worked_ = false;
   bool speaks_for_another_ = false;
+  bool stopped_ = false;
+  Fd child_;  // its copy of the socket
   std::function<void(const Packet&)> shown_;
   std::string wrong_;
   bool copy_failed_ = false;
@@ -237,7 +260,11 @@ class RankProcess {
   std::uint64_t hello_ = 0;                          // its number
   std::map<std::uint64_t, std::string> unanswered_;  // requests as they are sent, by number
   int pending_ = 0;                                  // calls that have passed the gate
-  std::map<std::uint64_t, bool> asks_;               // by sequence number
+  struct Asks {
+    bool pause = false;
+    std::string tag;
+  };
+  std::map<std::uint64_t, Asks> asks_;  // by sequence number
   int asked_ = 0;
   std::map<std::uint64_t, Memory> asking_for_;  // by sequence number
   std::map<std::uint64_t, Memory> memory_;

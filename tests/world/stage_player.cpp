@@ -10,12 +10,12 @@
 #include "tests/fuzz/outside.h"
 #include "tests/histories/death.h"
 #include "tests/histories/device_memory.h"
-#include "tests/world/sleep.h"
 
 namespace amem::world {
 namespace {
 
 using fuzz::Ground;
+using fuzz::outside::sleep_passes_time;
 using histories::Coroutine;
 using histories::Mood;
 using histories::Observer;
@@ -225,30 +225,40 @@ void StagePlayer::begin_ranks(Group& group) {
   group.has_run = group.leasing = group.leased = group.promised = false;
   ++group.lives;
   say("group " + group.plan->name + " begins");
-  for (int i = 0; i < group.plan->ranks; ++i) {
-    Program& program = programs_.emplace_back(
-        Program{Rank(truths_, node_.checkpoints, group.plan->name, numbers_++,
-                     {group.plan->user, "s", seen_by(*group.plan)}),
-                &group});
-    group.programs.push_back(&program);
-    for (std::size_t piece = 0; piece < group.plan->pieces.size(); ++piece)
-      if (piece % static_cast<std::size_t>(group.plan->ranks) == static_cast<std::size_t>(i)) {
-        program.wants.push_back(group.plan->pieces[piece]);
-        program.uses.insert(group.plan->pieces[piece].device);
-      }
-    for (const int each : program.uses)
-      if (auto made = histories::made_on(device(each).uuid, kPage); made.ok())
-        program.contexts[device(each).uuid] = std::move(made.value().fd);
-    program.rank.connect(node_.sessions());
-    watch(program);
-    // It begins with work: it makes its memory.
-    program.left = dice_.between(milliseconds(200), seconds(2));
-    look(program);
-  }
+  begin_rank(group, 0);
+  for (int i = 1; i < group.plan->ranks; ++i)
+    if (trace_.late)
+      after(dice_.between(seconds(1), seconds(20)), [this, &group, i, life = group.lives] {
+        if (!over() && group.lives == life && !group.programs.empty()) begin_rank(group, i);
+      });
+    else
+      begin_rank(group, i);
   set_wishes(group);
+  plan_work(group);
+}
+
+void StagePlayer::begin_rank(Group& group, int number) {
+  changes();
+  Program& program =
+      programs_.emplace_back(Program{Rank(truths_, node_.checkpoints, group.plan->name, numbers_++,
+                                          {group.plan->user, "s", seen_by(*group.plan)}),
+                                     &group});
+  group.programs.push_back(&program);
+  for (std::size_t piece = 0; piece < group.plan->pieces.size(); ++piece)
+    if (piece % static_cast<std::size_t>(group.plan->ranks) == static_cast<std::size_t>(number)) {
+      program.wants.push_back(group.plan->pieces[piece]);
+      program.uses.insert(group.plan->pieces[piece].device);
+    }
+  for (const int each : program.uses)
+    if (auto made = histories::made_on(device(each).uuid, kPage); made.ok())
+      program.contexts[device(each).uuid] = std::move(made.value().fd);
+  program.rank.connect(node_.sessions());
+  watch(program);
+  // It begins with work: it makes its memory.
+  program.left = dice_.between(milliseconds(200), seconds(2));
+  look(program);
   if (trace_.stage.rules.policy == TurnPolicy::kLease)
     after(milliseconds(50), [this, &group] { lease(group); });
-  plan_work(group);
 }
 
 void StagePlayer::set_wishes(Group& group) {
@@ -304,27 +314,30 @@ void StagePlayer::handle_next(Program& program) {
       !program.rank.has_command())
     return;
   program.handles = true;
-  after(
-      dice_.between(milliseconds(1), milliseconds(dice_.one_in(10) ? 300 : 20)), [this, &program] {
-        program.handles = false;
-        if (!program.rank.connected() || !program.rank.has_command()) return;
-        Mood mood = Mood::kWell;
-        if (trace_.mishaps && !over() && dice_.one_in(150)) {
-          mood = dice_.one_in(2) ? Mood::kFails : Mood::kSilent;
-          trouble_ = now();
-          changes();
-        }
-        if (mood != Mood::kWell)
-          say("rank " + std::to_string(program.rank.number()) + " of " + program.group->plan->name +
-              (mood == Mood::kFails ? " fails at " : " does not answer ") +
-              program.rank.next_command());
-        program.rank.handle(mood);
-        if (mood == Mood::kFails)  // as the shim does four times a second
-          after(dice_.between(milliseconds(250), milliseconds(2000)),
-                [&program] { program.rank.drop_leftovers(); });
-        handle_next(program);
-        look(program);
-      });
+  const bool slow = trace_.speeds && program.rank.number() % 2 == 1;
+  after(dice_.between(milliseconds(slow ? 100 : 1),
+                      milliseconds(slow || dice_.one_in(10) ? 300 : 20)),
+        [this, &program] {
+          program.handles = false;
+          if (!program.rank.connected() || !program.rank.has_command()) return;
+          Mood mood = Mood::kWell;
+          if (trace_.mishaps && !over() && dice_.one_in(150)) {
+            mood = dice_.one_in(2) ? Mood::kFails : Mood::kSilent;
+            trouble_ = now();
+            changes();
+          }
+          if (mood != Mood::kWell)
+            say("rank " + std::to_string(program.rank.number()) + " of " +
+                program.group->plan->name +
+                (mood == Mood::kFails ? " fails at " : " does not answer ") +
+                program.rank.next_command());
+          program.rank.handle(mood);
+          if (mood == Mood::kFails)  // as the shim does four times a second
+            after(dice_.between(milliseconds(250), milliseconds(2000)),
+                  [&program] { program.rank.drop_leftovers(); });
+          handle_next(program);
+          look(program);
+        });
 }
 
 /// What its program does now.
@@ -406,15 +419,15 @@ void StagePlayer::plan_work(Group& group) {
 }
 
 void StagePlayer::open_guest(Group& group) {
-  const std::string& owner = trace_.groups[static_cast<std::size_t>(group.plan->guest_of)].name;
+  const GroupPlan& owner = trace_.groups[static_cast<std::size_t>(group.plan->guest_of)];
   Program& program = *group.programs.front();
   const auto has = program.rank.has();
   if (!program.rank.runs() || program.rank.waits() ||
       std::any_of(has.begin(), has.end(), [](const Rank::Has& each) { return each.guest; }))
     return;
   for (const auto& [id, truth] : truths_)
-    if (truth->group == owner && dice_.one_in(2)) {
-      say("group " + group.plan->name + " opens memory of group " + owner);
+    if (truth->group == owner.name + "@" + std::to_string(owner.user) && dice_.one_in(2)) {
+      say("group " + group.plan->name + " opens memory of group " + owner.name);
       program.rank.open(id, truth->token);
       return changes();
     }
@@ -505,6 +518,7 @@ void StagePlayer::operator_acts() {
     if (info.state() == v1::GROUP_STATE_RUNNING || info.state() == v1::GROUP_STATE_PAUSED)
       all.push_back(&info);
   if (all.empty()) return;
+  if (trace_.wrong && dice_.one_in(3)) return name_a_wrong_one(view);
   const v1::GroupInfo& info = *all[dice_.below(all.size())];
   const bool paused = info.state() == v1::GROUP_STATE_PAUSED;
   const bool pause = !paused || (info.paused_by_stage() && dice_.one_in(2));
@@ -578,6 +592,25 @@ void StagePlayer::stop_one() {
   });
 }
 
+void StagePlayer::fork_one() {
+  const Group& group = groups_[dice_.below(groups_.size())];
+  if (group.programs.empty()) return;
+  Program& program = *group.programs[dice_.below(group.programs.size())];
+  if (!program.rank.connected()) return;
+  say("rank " + std::to_string(program.rank.number()) + " of " + group.plan->name + " forks");
+  program.rank.fork();
+}
+
+/// Of which the operation does nothing to the others.
+void StagePlayer::name_a_wrong_one(const View& view) {
+  std::vector<std::string> names = {"gone"};
+  for (const auto& [name, info] : view.groups) names.push_back(name);
+  const auto told = observe("an operation whose first group does not exist", "");
+  node_.broker().start_operation(Caller{}, Task(Operation::kPause), names, {}, told);
+  if (!histories::death::came() && (!told->ended || told->status.code() != Code::kNotFound))
+    breaks("what names a group that does not exist is refused: " + told->status.text());
+}
+
 void StagePlayer::churn() {
   Group& group = groups_[dice_.below(groups_.size())];
   if (group.programs.empty()) {
@@ -617,6 +650,7 @@ Coroutine StagePlayer::whole() {
   if (trace_.others) again(seconds(3), seconds(30), [this] { others_change(); });
   if (trace_.mishaps) again(seconds(20), seconds(90), [this] { stop_one(); });
   if (trace_.operators) again(seconds(10), seconds(60), [this] { operator_acts(); });
+  if (trace_.forks) again(seconds(10), seconds(40), [this] { fork_one(); });
   if (trace_.churn) again(seconds(5), seconds(40), [this] { churn(); });
   if (trace_.deaths) again(seconds(20), seconds(60), [this] { kill(); });
   co_await pass(trace_.length);

@@ -101,6 +101,7 @@ class StagePlayer {
   // ---- groups ----
   void join(Group& group);
   void begin_ranks(Group& group);
+  void begin_rank(Group& group, int number);
   void watch(Program& program);
   void unwatch(Program& program);
   void read(Program& program);
@@ -119,23 +120,25 @@ class StagePlayer {
   void set_wishes(Group& group);
 
   // ---- the world ----
-  void others_change();
-  std::shared_ptr<histories::Observer> observe(const std::string& what, const std::string& group);
-  void operator_acts();
-  void driver_acts();
-  void stop_one();
-  void churn();
-  void kill();
-  /// Again and again at random times, while the trace lasts.
-  void again(Duration low, Duration high, const std::function<void()>& what);
-
-  // ---- what must hold ----
   struct View {
     v1::TurnsResponse turns = {};
     std::map<std::string, v1::TurnInfo> infos = {};
     std::map<std::string, v1::GroupInfo> groups = {};
     std::vector<std::uint64_t> free = {};  // of each device
   };
+  void others_change();
+  std::shared_ptr<histories::Observer> observe(const std::string& what, const std::string& group);
+  void operator_acts();
+  void driver_acts();
+  void stop_one();
+  void fork_one();
+  void name_a_wrong_one(const View& view);
+  void churn();
+  void kill();
+  /// Again and again at random times, while the trace lasts.
+  void again(Duration low, Duration high, const std::function<void()>& what);
+
+  // ---- what must hold ----
   void check();
   void check_bytes(bool all);
   /// `asks`: the driver, which takes long, what is free. Else that is added up.

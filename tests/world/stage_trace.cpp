@@ -127,13 +127,18 @@ StageTrace make_trace(std::uint64_t seed) {
     group.loiters = trace.loiterers && group.announced && dice.one_in(2);
   trace.promises = !trace.others && !trace.mishaps && !trace.operators && !trace.churn &&
                    !trace.loiterers && !trace.deaths && dice.one_in(2);
+  trace.late = dice.one_in(4);
+  trace.speeds = dice.one_in(4);
+  trace.forks = dice.one_in(4);
+  trace.wrong = trace.operators && dice.one_in(2);
   return trace;
 }
 
 const std::vector<std::string>& features() {
   static const std::vector<std::string> all = {
-      "pins",     "guests", "apart",  "deep",  "others", "mishaps",   "operators", "churn",
-      "promises", "deaths", "starts", "parts", "tight",  "loiterers", "reasons"};
+      "pins",    "guests",   "apart",  "deep",   "others", "mishaps", "operators",
+      "churn",   "promises", "deaths", "starts", "parts",  "tight",   "loiterers",
+      "reasons", "late",     "speeds", "forks",  "wrong"};
   return all;
 }
 
@@ -172,6 +177,10 @@ void leave_out(StageTrace& trace, const std::string& feature) {
   if (feature == "loiterers") trace.loiterers = false;
   if (feature == "promises") trace.promises = false;
   if (feature == "deaths") trace.deaths = false;
+  if (feature == "late") trace.late = false;
+  if (feature == "speeds") trace.speeds = false;
+  if (feature == "forks") trace.forks = false;
+  if (feature == "wrong") trace.wrong = false;
   if (feature == "starts") trace.stage.rules.starts_alone = false;
 }
 
@@ -191,6 +200,10 @@ std::string describe(const StageTrace& trace) {
   if (trace.loiterers) text += ", loiterers";
   if (trace.promises) text += ", promises";
   if (trace.deaths) text += ", deaths";
+  if (trace.late) text += ", late";
+  if (trace.speeds) text += ", speeds";
+  if (trace.forks) text += ", forks";
+  if (trace.wrong) text += ", wrong";
   return text;
 }
 

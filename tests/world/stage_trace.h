@@ -64,6 +64,10 @@ struct StageTrace {
   bool loiterers = false;  // GroupPlan::loiters
   bool promises = false;   // groups have longest waits
   bool deaths = false;     // of amemd
+  bool late = false;       // ranks of a group come one after another
+  bool speeds = false;     // some ranks do what they are told more slowly than the others
+  bool forks = false;      // children have the sessions of ranks, also once these have ended
+  bool wrong = false;      // the first group of an operation does not exist
   bool reasons = true;     // what amemd says of groups that wait is looked at
 };
 
