@@ -3,10 +3,12 @@
 #include <iterator>
 #include <set>
 
-#include "tests/fuzz/check.h"
+#include "tests/world/check.h"
 
 namespace amem::fuzz {
 namespace {
+
+using world::require;
 
 constexpr uid_t kNobodysUser = 1003;  // has no ranks
 

@@ -14,10 +14,12 @@
 
 #include "daemon/base/units.h"
 #include "daemon/settings/arguments.h"
-#include "tests/fuzz/check.h"
+#include "tests/world/check.h"
 
 namespace amem::fuzz {
 namespace {
+
+using world::require;
 
 struct Words {
   std::map<std::string, std::string> environment;

@@ -10,7 +10,7 @@
 #include "client/ctl/diagnosis/elf_file.h"
 #include "client/ctl/diagnosis/nccl_library.h"
 #include "client/ctl/diagnosis/program.h"
-#include "tests/fuzz/check.h"
+#include "tests/world/check.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace amem;

@@ -6,14 +6,16 @@
 #include "common/descriptors.h"
 #include "common/form.h"
 #include "common/ticket.h"
-#include "tests/fuzz/check.h"
-#include "tests/histories/death.h"
+#include "tests/world/check.h"
+#include "tests/world/death.h"
 
 namespace amem::fuzz {
 namespace {
 
-using histories::Mood;
-using histories::RankProcess;
+using world::require;
+
+using world::Mood;
+using world::RankProcess;
 
 constexpr std::size_t kMostDescriptors = 253;  // the kernel's limit for a packet
 
@@ -54,7 +56,7 @@ std::vector<Fd> descriptors(unsigned choice) {
 void Player::connect(const std::string& path, uid_t uid) {
   hang_up();
   uid_ = uid;
-  ranks_.emplace_back(truths_, checkpoints_, "", number_, histories::Origin{.user = uid});
+  ranks_.emplace_back(truths_, checkpoints_, "", number_, world::Origin{.user = uid});
   ranks_.back().show([this](const Packet& packet) { seen_(*this, packet); });
   ranks_.back().connect_for_another(path);
 }
@@ -70,7 +72,7 @@ void Player::die() {
 
 void Player::send(const std::string& bytes, unsigned beside) {
   if (!connected()) return;
-  const histories::death::Others not_the_broker;
+  const world::death::Others not_the_broker;
   const std::vector<Fd> fds = descriptors(beside);
   std::vector<int> numbers;
   for (const Fd& fd : fds) numbers.push_back(fd.get());

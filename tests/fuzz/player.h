@@ -9,7 +9,7 @@
 #include <functional>
 #include <string>
 
-#include "tests/histories/rank_process.h"
+#include "tests/world/rank_process.h"
 
 namespace amem::fuzz {
 
@@ -19,7 +19,7 @@ class Player {
   using Seen = std::function<void(const Player&, const Packet&)>;
 
   /// `number`: tells the players of a world apart. The others outlive this object.
-  Player(int number, histories::Truths& truths, histories::Checkpoints& checkpoints, Seen seen)
+  Player(int number, world::Truths& truths, world::Checkpoints& checkpoints, Seen seen)
       : number_(number), truths_(truths), checkpoints_(checkpoints), seen_(std::move(seen)) {}
   Player(const Player&) = delete;
 
@@ -46,10 +46,10 @@ class Player {
   void saved(const amem_v1_Copies& copies);
 
   const int number_;
-  histories::Truths& truths_;
-  histories::Checkpoints& checkpoints_;
+  world::Truths& truths_;
+  world::Checkpoints& checkpoints_;
   const Seen seen_;
-  std::deque<histories::RankProcess> ranks_;  // one for each session
+  std::deque<world::RankProcess> ranks_;  // one for each session
   uid_t uid_ = 0;
 };
 

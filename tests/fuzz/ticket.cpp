@@ -12,10 +12,12 @@
 #include <iterator>
 #include <optional>
 
-#include "tests/fuzz/check.h"
+#include "tests/world/check.h"
 
 namespace amem::fuzz {
 namespace {
+
+using world::require;
 
 constexpr int kSeals[] = {F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE};
 constexpr int kAllSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;

@@ -9,12 +9,16 @@
 #include <utility>
 
 #include "daemon/control/tasks.h"
-#include "tests/fuzz/check.h"
-#include "tests/fuzz/ground.h"
-#include "tests/fuzz/outside.h"
+#include "tests/world/check.h"
+#include "tests/world/ground.h"
+#include "tests/world/outside.h"
 
 namespace amem::fuzz {
 namespace {
+
+using world::Ground;
+using world::require;
+namespace outside = world::outside;
 
 using std::chrono::milliseconds;
 
@@ -240,10 +244,10 @@ void World::control(std::uint8_t more, const std::string& request) {
 }
 
 void World::steered(unsigned asker, const std::vector<std::string>& names,
-                    const std::function<void(const std::shared_ptr<histories::Observer>&)>& ask) {
+                    const std::function<void(const std::shared_ptr<world::Observer>&)>& ask) {
   const Code expected = askers_->steers(asker, names);
   const std::string before = askers_->untouchable(asker, expected != Code::kOk);
-  const auto observer = observers_.emplace_back(std::make_shared<histories::Observer>());
+  const auto observer = observers_.emplace_back(std::make_shared<world::Observer>());
   ask(observer);
   require(askers_->untouchable(asker, expected != Code::kOk) == before,
           "nobody changes groups that it may not steer");

@@ -16,7 +16,7 @@
 #include "tests/fuzz/askers.h"
 #include "tests/fuzz/player.h"
 #include "tests/fuzz/script.h"
-#include "tests/histories/node.h"
+#include "tests/world/node.h"
 
 namespace amem::fuzz {
 
@@ -38,7 +38,7 @@ class World {
   void control(std::uint8_t more, const std::string& request);
   /// One of the askers wants to steer these, by `ask`: it does what it may, and no more.
   void steered(unsigned asker, const std::vector<std::string>& names,
-               const std::function<void(const std::shared_ptr<histories::Observer>&)>& ask);
+               const std::function<void(const std::shared_ptr<world::Observer>&)>& ask);
   void answer_all(unsigned how);
   void end_all();
   void seen(const Player& player, const Packet& packet);
@@ -53,12 +53,12 @@ class World {
   Player& player(std::uint8_t more) { return players_[more % players_.size()]; }
 
   std::minstd_rand random_;
-  histories::Node node_{random_};
+  world::Node node_{random_};
   std::unique_ptr<Askers> askers_;
-  histories::Truths truths_;
+  world::Truths truths_;
   std::deque<Player> players_;
   std::map<std::uint64_t, uid_t> owners_;  // of allocations, as the broker tells an operator
-  std::vector<std::shared_ptr<histories::Observer>> observers_;
+  std::vector<std::shared_ptr<world::Observer>> observers_;
   std::vector<Step> steps_;
   std::size_t at_ = 0;
   int turns_ = 0;  // of the loop until the next step

@@ -2,14 +2,15 @@
 #include <algorithm>
 #include <iterator>
 
-#include "tests/fuzz/ground.h"
-#include "tests/histories/death.h"
 #include "tests/histories/history.h"
+#include "tests/world/death.h"
+#include "tests/world/ground.h"
 
 namespace amem::histories {
 namespace {
 
-using fuzz::Ground;
+using world::Ground;
+namespace death = world::death;
 
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kSlowness = 12;  // of a slow rank

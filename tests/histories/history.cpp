@@ -6,14 +6,16 @@
 #include <cstdio>
 #include <utility>
 
-#include "tests/fuzz/ground.h"
-#include "tests/fuzz/outside.h"
-#include "tests/histories/death.h"
+#include "tests/world/death.h"
+#include "tests/world/ground.h"
+#include "tests/world/outside.h"
 
 namespace amem::histories {
 namespace {
 
-using fuzz::Ground;
+using world::Fate;
+using world::Ground;
+namespace death = world::death;
 using std::chrono::milliseconds;
 
 constexpr std::uint64_t kPage = 4096;
@@ -163,7 +165,7 @@ void History::happen() {
     static constexpr milliseconds kTimes[] = {milliseconds(1), milliseconds(30), milliseconds(600)};
     const milliseconds time = mishap(20) ? milliseconds(70'000) : kTimes[below(3)];
     say("time passes: " + std::to_string(time.count()) + " ms");
-    return fuzz::outside::pass(time);
+    return world::outside::pass(time);
   }
   if (node_.checkpoints.busy() && below(3) != 0) {
     if (node_.lets_brokers_die() && mishap(30)) settle_death(4);
@@ -419,7 +421,7 @@ Coroutine History::settle() {
       return rank.connected() && rank.waits() && !rank.waits_for_resume();
     });
     if (rest && !asking && all_answered()) continue;
-    fuzz::outside::pass(milliseconds(10'000));
+    world::outside::pass(milliseconds(10'000));
     ++waits;
     quiet = 0;
   }

@@ -12,12 +12,22 @@
 #include <string>
 #include <vector>
 
-#include "tests/histories/coroutine.h"
-#include "tests/histories/node.h"
-#include "tests/histories/rank_process.h"
+#include "tests/world/coroutine.h"
 #include "tests/world/dice.h"
+#include "tests/world/node.h"
+#include "tests/world/rank_process.h"
 
 namespace amem::histories {
+
+using world::Checkpoints;
+using world::Coroutine;
+using world::Mood;
+using world::Node;
+using world::Observer;
+using world::Origin;
+using world::RankProcess;
+using world::Truths;
+using world::Turn;
 
 class History {
  public:

@@ -3,15 +3,17 @@
 
 #include <string>
 
-#include "tests/fuzz/ground.h"
 #include "tests/histories/history.h"
-#include "tests/histories/jobs.h"
+#include "tests/world/ground.h"
+#include "tests/world/jobs.h"
 
 namespace amem::histories {
 namespace {
 
+using world::Counts;
+
 struct Options {
-  Seeds seeds{.count = 1000};
+  world::Seeds seeds{.count = 1000};
   int events = 300;
   bool trace = false;
   bool lies = false;
@@ -33,7 +35,7 @@ enum : std::size_t {
 
 /// False: something broke.
 bool play(const Options& options, std::uint64_t seed, Counts<kCounts>& counts) {
-  (void)fuzz::Ground::get();  // which switches the broker's log off
+  (void)world::Ground::get();  // which switches the broker's log off
   if (options.trace) spdlog::set_level(spdlog::level::info);
   History history(seed, options.trace, options.lies, options.without);
   std::string broken = history.play(options.events);

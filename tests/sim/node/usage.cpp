@@ -60,8 +60,8 @@ Held ReadLocks() {
 Bytes Scan(const Bytes& bound) {
   // The kernel gives the list a page at a time. A lock that goes meanwhile moves those behind it,
   // and one of ours can fall between two pages. So a reading is right if it has all that there can
-  // be, or if the next two are the same. (Of two, both missed one in some thousand traces of
-  // tests/world, where another job makes and frees memory all the time.)
+  // be, or if the next two are the same. (Of two, both missed one in some thousand stage
+  // traces, where another job makes and frees memory all the time.)
   Held held = ReadLocks();
   int same = 0;
   for (int tries = 0; tries < 20 && same < 2 && Sum(held) != bound; ++tries) {

@@ -1,11 +1,11 @@
-#include "tests/world/stage_trace.h"
+#include "tests/stage_traces/stage_trace.h"
 
 #include <algorithm>
 #include <map>
 
 #include "daemon/base/units.h"
 
-namespace amem::world {
+namespace amem::stage_traces {
 namespace {
 
 using std::chrono::milliseconds;
@@ -207,4 +207,4 @@ std::string describe(const StageTrace& trace) {
   return text;
 }
 
-}  // namespace amem::world
+}  // namespace amem::stage_traces

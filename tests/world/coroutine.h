@@ -5,7 +5,7 @@
 #include <exception>
 #include <utility>
 
-namespace amem::histories {
+namespace amem::world {
 
 class [[nodiscard]] Coroutine {
  public:
@@ -59,4 +59,4 @@ struct Turn {
   void await_resume() const {}
 };
 
-}  // namespace amem::histories
+}  // namespace amem::world

@@ -7,7 +7,7 @@
 #include "common/fd.h"
 #include "daemon/memory/devices.h"
 
-namespace amem::histories {
+namespace amem::world {
 
 bool has_bytes(const Fd& fd, std::uint64_t size, std::uint8_t value);
 std::string read_bytes(const Fd& fd, std::uint64_t offset, std::uint64_t length);
@@ -17,4 +17,4 @@ void fill(const Fd& fd, std::uint64_t size, std::uint8_t value);
 Result<CreatedMemory> made_on(const DeviceUuid& device, std::uint64_t size);
 bool same_memory(const Fd& a, const Fd& b);
 
-}  // namespace amem::histories
+}  // namespace amem::world

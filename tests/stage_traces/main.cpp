@@ -1,17 +1,17 @@
 // stage_traces: plays traces of stages with everything, each from a seed (README.md).
 #include <spdlog/spdlog.h>
 
-#include "tests/fuzz/ground.h"
-#include "tests/histories/jobs.h"
-#include "tests/world/stage_player.h"
+#include "tests/stage_traces/stage_player.h"
+#include "tests/world/ground.h"
+#include "tests/world/jobs.h"
 
-namespace amem::world {
+namespace amem::stage_traces {
 namespace {
 
-using histories::Counts;
+using world::Counts;
 
 struct Options {
-  histories::Seeds seeds{.count = 300};
+  world::Seeds seeds{.count = 300};
   std::int64_t seconds = 0;
   bool go_on = false;
   std::vector<std::string> without;
@@ -22,7 +22,7 @@ enum : std::size_t { kPlayed, kBroken, kSwitches, kFailed, kWaits, kDeaths, kCou
 
 /// False: something broke, and nothing more is to be played.
 bool play(const Options& options, std::uint64_t seed, Counts<kCounts>& counts) {
-  (void)fuzz::Ground::get();  // which switches the broker's log off
+  (void)world::Ground::get();  // which switches the broker's log off
   if (options.player.aloud) spdlog::set_level(spdlog::level::info);
   StageTrace trace = make_trace(seed);
   if (options.seconds > 0) trace.length = std::chrono::seconds(options.seconds);
@@ -56,7 +56,7 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember(features()));
   app.add_flag("--all", options.go_on, "goes on after a trace that breaks");
   CLI11_PARSE(app, argc, argv);
-  fuzz::Ground::shape({kDevices, kDevicePages * kPage});
+  world::Ground::shape({kDevices, kDevicePages * kPage});
   Counts<kCounts> sum{};
   const bool all_well = play_in_jobs(
       options.seeds, sum,
@@ -70,6 +70,6 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace amem::world
+}  // namespace amem::stage_traces
 
-int main(int argc, char** argv) { return amem::world::run(argc, argv); }
+int main(int argc, char** argv) { return amem::stage_traces::run(argc, argv); }

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-namespace amem::fuzz {
+namespace amem::world {
 
 inline void require(bool holds, const char* what) {
   if (holds) return;
@@ -13,4 +13,4 @@ inline void require(bool holds, const char* what) {
   std::abort();
 }
 
-}  // namespace amem::fuzz
+}  // namespace amem::world

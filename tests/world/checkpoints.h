@@ -19,7 +19,7 @@
 #include "daemon/checkpoint/process_calls.h"
 #include "daemon/checkpoint/proof_target.h"
 
-namespace amem::histories {
+namespace amem::world {
 
 /// kHangs: no answer before the deadline; the step is taken later, or never. kLost: each call of
 /// the process fails from now on.
@@ -93,4 +93,4 @@ class Checkpoints final : public ProcessCalls, public ProofTargets {
   std::map<pid_t, ProcessState> states_;     // those that are not running
 };
 
-}  // namespace amem::histories
+}  // namespace amem::world

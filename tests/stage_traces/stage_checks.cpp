@@ -3,16 +3,16 @@
 #include <utility>
 
 #include "daemon/base/units.h"
-#include "tests/fuzz/ground.h"
-#include "tests/histories/death.h"
-#include "tests/world/stage_player.h"
+#include "tests/stage_traces/stage_player.h"
+#include "tests/world/death.h"
+#include "tests/world/ground.h"
 
-namespace amem::world {
+namespace amem::stage_traces {
 namespace {
 
-using fuzz::Ground;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using world::Ground;
 
 /// After something went wrong on purpose: deadlines pass, and what failed is tried again.
 constexpr Duration kCalm = seconds(30);
@@ -129,7 +129,7 @@ bool StagePlayer::can_come_in(const View& view, const std::string& name) const {
 }
 
 void StagePlayer::check() {
-  if (!played_.broken.empty() || histories::death::came()) return;
+  if (!played_.broken.empty() || world::death::came()) return;
   check_bytes(false);
   const View view = look_at_all();
   if (view.turns.stages_size() != 1) return breaks("the stage is there");
@@ -201,7 +201,7 @@ void StagePlayer::check_bytes(bool all) {
 
 /// No switch is begun that must fail.
 void StagePlayer::look_at_switches() {
-  if (!played_.broken.empty() || histories::death::came()) return;
+  if (!played_.broken.empty() || world::death::came()) return;
   if (std::any_of(programs_.begin(), programs_.end(),
                   [](const Program& each) { return each.stopped && each.rank.lives(); }))
     trouble_ = now();
@@ -391,4 +391,4 @@ void StagePlayer::check_end() {
   if (const std::string left = node_.left_over(); !left.empty()) breaks(left);
 }
 
-}  // namespace amem::world
+}  // namespace amem::stage_traces

@@ -14,12 +14,12 @@
 #include <string>
 #include <vector>
 
-#include "tests/histories/coroutine.h"
-#include "tests/histories/node.h"
-#include "tests/histories/rank_process.h"
-#include "tests/world/stage_trace.h"
+#include "tests/stage_traces/stage_trace.h"
+#include "tests/world/coroutine.h"
+#include "tests/world/node.h"
+#include "tests/world/rank_process.h"
 
-namespace amem::world {
+namespace amem::stage_traces {
 
 struct Played {
   std::string broken;  // what does not hold; empty: all does
@@ -42,7 +42,7 @@ class StagePlayer {
   Played play();
 
  private:
-  using Rank = histories::RankProcess;
+  using Rank = world::RankProcess;
   struct Group;
   /// A rank and its program.
   struct Program {
@@ -127,7 +127,7 @@ class StagePlayer {
     std::vector<std::uint64_t> free = {};  // of each device
   };
   void others_change();
-  std::shared_ptr<histories::Observer> observe(const std::string& what, const std::string& group);
+  std::shared_ptr<world::Observer> observe(const std::string& what, const std::string& group);
   void operator_acts();
   void driver_acts();
   void stop_one();
@@ -165,8 +165,8 @@ class StagePlayer {
   /// What an operator was told of a group: that its stage resumes it.
   void check_promise(const std::string& name, const std::string& text);
 
-  histories::Coroutine whole();
-  histories::Coroutine the_end();
+  world::Coroutine whole();
+  world::Coroutine the_end();
   void breaks(const std::string& what);
   void say(const std::string& what) const;
   void changes() { changed_ = now(); }
@@ -177,11 +177,11 @@ class StagePlayer {
   Dice dice_;
   std::minstd_rand random_;
   Played played_;
-  histories::Node node_{random_};
-  std::optional<histories::Coroutine> story_;
+  world::Node node_{random_};
+  std::optional<world::Coroutine> story_;
   std::multimap<Time, std::function<void()>> due_;
   std::optional<EventLoop::TimerId> timer_;
-  histories::Truths truths_;
+  world::Truths truths_;
   std::deque<Group> groups_;
   std::deque<Program> programs_;
   int numbers_ = 0;
@@ -201,4 +201,4 @@ class StagePlayer {
   std::optional<Time> still_since_;           // nothing happens
 };
 
-}  // namespace amem::world
+}  // namespace amem::stage_traces

@@ -10,10 +10,10 @@
 
 #include "daemon/broker/broker.h"
 #include "daemon/broker/holder_supervisor.h"
-#include "tests/histories/checkpoints.h"
-#include "tests/histories/holder.h"
+#include "tests/world/checkpoints.h"
+#include "tests/world/holder.h"
 
-namespace amem::histories {
+namespace amem::world {
 
 /// What the caller of an operation hears: one end, and nothing after that. A broker that has died
 /// says nothing.
@@ -101,4 +101,4 @@ class Node {
   std::unique_ptr<Life> life_;
 };
 
-}  // namespace amem::histories
+}  // namespace amem::world

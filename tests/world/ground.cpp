@@ -1,4 +1,4 @@
-#include "tests/fuzz/ground.h"
+#include "tests/world/ground.h"
 
 #include <google/protobuf/stubs/logging.h>
 #include <spdlog/spdlog.h>
@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <utility>
 
-#include "tests/fuzz/check.h"
+#include "tests/world/check.h"
 
-namespace amem::fuzz {
+namespace amem::world {
 namespace {
 Ground::Shape ground_shape;
 }  // namespace
@@ -45,4 +45,4 @@ Ground::~Ground() {
   std::filesystem::remove_all(dir_, ignored);
 }
 
-}  // namespace amem::fuzz
+}  // namespace amem::world

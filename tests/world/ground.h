@@ -8,7 +8,7 @@
 #include "daemon/memory/devices.h"
 #include "daemon/memory/nvml.h"
 
-namespace amem::fuzz {
+namespace amem::world {
 
 class Ground {
  public:
@@ -31,4 +31,4 @@ class Ground {
   Nvml nvml_;
 };
 
-}  // namespace amem::fuzz
+}  // namespace amem::world

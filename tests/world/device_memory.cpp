@@ -1,4 +1,4 @@
-#include "tests/histories/device_memory.h"
+#include "tests/world/device_memory.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tests/fuzz/check.h"
-#include "tests/fuzz/ground.h"
+#include "tests/world/check.h"
+#include "tests/world/ground.h"
 
-namespace amem::histories {
+namespace amem::world {
 
 bool has_bytes(const Fd& fd, std::uint64_t size, std::uint8_t value) {
   static std::string bytes;  // kept: all of everything is looked at after each event
@@ -20,7 +20,7 @@ bool has_bytes(const Fd& fd, std::uint64_t size, std::uint8_t value) {
 }
 
 Result<CreatedMemory> made_on(const DeviceUuid& device, std::uint64_t size) {
-  const Devices& devices = fuzz::Ground::get().devices();
+  const Devices& devices = Ground::get().devices();
   return devices.create(*devices.find(device), size, false);
 }
 
@@ -33,20 +33,20 @@ bool same_memory(const Fd& a, const Fd& b) {
 
 std::string read_bytes(const Fd& fd, std::uint64_t offset, std::uint64_t length) {
   std::string bytes(length, '\0');
-  fuzz::require(::pread(fd.get(), bytes.data(), length, static_cast<off_t>(offset)) ==
-                    static_cast<ssize_t>(length),
-                "bytes are read");
+  require(::pread(fd.get(), bytes.data(), length, static_cast<off_t>(offset)) ==
+              static_cast<ssize_t>(length),
+          "bytes are read");
   return bytes;
 }
 
 void write_bytes(const Fd& fd, std::uint64_t offset, const std::string& bytes) {
-  fuzz::require(::pwrite(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset)) ==
-                    static_cast<ssize_t>(bytes.size()),
-                "bytes are written");
+  require(::pwrite(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset)) ==
+              static_cast<ssize_t>(bytes.size()),
+          "bytes are written");
 }
 
 void fill(const Fd& fd, std::uint64_t size, std::uint8_t value) {
   write_bytes(fd, 0, std::string(size, static_cast<char>(value)));
 }
 
-}  // namespace amem::histories
+}  // namespace amem::world

@@ -1,4 +1,4 @@
-#include "tests/histories/holder.h"
+#include "tests/world/holder.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -11,12 +11,10 @@
 #include <vector>
 
 #include "common/descriptors.h"
-#include "tests/fuzz/check.h"
-#include "tests/histories/death.h"
+#include "tests/world/check.h"
+#include "tests/world/death.h"
 
-namespace amem::histories {
-
-using fuzz::require;
+namespace amem::world {
 
 StandInHolder::StandInHolder(const std::string& path)
     : path_(path), listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
@@ -131,4 +129,4 @@ bool StandInHolder::somebody_lives() const {
   });
 }
 
-}  // namespace amem::histories
+}  // namespace amem::world

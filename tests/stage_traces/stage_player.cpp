@@ -1,4 +1,4 @@
-#include "tests/world/stage_player.h"
+#include "tests/stage_traces/stage_player.h"
 
 #include <sys/eventfd.h>
 
@@ -6,21 +6,21 @@
 #include <cstdio>
 #include <utility>
 
-#include "tests/fuzz/ground.h"
-#include "tests/fuzz/outside.h"
-#include "tests/histories/death.h"
-#include "tests/histories/device_memory.h"
+#include "tests/world/death.h"
+#include "tests/world/device_memory.h"
+#include "tests/world/ground.h"
+#include "tests/world/outside.h"
 
-namespace amem::world {
+namespace amem::stage_traces {
 namespace {
 
-using fuzz::Ground;
-using fuzz::outside::sleep_passes_time;
-using histories::Coroutine;
-using histories::Mood;
-using histories::Observer;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using world::Coroutine;
+using world::Ground;
+using world::Mood;
+using world::Observer;
+using world::outside::sleep_passes_time;
 
 const Device& device(int number) {
   return Ground::get().devices().all()[static_cast<std::size_t>(number)];
@@ -87,12 +87,12 @@ void StagePlayer::arm() {
   if (timer_) node_.loop().cancel(*timer_);
   timer_ = node_.loop().at(due_.begin()->first, [this] {
     timer_.reset();
-    if (!histories::death::came()) run_due();
+    if (!world::death::came()) run_due();
   });
 }
 
 void StagePlayer::run_due() {
-  while (!due_.empty() && due_.begin()->first <= now() && !histories::death::came()) {
+  while (!due_.empty() && due_.begin()->first <= now() && !world::death::came()) {
     const auto what = std::move(due_.begin()->second);
     due_.erase(due_.begin());
     what();
@@ -166,7 +166,7 @@ void StagePlayer::lose_broker() {
 
 void StagePlayer::kill() {
   say("amemd is to die soon");
-  histories::death::comes_at(1 + dice_.below(60));
+  world::death::comes_at(1 + dice_.below(60));
 }
 
 Played StagePlayer::play() {
@@ -175,7 +175,7 @@ Played StagePlayer::play() {
   story_.emplace(whole());
   after({}, [this] { story_->begin(); });
   node_.loop().run();
-  while (histories::death::came() && played_.broken.empty()) {
+  while (world::death::came() && played_.broken.empty()) {
     end_life();
     begin_life();
     node_.loop().run();
@@ -202,7 +202,7 @@ void StagePlayer::join(Group& group) {
   group.start = node_.broker().start_group(
       caller, group.plan->name, "s", seen_by(*group.plan), {},
       [this, &group](const Status& status) {
-        if (histories::death::came()) return;
+        if (world::death::came()) return;
         group.start = 0;
         say("the start of group " + group.plan->name + ": " + (status.ok() ? "OK" : status.text()));
         const Duration wait = group.plan->loiters ? dice_.between(seconds(10), seconds(90))
@@ -250,7 +250,7 @@ void StagePlayer::begin_rank(Group& group, int number) {
       program.uses.insert(group.plan->pieces[piece].device);
     }
   for (const int each : program.uses)
-    if (auto made = histories::made_on(device(each).uuid, kPage); made.ok())
+    if (auto made = world::made_on(device(each).uuid, kPage); made.ok())
       program.contexts[device(each).uuid] = std::move(made.value().fd);
   program.rank.connect(node_.sessions());
   watch(program);
@@ -283,7 +283,7 @@ void StagePlayer::watch(Program& program) {
   if (!program.rank.connected() || program.watch != 0 || program.stopped) return;
   program.watched.reset(::dup(program.rank.socket()));
   program.watch = node_.loop().watch(program.watched.get(), EPOLLIN, [this, &program](unsigned) {
-    if (!histories::death::came()) read(program);
+    if (!world::death::came()) read(program);
   });
 }
 
@@ -439,7 +439,7 @@ void StagePlayer::lease(Group& group) {
   group.leasing = true;
   node_.broker().lease(
       Caller{}, group.plan->name, {}, [this, &group, life = group.lives](const Status& status) {
-        if (histories::death::came() || group.lives != life) return;
+        if (world::death::came() || group.lives != life) return;
         group.leasing = false;
         group.leased = status.ok();
         say("the lease of group " + group.plan->name + ": " + (status.ok() ? "OK" : status.text()));
@@ -538,23 +538,23 @@ void StagePlayer::driver_acts() {
   const auto found = std::find_if(programs_.begin(), programs_.end(), [&](const Program& each) {
     return each.rank.lives() && each.rank.pid() == step->pid;
   });
-  histories::Fate fate = histories::Fate::kWell;
+  world::Fate fate = world::Fate::kWell;
   if (trace_.mishaps && !over() && dice_.one_in(12)) {
-    fate = static_cast<histories::Fate>(1 + dice_.below(3));
+    fate = static_cast<world::Fate>(1 + dice_.below(3));
     trouble_ = now();
     changes();
   }
   const bool restores = step->action == CheckpointAction::kRestore && found != programs_.end();
-  if (restores && fate == histories::Fate::kWell)
+  if (restores && fate == world::Fate::kWell)
     for (const int each : found->uses) {
-      auto made = histories::made_on(device(each).uuid, kPage);
+      auto made = world::made_on(device(each).uuid, kPage);
       if (made.ok())
         found->contexts[device(each).uuid] = std::move(made.value().fd);
       else
-        fate = histories::Fate::kRefused;
+        fate = world::Fate::kRefused;
     }
   // What others let go of or took beside a checkpoint amemd has measured, too.
-  if (restores && fate != histories::Fate::kWell) trouble_ = now();
+  if (restores && fate != world::Fate::kWell) trouble_ = now();
   const std::string what = node_.checkpoints.take(*step, fate);
   say("the driver: " + what);
   // What went wrong on purpose may come to light late.
@@ -607,7 +607,7 @@ void StagePlayer::name_a_wrong_one(const View& view) {
   for (const auto& [name, info] : view.groups) names.push_back(name);
   const auto told = observe("an operation whose first group does not exist", "");
   node_.broker().start_operation(Caller{}, Task(Operation::kPause), names, {}, told);
-  if (!histories::death::came() && (!told->ended || told->status.code() != Code::kNotFound))
+  if (!world::death::came() && (!told->ended || told->status.code() != Code::kNotFound))
     breaks("what names a group that does not exist is refused: " + told->status.text());
 }
 
@@ -662,7 +662,7 @@ Coroutine StagePlayer::whole() {
 Coroutine StagePlayer::the_end() {
   say("the end");
   over_ = true;
-  histories::death::comes_at(0);
+  world::death::comes_at(0);
   trouble_ = now();
   changes();
   node_.neighbours.leave_all();
@@ -714,4 +714,4 @@ Coroutine StagePlayer::the_end() {
   check_end();
 }
 
-}  // namespace amem::world
+}  // namespace amem::stage_traces

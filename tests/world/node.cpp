@@ -1,15 +1,15 @@
-#include "tests/histories/node.h"
+#include "tests/world/node.h"
 
 #include <utility>
 
 #include "common/protocol.h"
-#include "tests/fuzz/check.h"
-#include "tests/fuzz/ground.h"
-#include "tests/fuzz/outside.h"
-#include "tests/histories/death.h"
-#include "tests/histories/device_memory.h"
+#include "tests/world/check.h"
+#include "tests/world/death.h"
+#include "tests/world/device_memory.h"
+#include "tests/world/ground.h"
+#include "tests/world/outside.h"
 
-namespace amem::histories {
+namespace amem::world {
 namespace {
 
 class PoolWatch final : public EventSink {
@@ -25,12 +25,12 @@ class PoolWatch final : public EventSink {
 }  // namespace
 
 void Observer::progress(const v1::Progress&) {
-  fuzz::require(death::came() || !ended, "nothing is told of an operation after its end");
+  require(death::came() || !ended, "nothing is told of an operation after its end");
 }
 
 void Observer::finished(const Status& how) {
   if (death::came()) return;
-  fuzz::require(!ended, "an operation ends once");
+  require(!ended, "an operation ends once");
   ended = true;
   status = how;
   if (told_) told_(how);
@@ -49,8 +49,8 @@ std::uint64_t Neighbours::bytes(const DeviceUuid& device) const {
 }
 
 Node::Node(std::minstd_rand& random) : checkpoints(random), random_(random) {
-  fuzz::outside::begin();
-  config = Config::defaults(true, fuzz::Ground::get().dir());
+  outside::begin();
+  config = Config::defaults(true, Ground::get().dir());
   config.holder = HolderUse::kOff;
   config.holder_socket = config.runtime_dir + "/holder.sock";
 }
@@ -79,7 +79,7 @@ std::string Node::begin(const std::function<void()>& attached, std::function<voi
   if (const Status found = life.supervisor.attach(); !found.ok())
     return "the broker finds its holder: " + found.text();
   if (attached) attached();
-  const fuzz::Ground& ground = fuzz::Ground::get();
+  const Ground& ground = Ground::get();
   life.broker = std::make_unique<Broker>(life.loop, config, ground.devices(), ground.nvml(),
                                          &life.supervisor.record(), Workers::Runs::kLoop,
                                          &checkpoints, &checkpoints);
@@ -102,7 +102,7 @@ void Node::holder_dies() {
 void Node::end(const std::function<void()>& noticed) {
   checkpoints.lose_client();
   noticed();
-  fuzz::outside::nobody_connects();
+  outside::nobody_connects();
   life_.reset();
   holder_->lose_client();
 }
@@ -135,4 +135,4 @@ std::string Node::left_over() const {
   return "";
 }
 
-}  // namespace amem::histories
+}  // namespace amem::world

@@ -12,7 +12,9 @@
 #include "daemon/settings/stage_settings.h"
 #include "tests/world/dice.h"
 
-namespace amem::world {
+namespace amem::stage_traces {
+
+using world::Dice;
 
 inline constexpr int kDevices = 3;                 // of the node
 inline constexpr std::uint64_t kPage = 4096;       // bytes
@@ -79,4 +81,4 @@ void leave_out(StageTrace& trace, const std::string& feature);
 /// "seed 7: demand, 5 groups on 2 GPUs, mishaps, …".
 std::string describe(const StageTrace& trace);
 
-}  // namespace amem::world
+}  // namespace amem::stage_traces

@@ -1,13 +1,13 @@
-#include "tests/histories/checkpoints.h"
+#include "tests/world/checkpoints.h"
 
 #include <algorithm>
 #include <array>
 #include <iterator>
 #include <utility>
 
-#include "tests/histories/death.h"
+#include "tests/world/death.h"
 
-namespace amem::histories {
+namespace amem::world {
 namespace {
 
 using enum ProcessState;
@@ -178,4 +178,4 @@ CheckpointResult Checkpoints::carry_out(const Step& step, Fate fate) {
   return {{}, "", 0, way.to};
 }
 
-}  // namespace amem::histories
+}  // namespace amem::world

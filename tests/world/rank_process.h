@@ -18,9 +18,9 @@
 #include "common/packet.h"
 #include "common/protocol.h"
 #include "common/rank_phase.h"
-#include "tests/histories/checkpoints.h"
+#include "tests/world/checkpoints.h"
 
-namespace amem::histories {
+namespace amem::world {
 
 /// Every allocation, and what its programs have written there last.
 struct Truth {
@@ -275,4 +275,4 @@ class RankProcess {
   std::map<std::pair<std::uint64_t, std::uint64_t>, Hashed> hashes_;  // by allocation and offset
 };
 
-}  // namespace amem::histories
+}  // namespace amem::world

@@ -1,4 +1,4 @@
-#include "tests/fuzz/outside.h"
+#include "tests/world/outside.h"
 
 #include <sys/epoll.h>
 #include <sys/random.h>
@@ -16,9 +16,9 @@
 
 #include "common/fd.h"
 #include "common/protocol.h"
-#include "tests/fuzz/check.h"
+#include "tests/world/check.h"
 
-namespace amem::fuzz::outside {
+namespace amem::world::outside {
 namespace {
 
 constexpr int kPeerPidfd = 77;  // SO_PEERPIDFD, younger than some headers
@@ -69,15 +69,15 @@ bool is_taken(int socket) {
 
 }  // namespace
 
-}  // namespace amem::fuzz::outside
+}  // namespace amem::world::outside
 
-using amem::fuzz::outside::before_sleep;
-using amem::fuzz::outside::is_taken;
-using amem::fuzz::outside::kPeerPidfd;
-using amem::fuzz::outside::last_token;
-using amem::fuzz::outside::now_ns;
-using amem::fuzz::outside::peers;
-using amem::fuzz::outside::processes;
+using amem::world::outside::before_sleep;
+using amem::world::outside::is_taken;
+using amem::world::outside::kPeerPidfd;
+using amem::world::outside::last_token;
+using amem::world::outside::now_ns;
+using amem::world::outside::peers;
+using amem::world::outside::processes;
 
 extern "C" {
 int __real_getsockopt(int socket, int level, int option, void* value, socklen_t* size);
@@ -92,7 +92,7 @@ int __wrap_getsockopt(int socket, int level, int option, void* value, socklen_t*
   if (level != SOL_SOCKET || peers.empty() || (option != SO_PEERCRED && option != kPeerPidfd) ||
       !is_taken(socket))
     return __real_getsockopt(socket, level, option, value, size);
-  const amem::fuzz::outside::Peer peer = peers.front();
+  const amem::world::outside::Peer peer = peers.front();
   if (option == SO_PEERCRED) {
     const ucred credentials{peer.pid, peer.uid, 0};
     std::memcpy(value, &credentials, sizeof credentials);
@@ -129,12 +129,12 @@ int __wrap_epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
   if (!before_sleep) return __real_epoll_wait(epoll, events, most, timeout);
   const int count = __real_epoll_wait(epoll, events, most, 0);
   if (count != 0) return count;
-  amem::fuzz::require(timeout >= 0, "something is due");
+  amem::world::require(timeout >= 0, "something is due");
   before_sleep();
   // A loop that does not sleep looks how late it is.
-  amem::fuzz::outside::pass(timeout > 0
-                                ? std::chrono::nanoseconds(std::chrono::milliseconds(timeout))
-                                : std::chrono::microseconds(50));
+  amem::world::outside::pass(timeout > 0
+                                 ? std::chrono::nanoseconds(std::chrono::milliseconds(timeout))
+                                 : std::chrono::microseconds(50));
   return 0;
 }
 }

@@ -1,11 +1,11 @@
 // What a rank of a history makes itself, and makes again when it is told to.
 #include <utility>
 
-#include "tests/fuzz/check.h"
-#include "tests/histories/device_memory.h"
-#include "tests/histories/rank_process.h"
+#include "tests/world/check.h"
+#include "tests/world/device_memory.h"
+#include "tests/world/rank_process.h"
 
-namespace amem::histories {
+namespace amem::world {
 
 void RankProcess::make(const amem_v1_Make& make, Mood mood) {
   if (mood == Mood::kSilent) return;
@@ -20,8 +20,8 @@ void RankProcess::make(const amem_v1_Make& make, Mood mood) {
     const auto found = memory_.find(make.ids[i]);
     if (found == memory_.end()) continue;  // freed meanwhile
     Memory& memory = found->second;
-    fuzz::require(memory.own && !memory.usable(),
-                  "only the rank that has made paused memory makes it again");
+    require(memory.own && !memory.usable(),
+            "only the rank that has made paused memory makes it again");
     Result<CreatedMemory> anew = made_on(memory.device, memory.size);
     if (!anew.ok()) {
       made.code = static_cast<std::uint32_t>(anew.status().code());
@@ -34,7 +34,7 @@ void RankProcess::make(const amem_v1_Make& make, Mood mood) {
   for (int times = mood == Mood::kTwice ? 2 : 1; times > 0; --times) {
     message.seq = ++seq_;
     const Result<std::string> bytes = encode(message);
-    fuzz::require(bytes.ok(), "what a rank says can be sent");
+    require(bytes.ok(), "what a rank says can be sent");
     send_bytes(bytes.value(), fds);
   }
 }
@@ -43,4 +43,4 @@ void RankProcess::drop_made() {
   for (auto& [id, memory] : memory_) memory.made.reset();
 }
 
-}  // namespace amem::histories
+}  // namespace amem::world

@@ -1,4 +1,4 @@
-#include "tests/histories/rank_process.h"
+#include "tests/world/rank_process.h"
 
 #include <fcntl.h>
 #include <sys/eventfd.h>
@@ -12,16 +12,14 @@
 #include <set>
 #include <utility>
 
-#include "tests/fuzz/check.h"
-#include "tests/fuzz/ground.h"
-#include "tests/fuzz/outside.h"
-#include "tests/histories/death.h"
-#include "tests/histories/device_memory.h"
+#include "tests/world/check.h"
+#include "tests/world/death.h"
+#include "tests/world/device_memory.h"
+#include "tests/world/ground.h"
+#include "tests/world/outside.h"
 
-namespace amem::histories {
+namespace amem::world {
 namespace {
-
-using fuzz::require;
 
 constexpr pid_t kFirstPid = 1000;
 
@@ -60,7 +58,7 @@ bool RankProcess::connect_socket(const std::string& path) {
   path.copy(address.sun_path, sizeof address.sun_path - 1);
   if (::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
     return false;
-  fuzz::outside::connects(pid(), origin_.user, process_.get());
+  outside::connects(pid(), origin_.user, process_.get());
   return true;
 }
 
@@ -74,7 +72,7 @@ void RankProcess::say_hello() {
   set_text(hello.stage, origin_.stage);
   std::memcpy(hello.session, key_.data(), key_.size());
   hello.gate_shut = gate_shut_;
-  for (const Device& device : fuzz::Ground::get().devices().all())
+  for (const Device& device : Ground::get().devices().all())
     if (origin_.sees.empty() || origin_.sees.contains(device.uuid))
       std::memcpy(hello.devices[hello.devices_count++], device.uuid.bytes.data(),
                   device.uuid.bytes.size());
@@ -137,7 +135,7 @@ void RankProcess::die() {
   const std::uint64_t one = 1;
   require(::write(process_.get(), &one, sizeof one) == sizeof one, "a process ends");
   process_.reset();  // the broker has its own
-  fuzz::outside::ends(pid());
+  outside::ends(pid());
   checkpoints_.ends(pid());
   socket_.reset();
   memory_.clear();
@@ -625,4 +623,4 @@ std::string RankProcess::check(bool all) const {
   return "";
 }
 
-}  // namespace amem::histories
+}  // namespace amem::world

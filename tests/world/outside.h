@@ -8,7 +8,7 @@
 #include <chrono>
 #include <functional>
 
-namespace amem::fuzz::outside {
+namespace amem::world::outside {
 
 /// From the same time and the same random numbers again; nobody connects.
 void begin();
@@ -25,4 +25,4 @@ void sleep_passes_time(std::function<void()> before);
 /// Those whom nobody has asked about yet will not be: who they connected to has ended.
 void nobody_connects();
 
-}  // namespace amem::fuzz::outside
+}  // namespace amem::world::outside

@@ -4,10 +4,10 @@
 
 #include "common/form.h"
 #include "common/sparse.h"
-#include "tests/histories/device_memory.h"
-#include "tests/histories/rank_process.h"
+#include "tests/world/device_memory.h"
+#include "tests/world/rank_process.h"
 
-namespace amem::histories {
+namespace amem::world {
 
 void RankProcess::begin_save(const amem_v1_Copies& copies, bool well) {
   Saves& saves = saves_.emplace();
@@ -97,4 +97,4 @@ bool RankProcess::load(const amem_v1_Copies& copies) {
   return all;
 }
 
-}  // namespace amem::histories
+}  // namespace amem::world

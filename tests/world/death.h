@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace amem::histories::death {
+namespace amem::world::death {
 
 /// A broker begins. `sent`: after each of its packets, also those that nobody gets; `died`: once,
 /// where it is; `unsent`: then, where it is in a packet's place, of that packet.
@@ -30,4 +30,4 @@ class Others {
   Others(const Others&) = delete;
 };
 
-}  // namespace amem::histories::death
+}  // namespace amem::world::death

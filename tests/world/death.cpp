@@ -1,4 +1,4 @@
-#include "tests/histories/death.h"
+#include "tests/world/death.h"
 
 #include <sys/types.h>
 
@@ -9,7 +9,7 @@
 #include "common/status.h"
 #include "daemon/record/record_log.h"
 
-namespace amem::histories::death {
+namespace amem::world::death {
 namespace {
 
 std::function<void()> after_packet;
@@ -83,4 +83,4 @@ ssize_t __wrap_sendmsg(int socket, const msghdr* message, int flags) {
 }
 }
 
-}  // namespace amem::histories::death
+}  // namespace amem::world::death

@@ -16,7 +16,7 @@
 #include <span>
 #include <vector>
 
-namespace amem::histories {
+namespace amem::world {
 
 struct Seeds {
   std::uint64_t first = 1;
@@ -77,4 +77,4 @@ bool play_in_jobs(const Seeds& seeds, Counts<size>& sum, Play play) {
   return all_well;
 }
 
-}  // namespace amem::histories
+}  // namespace amem::world

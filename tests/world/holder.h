@@ -13,7 +13,7 @@
 #include "common/fd.h"
 #include "daemon/holder/wire.h"
 
-namespace amem::histories {
+namespace amem::world {
 
 class StandInHolder {
  public:
@@ -45,4 +45,4 @@ class StandInHolder {
   std::map<HolderKey, Fd> entries_;
 };
 
-}  // namespace amem::histories
+}  // namespace amem::world
