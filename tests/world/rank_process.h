@@ -197,7 +197,7 @@ class RankProcess {
     std::string bytes;
   };
   struct Saves {
-    amem_v1_Copies what{};
+    amem_v1_Copies what;
     std::vector<Write> writes;
     std::vector<Hashed> hashed;
   };
