@@ -60,6 +60,7 @@ class History {
   };
   static const std::vector<Habit>& habits();
   static const std::vector<std::string>& doings();
+  bool has(const char* habit) const;
   /// How often each doing met each habit in force, doing by doing.
   const std::vector<std::uint64_t>& met() const { return met_; }
 
@@ -97,7 +98,6 @@ class History {
   bool read_all();
 
   // ---- habits ----
-  bool has(const char* habit) const;
   void choose_habits(const std::vector<std::string>& without);
   bool habit_happens();
   void count(const char* doing);

@@ -39,7 +39,8 @@ bool play(const Options& options, std::uint64_t seed, Counts<kCounts>& counts) {
   if (options.trace) spdlog::set_level(spdlog::level::info);
   History history(seed, options.trace, options.lies, options.without);
   std::string broken = history.play(options.events);
-  if (broken.empty() && counts[kPlayed] == 0) {
+  // Where two owners share the pool, it matters how fast its thread is.
+  if (broken.empty() && counts[kPlayed] == 0 && !history.has("owners")) {
     History again(seed, false, options.lies, options.without);
     broken = again.play(options.events);
     if (broken.empty() && again.hash() != history.hash()) broken = "the same seed does the same";
