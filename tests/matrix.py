@@ -3,7 +3,6 @@
 
     tests/matrix.py             the full matrix: every driver and everything else once, in pairs; some half an hour on two cores
     tests/matrix.py NAME...     these; driver-12.4+form-dense is both at once
-    tests/matrix.py --commit    the pair of the full matrix that the commit's id chooses, as CI does; three minutes at the most
     tests/matrix.py --list      says which there are, and which tests each runs
 
 Needs a build (tests/run.sh makes build/release). tests/integration/sim_node/combinations.py has what each sets. Exit status 0 when all
@@ -43,12 +42,6 @@ def pairs():
     return [f"{drivers[i % len(drivers)]}+{others[i % len(others)]}" for i in range(max(len(drivers), len(others)))]
 
 
-def of_commit():
-    """One of the pairs, so that CI runs nothing that the full matrix does not run."""
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    return pairs()[int(commit[:12], 16) % len(pairs())]
-
-
 def run(name, build, parallel):
     """Whether all tests of the combination passed."""
     pattern = rf"^integration\.({'|'.join(tests_of(name))})$"
@@ -73,7 +66,6 @@ def run(name, build, parallel):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--commit", action="store_true", help="what the commit's id chooses")
     parser.add_argument("--list", action="store_true", help="say which there are")
     parser.add_argument("--build-dir", default="build/release")
     parser.add_argument("--parallel", type=int, default=(os.cpu_count() or 1) + 1, help="tests at a time")
@@ -84,9 +76,7 @@ def main():
         for name in [*COMBINATIONS, *pairs()]:
             print(f"{name:30} {' '.join(tests_of(name))}")
         return 0
-    if arguments.commit and arguments.names:
-        parser.error("--commit chooses; name none")
-    names = [of_commit()] if arguments.commit else arguments.names or pairs()
+    names = arguments.names or pairs()
     failed = [name for name in names if not run(name, os.path.join(ROOT, arguments.build_dir), arguments.parallel)]
     print(f"matrix.py: {len(names) - len(failed)} of {len(names)} combinations passed" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0

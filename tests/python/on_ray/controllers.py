@@ -1,12 +1,6 @@
 """amem.ray beside verl and OpenRLHF, which make the actors themselves: their single controllers, and their own commands.
 
-By hand, as both need PyTorch and more:
-
-    pip install "ray[default]" torch pytest cryptography grpcio transformers peft codetiming hydra-core tensordict torchdata datasets
-    pip install --no-deps verl openrlhf deepspeed
-    pip install einops hjson jsonlines loralib optimum optree py-cpuinfo pylatexenc torchmetrics
-    pip install orjson pillow pyzmq msgspec uvicorn fastapi cachetools
-    python3 -m pytest tests/python/on_ray/controllers.py --build-dir build/release
+tests/nightly.sh runs it, as both need PyTorch and more: environment.sh installs that.
 
 The newest of each have been tried: Ray 2.60, PyTorch 2.15.0, verl 0.9.1, OpenRLHF 0.11.2.
 """
