@@ -8,7 +8,7 @@ Usage: tests/nightly.sh [--folder DIR] [--list | --only STEP...]
 Builds build/release, runs one step after another, and prints a table: step, result, seconds, and the command that repeats the step.
 Ctrl-C or kill ends it and what it has started. The next call goes on with the steps that have no result for this commit, with the seed of
 the step that was interrupted. When all have a result, it repeats those that have not passed.
-  --list           only prints the table: the limit of each step and, so far, the results for this commit
+  --list           only prints the table, with limits, with the results for this commit so far, and with the changes that steps fit
   --only STEP...   these steps, also if they have passed; with new seeds
   --folder DIR     keeps results and logs: DIR/COMMIT/STEP.{result,log}, and the table as DIR/COMMIT/report. Default: build/nightly.
                    What is not committed counts as another commit.
@@ -17,42 +17,51 @@ Exit status 0 when all steps have passed, 1 when not, 2 for wrong usage, 130 or 
 END
 }
 
-# One step a line: its name, its limit as timeout(1) takes it, and its command. `build` comes first, and runs each time. SEED is the time in
-# milliseconds. DIST is a folder of the commit, for packages.
+# One step a line: its name, its limit as timeout(1) takes it, and its command. A line with # says after which changes the steps below it are of
+# use. `build` comes first, and runs each time. SEED is the time in milliseconds. DIST is a folder of the commit, for packages.
 steps() {
   cat <<'END_OF_STEPS'
 build             2h  deploy/deps.sh --dev && cmake --preset release -DAMEM_WERROR=ON && cmake --build --preset release
+# driver table, forms, places, fast paths
 pairs             2h  tests/matrix.py
+# stages and turns
 stages            2h  build/release/bin/stage_traces --seed SEED --count 50000 --jobs $(nproc)
 turns             1h  build/release/bin/turn_traces --seed SEED --count 200000
+# broker, operations, phases, transactions, record, recovery
 histories         4h  build/release/bin/histories --seed SEED --count 500000 --jobs $(nproc)
 worlds            2h  build/release/bin/explore --faults 2 partial-open partial-deep joins guests turns set swap swap-set retain-turns retain-swap
 restarts          1h  build/release/bin/explore --faults 1 restart-turns restart-waves restart-swap-set restart-retain-turns nodes-three
-orders            1h  build/release/bin/explore --orders 100000 --seed SEED
 chaos             1h  tests/chaos/chaos.py --seed SEED --seconds 900
 chaos_broker      1h  tests/chaos/chaos.py --seed SEED --rounds 1000 --kinds broker,fault
 comeback          1h  ulimit -n $(ulimit -Hn) && tests/chaos/comeback.py --kills 10
 changes           1h  tests/chaos/changes.py --seed SEED
 growth            1h  tests/chaos/growth.py
+# several nodes
+orders            1h  build/release/bin/explore --orders 100000 --seed SEED
 lost_nodes        3h  AMEM_NODE_KILLS=1000 AMEM_NODE_SILENCES=200 /usr/bin/python3 -m pytest tests/integration/nodes/test_lost_nodes.py
 lost_leaders      1h  AMEM_NODE_COUNT=16 AMEM_NODE_LEADER_KILLS=50 /usr/bin/python3 -m pytest -s tests/integration/nodes/test_lost_nodes.py -k leader
 quiet_nodes       1h  AMEM_NODE_QUIET=60,600 /usr/bin/python3 -m pytest -s tests/integration/nodes/test_nodes.py -k quiet
 many_nodes        1h  AMEM_NODES=64 AMEM_NODE_RANKS=4 AMEM_NODE_SWAPS=40 /usr/bin/python3 -m pytest -s tests/integration/nodes/test_many_nodes.py
+ray               1h  tests/python/on_ray/environment.sh && build/ray/bin/python -m pytest tests/python/on_ray
+controllers       2h  tests/python/on_ray/environment.sh --controllers && build/ray/bin/python -m pytest tests/python/on_ray/controllers.py
+# threads, lifetimes, and what reads packets, files or requests
 asan              2h  tests/analysis.sh asan
 tsan              2h  tests/analysis.sh tsan
 clang             2h  tests/analysis.sh clang
 fuzz              3h  tests/fuzz/run.sh 600
-newest            1h  tests/newest/check.py
+# installed files, packages, services, image
 rpm               1h  /usr/bin/python3 -m pytest tests/packages/test_life.py -k rpm
 root              2h  deploy/packages.sh DIST && tests/packages/root.sh DIST
 systemd           2h  deploy/packages.sh DIST && tests/packages/systemd.sh DIST
 image             2h  tests/packages/image.sh
 fresh             4h  tests/fresh.sh
+reproducible      4h  tests/packages/reproducible.sh
+# tests or their timing: one that fails only in `busy` waits for a time, or has too short a deadline
 busy              2h  tests/newest/headers.py && tests/busy.sh 3
 mutants           4h  tests/mutants/sample.py --seed SEED --results build/mutants/SEED.jsonl
-ray               1h  tests/python/on_ray/environment.sh && build/ray/bin/python -m pytest tests/python/on_ray
-controllers       2h  tests/python/on_ray/environment.sh --controllers && build/ray/bin/python -m pytest tests/python/on_ray/controllers.py
-reproducible      4h  tests/packages/reproducible.sh
+# nothing: versions of others that are newer
+newest            1h  tests/newest/check.py
+# the longest, for a release
 sanitizers        8h  tests/run.sh --only-sanitizers --no-deps
 old_glibc         4h  deploy/static.sh && for SYSTEM in rhel9 ubuntu22.04; do deploy/packages.sh --for $SYSTEM DIST || exit; done && deploy/wheel.sh --static DIST && tests/packages/old_glibc.sh DIST
 static           12h  tests/packages/reproducible.sh --static
@@ -70,8 +79,14 @@ wrong() {
   exit 2
 }
 
-names=() && declare -A limits commands
+names=() about='' && declare -A limits commands headings
 while read -r name limit command; do
+  if [[ $name == "#" ]]; then
+    about="# $limit $command"
+    continue
+  fi
+  headings[$name]=$about
+  about=''
   names+=("$name")
   limits[$name]=$limit
   commands[$name]=$command
@@ -139,6 +154,7 @@ table() {
   for name in "$@"; do
     read -r state seconds < <(result "$name")
     command=$(cat "$results/$name.command" 2>/dev/null || echo "${commands[$name]}")
+    [[ $list == 0 || -z ${headings[$name]} ]] || echo "${headings[$name]}"
     printf '%-14s%s %-7s %7s  %s\n' "$name" "$([[ $list == 0 ]] || printf ' %5s' "${limits[$name]}")" "$state" "$seconds" "$command"
   done
 }
