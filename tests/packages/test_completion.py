@@ -29,17 +29,14 @@ compadd() {
   builtin compadd "$@"
 }
 source $SCRIPT; compdef _amemctl amemctl
+all-said() { print -r -- all${:-}said; }
+zle -N all-said; bindkey "^_" all-said
 print ready'
 zpty shell env TERM=dumb COLUMNS=1000 PATH=$PATH SCRIPT=$1 zsh -f -i
 zpty -w shell "$setup"
 zpty -r shell text '*ready*ready*' || exit 3
-zpty -w -n shell "$2"$'\\t'
-deadline=$((SECONDS + 20))
-text=
-while ((SECONDS < deadline)); do
-  if zpty -r -t shell part; then text+=$part; quiet=0
-  else ((++quiet > 20)) && [[ -n $text ]] && break; sleep 0.1; fi
-done
+zpty -w -n shell "$2"$'\\t\\C-_'  # the second key, when the first has been answered
+zpty -r shell text '*allsaid*' || exit 4
 print -r -- "$text"
 zpty -d shell
 """
