@@ -180,7 +180,8 @@ report() {
 ended() {
   trap '' INT TERM HUP
   if [[ -n $child ]]; then
-    kill -TERM "$child" 2>/dev/null || true
+    # The group, too: timeout does not yet pass a signal on in the first moment. There may be no group before that.
+    kill -TERM -- "-$child" 2>/dev/null || kill -TERM "$child" 2>/dev/null || true
     wait "$child" || true
   fi
   report

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from cases_turns import START_S, STAGE, STEP_S, Rank, fills, group_mib, running_in, stage_broker, stage_of, switches_of, the_stage, turn_of, wait_until
+from cases_turns import START_S, STAGE, STEP_S, Rank, fills, group_mib, note_of, running_in, stage_broker, stage_of, switches_of, the_stage, turn_of, wait_until
 from harness import MIB, Failure, Skip
 from registry import case
 
@@ -99,8 +99,8 @@ def turns_stays(bench):
         with fills_beside(bench, broker, plain, [lends, borrows, wide], mib // 4):  # no two fit, and wide does not fit beside the memory that stays
             wide.ask()
             longest = take_turns(rounds(bench), lambda: stage_of(broker), [lends, borrows, plain])
-            note = next(each["note"] for each in stage_of(broker)["groups"] if each["group"] == "wide")
-            if wide.steps() or "does not fit" not in note:
+            note = wait_until(lambda: note_of(broker, "wide", "does not fit"), "wide says that it does not fit")  # while a switch is under way, it says that
+            if wide.steps():
                 raise Failure(f"wide has done {wide.steps()} steps where it cannot fit; it says: {note}")
         wide.wait_steps(wide.asked, "once there is space for it")
         said = figures(broker)

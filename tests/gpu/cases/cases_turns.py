@@ -64,12 +64,19 @@ def turn_of(broker, group):
     return next(each["turn"] for each in stage_of(broker)["groups"] if each["group"] == group)
 
 
+def note_of(broker, group, words):
+    """What the group says of why it waits, if it has these words."""
+    return next((each["note"] for each in stage_of(broker)["groups"] if each["group"] == group and words in each["note"]), None)
+
+
 def wait_until(true, what, limit=STEP_S, pause=0.02):
+    """What is true then."""
     end = time.monotonic() + limit
-    while not true():
+    while not (found := true()):
         if time.monotonic() > end:
             raise Failure(f"not within {limit:.0f} s: {what}")
         time.sleep(pause)
+    return found
 
 
 class Rank:
