@@ -33,7 +33,7 @@ worlds            2h  build/release/bin/explore --faults 2 partial-open partial-
 restarts          1h  build/release/bin/explore --faults 1 restart-turns restart-waves restart-swap-set restart-retain-turns nodes-three
 chaos             1h  tests/chaos/chaos.py --seed SEED --seconds 900
 chaos_broker      1h  tests/chaos/chaos.py --seed SEED --rounds 1000 --kinds broker,fault
-comeback          1h  ulimit -n $(ulimit -Hn) && tests/chaos/comeback.py --kills 10
+comeback          1h  tests/chaos/comeback.py --kills 10
 changes           1h  tests/chaos/changes.py --seed SEED
 growth            1h  tests/chaos/growth.py
 # several nodes
