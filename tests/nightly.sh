@@ -193,11 +193,12 @@ trap 'ended 143' TERM HUP
 # run STEP: whether it has passed. timeout ends all processes of the step's group, also when nightly.sh is killed. A shell's background jobs ignore
 # SIGINT, which programs under test must not.
 run() {
-  local name=$1 status=0 began=$SECONDS outcome command
+  local name=$1 status=0 began=$SECONDS outcome command dist
   local file=$results/$name
   [[ -f $file.command ]] || {
     command=${commands[$name]//SEED/$(date +%s%3N)}
-    echo "${command//DIST/$results/packages}" >"$file.command"
+    dist=$(printf %q "$results/packages")
+    echo "${command//DIST/"$dist"}" >"$file.command"
   }
   command=$(<"$file.command")
   rm -f "$file.result"

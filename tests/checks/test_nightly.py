@@ -18,7 +18,7 @@ class Checkout:
     """A checkout with steps of its own. Each step that runs writes a line to `ran`, outside of it."""
 
     def __init__(self, folder):
-        self.folder, self.ran, self.kept = folder / "checkout", folder / "ran", folder / "kept"
+        self.folder, self.ran, self.kept = folder / "checkout", folder / "ran", folder / "what is kept & more"
         (self.folder / "tests").mkdir(parents=True)
         self.ran.touch()
         (self.folder / ".gitignore").write_text("/build/\n")
@@ -72,7 +72,7 @@ def rows(said):
 
 
 def test_all_pass_and_the_next_night_has_nothing_to_do(checkout):
-    checkout.steps(one="true", two="true")
+    checkout.steps(one="true", two="mkdir DIST && rmdir DIST")
     said, ran = checkout.night()
     assert ran == ["build", "one", "two"] and rows(said) == dict.fromkeys(ran, "passed")
     said, ran = checkout.night()
