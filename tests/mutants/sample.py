@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""Measures which share of small faults in the pure logic the unit tests and the model find.
+"""Measures which share of small faults in the daemon the unit tests and the simulated worlds find.
 
-    tests/mutants/sample.py                              60 mutants of this checkout
+    tests/mutants/sample.py                              60 mutants of each stratum of this checkout
     tests/mutants/sample.py --jobs 32                    several at once; the result is the same
     tests/mutants/sample.py --root DIR --seed 46         of another checkout, for example one of an older commit
+    tests/mutants/sample.py --results FILE --again       judges the survivors again, by the tests of today
     tests/mutants/sample.py --results FILE --list-survivors
 
-universalmutator makes the mutants: copies of a file in which one line is changed. The seed chooses among all of them. Each mutant is built
-into the unit tests and the model that contain its file, and these run until one fails. A mutant that does not compile is replaced by the next
-one. So is a mutant for which the compiler makes the same code as for the original. Each result is a line of a file, and the next run judges
-those that have none. All work is done in build/mutants of the checkout, on a copy of the sources. The sources do not change.
+universalmutator makes the mutants: copies of a file in which one line is changed. The seed orders all of a stratum, so that the first ones
+are a fair sample, however many. Each mutant is compiled alone and linked before the library of a finished build, into the programs that may
+contain its file. These run, the fastest first, until one fails. A mutant that does not compile is replaced by the next one. So is a mutant
+for which the compiler makes the same code as for the original, and one that equivalents.toml calls equivalent. Each result is a line of a
+file, and the next run judges those that have none. All work is done in build/mutants of the checkout, on a copy of the sources. The sources
+do not change.
 Exit status 0 when the sample is complete, 1 when something went wrong, 3 when --minutes ended it.
 """
 import argparse
 import collections
-import concurrent.futures
 import dataclasses
 import fcntl
 import hashlib
@@ -24,6 +26,7 @@ import math
 import multiprocessing
 import os
 import pathlib
+import queue
 import random
 import re
 import resource
@@ -34,24 +37,29 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOOL = "universalmutator==1.14.1"  # another version has other rules, and so other mutants
-FOLDERS = ("phases", "plans", "record", "operations", "transactions")
+# By what its name begins with, below daemon/.
+STRATA = {"A": ("phases/", "plans/", "record/", "turns/"),
+          "B": ("broker/recovery", "fleet/", "operations/", "stages/", "transactions/")}
 # Not amemd_test, which asks how the program starts, ends and is called.
 UNIT_TESTS = ("logic_test", "broker_test", "serving_test")
+# Each plays the same seeds each time.
+PLAYERS = {"turn_traces": ("--count", "100"), "histories": ("--count", "30"), "stage_traces": ("--count", "10")}
 MODEL = "explore"
-# A world of the model has 1 fault, or none where it has more states than this with 1. The model goes through some 20,000 in a second.
-MOST_STATES = 10_000
+EQUIVALENTS = pathlib.Path(__file__).with_name("equivalents.toml")
+MOST_EQUIVALENT = 0.05  # of those that compile to other code
+# A world of the model has 1 fault, or none where it takes more CPU seconds than this with 1. The model goes through some 20,000 states in one.
+LONGEST_WORLD = 1
 MOST_MEMORY = 4 << 30
 MOST_FIRST = 10
 # Seconds in which a unit test says nothing. The longest needs one or two, and a busy machine lets it wait.
 LONGEST_SILENCE = 90
-# The unit tests need not be fast; the model has to be, with the objects of the library that it needs. A mutant counts as
-# equivalent if the compiler makes the same code of it with optimisation.
-FLAGS = "-O0 -DNDEBUG"
-OPTIMISED = ".fast"
-JOINED = 8  # sources of tests that are compiled as one, as with AMEM_UNITY
+# A mutant is compiled fast. It counts as equivalent if the compiler makes the same code of it with optimisation.
+FAST = ("-O0", "-g0")
+OPTIMISED = ("-O2", "-g0")
 CORE = "lib/libamemd_core.a"
 
 
@@ -210,48 +218,94 @@ def mutants_of(tree, work, file, tool):
     return found
 
 
-def all_mutants(tree, work, digest):
-    """All mutants, sorted, so that a seed chooses the same whatever the tool's order."""
-    kept = work / "mutants.json"
+def stratum_of(file):
+    return next((name for name, begins in STRATA.items() if file.removeprefix("daemon/").startswith(begins)), None)
+
+
+def all_mutants(tree, work, endings):
+    """All mutants of the strata, sorted, so that a seed chooses the same whatever the tool's order; and a digest of what they change."""
+    files = sorted(path.relative_to(tree).as_posix() for path in (tree / "daemon").rglob("*")
+                   if path.suffix in endings and stratum_of(path.relative_to(tree).as_posix()))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.encode() + b"\0" + hashlib.sha256((tree / file).read_bytes()).digest())
+    kept, of = work / "mutants.json", [TOOL, digest.hexdigest()]
     if kept.is_file():
         known = json.loads(kept.read_text(encoding="utf-8"))
-        if known["of"] == [TOOL, digest]:
-            return [Mutant(*each) for each in known["mutants"]]
+        if known["of"] == of:
+            return [Mutant(*each) for each in known["mutants"]], of[1]
     tool = work / "venv/bin/mutate"
     if not tool.is_file():
         print("installing universalmutator from the Python package index", flush=True)
         subprocess.run([sys.executable, "-m", "venv", work / "venv"], check=True)
         subprocess.run([work / "venv/bin/pip", "install", "--quiet", "--disable-pip-version-check", TOOL], check=True)
-    files = sorted(path.relative_to(tree).as_posix() for folder in FOLDERS for path in (tree / "daemon" / folder).glob("*")
-                   if path.suffix in (".h", ".cpp"))
+    print(f"making the mutants of {len(files)} files", flush=True)
     found = sorted(set().union(*(mutants_of(tree, work, file, tool) for file in files)))
-    kept.write_text(json.dumps({"of": [TOOL, digest], "mutants": [dataclasses.astuple(each) for each in found]}), encoding="utf-8")
-    return found
+    kept.write_text(json.dumps({"of": of, "mutants": [dataclasses.astuple(each) for each in found]}), encoding="utf-8")
+    return found, of[1]
 
 
 # Building
 
 class Build:
-    """Compiles objects, without a mutant and with one. cmake says how. ninja builds what no mutant changes, such as libraries."""
+    """A finished build, of which this takes copies, and the objects that a mutant changes."""
 
-    def __init__(self, work, jobs):
-        self.work, self.tree, self.folder, self.jobs = work, work / "tree", work / "unit", jobs
-        if not (self.folder / "build.ninja").is_file():
-            linker = "-fuse-ld=lld" if shutil.which("ld.lld") else ""
-            self.must(["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.folder, "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-                       f"-DCMAKE_C_FLAGS_RELWITHDEBINFO={FLAGS}", f"-DCMAKE_CXX_FLAGS_RELWITHDEBINFO={FLAGS}",
-                       f"-DCMAKE_EXE_LINKER_FLAGS={linker}", "-DAMEM_UNITY=OFF", "-DAMEM_PRECOMPILE=ON", "-DAMEM_WERROR=OFF",
-                       "-DCMAKE_C_COMPILER_LAUNCHER=", "-DCMAKE_CXX_COMPILER_LAUNCHER="], self.tree)
-        self.ninja("build.ninja")
-        self.commands = {}
-        self.core = {}  # source of the daemon's library: its object
-        for entry in json.loads((self.folder / "compile_commands.json").read_text(encoding="utf-8")):
-            words = [word for word in shlex.split(entry["command"]) if not word.startswith("-W")]
+    def __init__(self, root, built, work, jobs):
+        self.work, self.tree, self.folder, self.jobs = work, work / "tree", work / "objects", jobs
+        self.built = built or root / "build/release"
+        # Where it was built. --built may be a copy of that.
+        of = dict(re.findall(r"^amem_(BINARY|SOURCE)_DIR:\w+=(.*)$", (self.built / "CMakeCache.txt").read_text(encoding="utf-8"), re.M))
+        self.copies = {of["BINARY"]: str(self.folder), of["SOURCE"]: str(self.tree)}
+        self.places = re.compile("|".join(rf"{re.escape(each)}(?![\w.-])" for each in self.copies))
+        programs = [f"bin/{name}" for name in (*UNIT_TESTS, *PLAYERS, MODEL)]
+        if built is None:
+            self.must(["ninja", f"-j{jobs}", *programs], self.built)
+        self.commands, self.core = {}, {}  # object: how it is compiled; source of the daemon's library: its object
+        for entry in json.loads((self.built / "compile_commands.json").read_text(encoding="utf-8")):
+            words = [self.moved(word) for word in shlex.split(entry["command"]) if not word.startswith("-W")]
+            words = words[next(at for at, word in enumerate(words) if word.endswith(("c++", "cc", "gcc", "clang"))):]
             name, source = words[words.index("-o") + 1], words[words.index("-c") + 1]
             self.commands[name] = words
             if "/amemd_core.dir/" in name and not name.endswith(".gch"):
-                self.core[source.removeprefix(f"{self.tree}/")] = name
-                self.commands[name + OPTIMISED] = [*self.without_precompiled(words), "-O2"]
+                together = self.built / pathlib.Path(source).relative_to(self.folder) if "/Unity/" in source else None
+                inside = re.findall(r'^#include "(.*)"', together.read_text(encoding="utf-8"), re.M) if together else [source]
+                self.core.update({self.moved(each).removeprefix(f"{self.tree}/"): name for each in inside})
+        self.needs = self.read_needs()
+        if not (self.folder / "generated").is_dir():
+            shutil.copytree(self.built / "generated", self.folder / "generated")
+            shutil.copytree(self.built / "lib/sim", self.folder / "lib/sim")
+        self.precompiled = self.precompile()
+
+    def moved(self, word):
+        """A path of the build or of its sources, as one of the copies."""
+        return self.places.sub(lambda found: self.copies[found[0]], word)
+
+    def read_needs(self):
+        """Of each object the files of the tree that it is made of."""
+        needs, name = {}, None
+        for line in self.must(["ninja", "-t", "deps"], self.built).splitlines():
+            if line and not line[0].isspace():
+                name = line.partition(": #deps")[0]
+                needs[name] = set()
+            elif name and line.strip():
+                path = self.moved(line.strip())
+                if path.startswith(f"{self.tree}/"):
+                    needs[name].add(path.removeprefix(f"{self.tree}/"))
+        return needs
+
+    def precompile(self):
+        """The large headers of others, compiled as a mutant is. None: the build has none."""
+        words = next(iter(self.commands[self.core[each]] for each in self.core))
+        if "-include" not in words:
+            return None
+        header = pathlib.Path(words[words.index("-include") + 1])
+        place = self.work / "precompiled.hxx"
+        if not pathlib.Path(f"{place}.gch").is_file():
+            shutil.copy(self.built / header.relative_to(self.folder), place)
+            words = self.without_precompiled(words)
+            words[words.index("-o") + 1], words[words.index("-c") + 1] = f"{place}.gch", str(place)
+            self.must([words[0], "-w", "-x", "c++-header", *words[1:], *FAST])
+        return place
 
     @property
     def slot(self):
@@ -264,15 +318,11 @@ class Build:
     def log(self):
         return self.slot / "build.log"
 
-    def precompiled(self, folders):
-        """Precompiled headers of targets of these names."""
-        used = {words[words.index("-include") + 1] for name, words in self.commands.items()
-                if "-include" in words and any(f"/{folder}.dir/" in name for folder in folders)}
-        return sorted(f"{os.path.relpath(each, self.folder)}.gch" for each in used)
-
     @staticmethod
     def without_precompiled(words):
         """It was compiled with other flags."""
+        if "-include" not in words:
+            return list(words)
         at = words.index("-include")
         return words[:at] + words[at + 2:]
 
@@ -282,130 +332,95 @@ class Build:
             raise Trouble(f"{shlex.join(map(str, command))}:\n{done.output[-4000:]}")
         return done.output
 
-    def ninja(self, *targets):
-        self.must(["ninja", f"-j{self.jobs}", *targets])
-
     def link_command(self, program):
-        commands = self.must(["ninja", "-t", "commands", "-s", f"bin/{program}"]).split("&&")
-        return shlex.split(next(each for each in commands if f" -o bin/{program} " in each))
+        commands = self.must(["ninja", "-t", "commands", "-s", f"bin/{program}"], self.built).split("&&")
+        return [self.moved(word) for word in shlex.split(next(each for each in commands if f" -o bin/{program} " in each))]
 
-    def join(self, objects):
-        """Several objects as fewer, each of several sources. Only a mutant of a header changes those of tests."""
-        joined = []
-        for at in range(0, len(objects), JOINED):
-            name = f"{os.path.dirname(objects[at])}/joined_{at}.cpp.o"
-            sources = [self.commands[each][self.commands[each].index("-c") + 1] for each in objects[at:at + JOINED]]
-            text, place = "".join(f'#include "{source}"\n' for source in sources), self.work / "joined" / name[:-2]
-            if not place.is_file() or place.read_text(encoding="utf-8") != text:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_text(text, encoding="utf-8")
-            self.commands[name] = list(self.commands[objects[at]])
-            self.commands[name][self.commands[name].index("-c") + 1] = str(place)
-            joined.append(name)
-        return joined
-
-    def path(self, name, mutated=None):
-        return (self.slot / "mutated" if mutated else self.work / "objects") / name
-
-    def compile(self, name, mutated=None):
-        """Whether it compiles. `mutated`: with the mutant of this file, which the compiler finds before the file itself."""
-        words, output = list(self.commands[name]), self.path(name, mutated)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        words[words.index("-o") + 1] = str(output)
-        source = words.index("-c") + 1
-        if words[source] == f"{self.tree}/{mutated}":
-            words[source] = str(self.slot / "overlay" / mutated)
-        # The flags are the same with a mutant and without, so the code is too. __FILE__ is the file's usual name.
-        overlay = self.slot / "overlay" if mutated else self.work / "nothing"
-        words[1:1] = ["-w", "-fmax-errors=1", f"-I{overlay}", f"-ffile-prefix-map={overlay}={self.tree}", "-MD", "-MF", f"{output}.d"]
-        return run(words, self.folder, f"{output}.log", cpu=600).status == 0
-
-    def compile_all(self, names, mutated):
-        """Whether all compile, with the mutant of this file. Of a machine's cores each of `jobs` takes its share."""
-        with concurrent.futures.ThreadPoolExecutor(max(1, os.cpu_count() // self.jobs)) as pool:
-            return all(list(pool.map(lambda name: self.compile(name, mutated), names)))
-
-    def files(self, name):
-        """The files of the tree that an object is made of. Compiles the object again if one of them has changed."""
-        output = self.path(name)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with open(f"{output}.lock", "wb") as lock:  # two slots may need the same object
+    def copy(self, name):
+        """A copy of an object or library of the build, without what debuggers need."""
+        place = self.folder / name
+        with open(self.work / "copy.lock", "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return self.compiled_of(name, output)
+            if not place.is_file():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                self.must(["objcopy", "-g", self.built / name, place])
+        return place
 
-    def compiled_of(self, name, output):
-        written = pathlib.Path(f"{output}.d")
-        for _ in range(2):
-            if output.is_file() and written.is_file():
-                names = written.read_text(encoding="utf-8").replace("\\\n", " ").partition(": ")[2].split()
-                files = [path for each in names if (path := pathlib.Path(os.path.normpath(self.folder / each))).is_relative_to(self.work)]
-                made = output.stat().st_mtime_ns
-                if all(path.is_file() and path.stat().st_mtime_ns <= made for path in files):
-                    return {path.relative_to(self.tree).as_posix() for path in files if path.is_relative_to(self.tree)}
-            if not self.compile(name):
-                raise Trouble(f"{name} does not compile:\n{pathlib.Path(f'{output}.log').read_text(encoding='utf-8')[-4000:]}")
-        raise Trouble(f"{name} is older than its sources")
-
-    def all_files(self, names):
-        """Those of several objects."""
-        with multiprocessing.Pool(self.jobs, begin_process) as pool:
-            return dict(zip(names, pool.map(self.files, names, chunksize=1)))
-
-    def is_same(self, name):
-        return self.path(name).read_bytes() == self.path(name, True).read_bytes()
+    def compile(self, name, file, output, flags=(), own=True):
+        """Whether it compiles. `own`: with the mutant of this file, which the compiler finds before the file itself. With flags: only the
+        file, not what the build compiles together with it."""
+        output.parent.mkdir(parents=True, exist_ok=True)
+        overlay = self.slot / "overlay" if own else self.work / "nothing"
+        words = list(self.commands[name])
+        words[words.index("-o") + 1] = str(output)
+        if flags:
+            words = self.without_precompiled(words)
+            words[words.index("-c") + 1] = str((overlay if own else self.tree) / file)
+            words += [*flags, *(["-include", str(self.precompiled)] if flags == FAST and self.precompiled else [])]
+        elif "-include" in words and not pathlib.Path(words[words.index("-include") + 1]).is_file():
+            words = self.without_precompiled(words)
+        # The flags are the same with a mutant and without, so the code is too. __FILE__ is the file's usual name.
+        words[1:1] = ["-w", "-fmax-errors=1", f"-I{overlay}", f"-ffile-prefix-map={overlay}={self.tree}"]
+        return run(words, self.folder, f"{output}.log", cpu=600).status == 0
 
 
 class Program:
-    """A test program, made of its own objects and of those of the daemon's library that it needs."""
+    """A test program, made of its own objects and of the daemon's library."""
 
-    def __init__(self, build, name, optimised):
-        self.build, self.name, self.members = build, name, []
-        self.ending = OPTIMISED if optimised else ""
-        words = build.link_command(name)
-        build.ninja(*(word for word in words if word.startswith("lib/") and word.endswith(".a") and word != CORE))
-        own = [word for word in words if word.endswith(".o")]
-        at, rest = words.index(own[0]), [word for word in words if word not in own]
-        own = own if optimised else build.join(own)
-        self.words = [*rest[:at], *own, *rest[at:]]
-        self.files = build.all_files(own)
-        near = self.near()
-        archive = build.folder / f"lib/of_{name}.a"
-        archive.unlink(missing_ok=True)
-        build.must(["ar", "qcT", archive, *map(build.path, near)])
-        linked = self.link(core=[archive], more=["-Wl,--trace"])
-        if linked.status:
-            raise Trouble(f"{name} cannot be linked; is a function defined elsewhere than beside its header?\n{linked.output[-4000:]}")
-        self.members = [each for each in near if re.search(rf"[/(]{re.escape(os.path.basename(each))}\b", linked.output)]
-        self.files |= build.all_files(self.members)
+    def __init__(self, build, name):
+        self.build, self.name = build, name
+        self.words, self.own = [], []
+        for word in build.link_command(name):
+            target = re.fullmatch(r"lib/lib(\w+)\.a", word)
+            # Those of a library of tests may contain a header that a mutant changes.
+            inside = sorted(each for each in build.commands if target and f"/{target[1]}.dir/" in each and each.startswith("tests/"))
+            self.words += inside or [word]
+            self.own += inside or ([word] if word.endswith(".o") else [])
+        self.near = self.reached()
 
-    def near(self):
-        """Objects of the library: of the files whose headers these include, and so on. To compile the whole library takes longer."""
-        # What tests add to the library has its declaration in a header of the library.
-        found = {made + self.ending for file, made in self.build.core.items() if not file.startswith("daemon/")}
-        headers = set().union(*self.files.values(), *self.build.all_files(sorted(found)).values())
-        while True:
-            beside = {each[:-2] + ".cpp" for each in headers if each.endswith(".h")}
-            new = {self.build.core[each] + self.ending for each in beside if each in self.build.core} - found
-            if not new:
-                return sorted(found)
-            found |= new
-            headers = set().union(*self.build.all_files(sorted(new)).values())
+    def reached(self):
+        """Files of the daemon that it may contain: those whose headers its own files include, and so on."""
+        includes = {}
+
+        def of(file):
+            if file not in includes:
+                path = self.build.tree / file
+                text = path.read_text(encoding="utf-8") if path.is_file() else ""
+                includes[file] = re.findall(r'^#include "((?:daemon|common)/[^"]*)"', text, re.M)
+            return includes[file]
+
+        found = set()
+        waiting = [each for name in self.own for each in self.build.needs.get(name, ()) if each.startswith("daemon/")]
+        while waiting:
+            file = waiting.pop()
+            if file in found:
+                continue
+            found.add(file)
+            waiting += of(file)
+            if file.endswith(".h"):
+                waiting += [each for each in self.build.core if each.startswith(file[:-2]) and each[len(file) - 2:] == ".cpp"]
+                # What the header declares may be in several files.
+                waiting += [each for each in self.build.core if file in of(each) and os.path.dirname(each) == os.path.dirname(file)
+                            and not (self.build.tree / f"{each[:-4]}.h").is_file()]
+        return found
 
     def output(self):
-        return self.build.folder / "bin" / f"sampled_{self.name}_{self.build.slot.name}"
+        return self.build.slot / f"run_{self.name}"
 
-    def link(self, mutated=(), core=None, more=()):
-        """Links it, with these objects as the mutant makes them."""
+    def link(self, mutated=None):
+        """Links it, with these objects in the place of the build's or, for those of the library, before them."""
+        mutated = mutated or {}
         words = []
         for word in self.words:
-            words += (core or self.members) if word == CORE else [word]
-        words = [str(self.build.path(word, word in mutated)) if word in self.files or word in self.members else str(word) for word in words]
+            if word in mutated:
+                words.append(str(mutated[word]))
+            else:
+                words.append(str(self.build.copy(word)) if word in self.own or re.fullmatch(r"lib/\w+\.a", word) else word)
         words[words.index("-o") + 1] = str(self.output())
-        return run([*words, *more], self.build.folder, self.build.log, cpu=600)
-
-    def affected(self, file):
-        """Objects that contain a file."""
-        return sorted(each for each, files in self.files.items() if file in files)
+        first = [str(path) for name, path in mutated.items() if name not in self.own]
+        # The library is position-independent code, in which a function is not inlined in another file's, nor called by another name.
+        more = [*(["-fuse-ld=lld"] if shutil.which("ld.lld") else []), "-Wl,--allow-multiple-definition", "-g0"]
+        return run([words[0], *more, *first, *words[1:]], self.build.folder, self.build.log, cpu=600)
 
 
 # Tests
@@ -413,25 +428,24 @@ class Program:
 class Tests:
     """Judges a mutant by all programs."""
 
-    def __init__(self, work, digest, jobs):
-        print("building the unit tests and the model, as far as they are not built", flush=True)
-        self.build = Build(work, jobs)
-        # The first two are what broker_test loads.
-        self.build.ninja("sim_cuda", "sim_nvml", *self.build.precompiled(("amemd_core", *UNIT_TESTS)))
-        self.programs = {name: Program(self.build, name, False) for name in UNIT_TESTS}
-        self.explore = Program(self.build, MODEL, True)
-        self.check_sameness()
-        self.killers = collections.Counter()
-        kept = work / "baseline.json"
+    def __init__(self, build, digest, without=()):
+        self.build, self.killers = build, collections.Counter()
+        self.programs = {name: Program(build, name) for name in (*UNIT_TESTS, *PLAYERS, MODEL) if name not in without}
+        kept = build.work / "baseline.json"
         known = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
         if known.get("of") != digest:
             known = {"of": digest, "cpu": {}, "failing": {}, "worlds": []}
-            print("running them without a mutant", flush=True)
-            with multiprocessing.Pool(jobs, begin_process) as pool:
-                for name, cpu, failing in pool.imap_unordered(self.measure, self.programs.values()):
-                    known["cpu"][name], known["failing"][name] = cpu, failing
+        missing = [name for name in self.programs if name != MODEL and name not in known["cpu"]]
+        worlds = MODEL in self.programs and not known["worlds"]
+        if missing or worlds:
+            print("running the tests without a mutant", flush=True)
+        with multiprocessing.Pool(build.jobs, begin_process) as pool:
+            for name, cpu, failing in pool.imap_unordered(self.measure, missing):
+                known["cpu"][name], known["failing"][name] = cpu, failing
+                kept.write_text(json.dumps(known, indent=1), encoding="utf-8")
+            if worlds:
                 known["worlds"] = self.measure_worlds(pool)
-            kept.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        kept.write_text(json.dumps(known, indent=1), encoding="utf-8")
         self.cpu, self.failing, self.worlds = known["cpu"], known["failing"], known["worlds"]
 
     def mutate(self, file, text):
@@ -445,19 +459,10 @@ class Tests:
     def original(self, file):
         return (self.build.tree / file).read_text(encoding="utf-8")
 
-    def check_sameness(self):
-        """Checks that an unchanged file compiles to the same object. Otherwise no mutant would be found equivalent."""
-        fast = self.explore.members[0]
-        file = next(each for each, made in self.build.core.items() if made + OPTIMISED == fast)
-        self.mutate(file, self.original(file))
-        for name in (fast, self.build.core[file]):
-            self.build.files(name)
-            if not self.build.compile(name, file) or not self.build.is_same(name):
-                raise Trouble(f"{file}, compiled again, is not the same")
-
     def gtest(self, program, chosen, left_out=(), more=(), cpu=None):
         """Runs tests in a folder of their own. Its path is short, because names of sockets may not be long."""
         scratch = tempfile.mkdtemp(prefix="amem-mutants-")
+        os.chmod(scratch, 0o711)  # for tests that are other users, too
         try:
             environment = {**os.environ, "LD_LIBRARY_PATH": str(self.build.folder / "lib/sim"), "TMPDIR": scratch}
             tests = ":".join(chosen) + "-" + ":".join(left_out)
@@ -466,10 +471,20 @@ class Tests:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def measure(self, program):
+    def play(self, program, cpu=None):
+        return run([program.output(), *PLAYERS[program.name]], self.build.slot, self.build.slot / "test.log", cpu=cpu)
+
+    def measure(self, name):
         """Its name, its CPU seconds and the tests that fail without a mutant. Those are left out."""
-        if program.link().status:
-            raise Trouble(f"{program.name} cannot be linked")
+        program = self.programs[name]
+        linked = program.link()
+        if linked.status:
+            raise Trouble(f"{program.name} cannot be linked\n{linked.output[-4000:]}")
+        if name in PLAYERS:
+            done = self.play(program)
+            if done.status:
+                raise Trouble(f"{name} fails without a mutant:\n{done.output[-4000:]}")
+            return name, done.cpu, []
         left_out = []
         while True:
             done = self.gtest(program, ["*"], left_out)
@@ -486,9 +501,9 @@ class Tests:
 
     def measure_worlds(self, pool):
         """Of each world, smallest first: states, CPU seconds, and the arguments of the model."""
-        if self.explore.link().status:
+        if self.programs[MODEL].link().status:
             raise Trouble(f"{MODEL} cannot be linked")
-        program = self.explore.output()
+        program = self.programs[MODEL].output()
         names = [line.split()[0] for line in self.must_run([program, "--list"]).output.splitlines()]
         orders = ["--orders", "200"]
         return sorted([*pool.starmap(self.measure_world, [(program, name) for name in names], chunksize=1),
@@ -497,11 +512,12 @@ class Tests:
     def measure_world(self, program, name):
         for faults in (1, 0):
             arguments = ["--faults", str(faults), name]
-            done = self.must_run([program, *arguments])
-            states = int(re.search(r"(\d+) states", done.output)[1])
-            if states <= MOST_STATES:
+            done = run([program, *arguments], self.build.slot, self.build.slot / "test.log", cpu=LONGEST_WORLD if faults else None)
+            if not done.late:
                 break
-        return [states, done.cpu, arguments]
+        if done.status:
+            raise Trouble(f"{program} {shlex.join(arguments)} fails without a mutant:\n{done.output[-4000:]}")
+        return [int(re.search(r"(\d+) states", done.output)[1]), done.cpu, arguments]
 
     def must_run(self, command):
         done = run(command, self.build.slot, self.build.slot / "test.log")
@@ -512,39 +528,61 @@ class Tests:
     def judge(self, mutant):
         """The result for this mutant, and which program gave it."""
         self.mutate(mutant.file, mutant.text(self.original(mutant.file)))
-        product = self.product(mutant.file)
-        if not product:
+        programs = [program for program in self.programs.values() if mutant.file in program.near]
+        if not programs:
             return {"result": "in no program"}
-        if not self.build.compile(product[0], mutant.file) or not self.build.compile_all(product[1:], mutant.file):
-            return {"result": "does not compile"}
-        if all(map(self.build.is_same, product)):
-            return {"result": "equivalent", "by": "without optimisation"}
-        compiled = set(product)
-        for program in self.programs.values():
-            affected = program.affected(mutant.file)
-            if not affected:
-                continue
-            if not self.make(program, affected, mutant.file, compiled):
+        mutated = {}
+        for program in sorted(programs, key=lambda each: self.cpu.get(each.name, math.inf)):
+            if not self.make(program, mutant.file, mutated):
                 return {"result": "does not compile", "by": program.name}
-            found = self.failing_test(program)
+            found = self.failing_test(program) if program.name in UNIT_TESTS else self.failing_play(program)
             if found:
                 return found
-        return self.judge_by_model(mutant.file, product)
+        if self.is_same(mutant.file, mutated):
+            return {"result": "equivalent", "by": "with optimisation"}
+        return {"result": "survived"}
 
-    def make(self, program, affected, file, compiled):
-        if not self.build.compile_all([name for name in affected if name not in compiled], file):
-            return False
-        compiled |= set(affected)
-        return program.link(affected).status == 0
-
-    def product(self, file):
-        """Objects of the daemon that contain the file. The one of the same name is first: it shows soonest whether the mutant compiles."""
+    def make(self, program, file, mutated):
+        """Whether what the mutant changes compiles, and the program links. `mutated`: objects that are compiled already; gets more."""
         if file in self.build.core:
-            self.build.files(self.build.core[file])
-            return [self.build.core[file]]
-        own = f"{pathlib.PurePath(file).stem}.cpp.o"
-        return sorted({name for program in self.programs.values() for name in program.affected(file) if name in program.members},
-                      key=lambda name: (os.path.basename(name) != own, name))
+            wanted = {file: lambda output: self.build.compile(self.build.core[file], file, output, FAST)}
+        else:
+            wanted = {name: lambda output, name=name: self.build.compile(name, file, output)
+                      for name in (*dict.fromkeys(self.build.core.values()), *program.own) if file in self.build.needs.get(name, ())}
+        for name, made in wanted.items():
+            if name not in mutated:
+                mutated[name] = self.build.slot / "mutated" / f"{name}.o"
+                if not made(mutated[name]):
+                    return False
+        return program.link({name: path for name, path in mutated.items() if name in wanted}).status == 0
+
+    def is_same(self, file, mutated):
+        """Whether the compiler makes the same code of the mutant, with optimisation."""
+        if file in self.build.core:
+            outputs = [self.build.slot / "mutated" / f"{own}.o" for own in ("with", "without")]
+            made = [self.build.compile(self.build.core[file], file, output, OPTIMISED, output is outputs[0]) for output in outputs]
+            return all(made) and outputs[0].read_bytes() == outputs[1].read_bytes()
+        for name, path in mutated.items():
+            without = self.build.slot / "mutated" / "without.o"
+            if not self.build.compile(name, file, without, own=False) or without.read_bytes() != path.read_bytes():
+                return False
+        return True
+
+    def failing_play(self, program):
+        """What fails once more is killed. The simulated driver may miss something while other processes end."""
+        if program.name != MODEL:
+            for _ in range(2):
+                done = self.play(program, 5 * self.cpu[program.name] + 10)
+                if done.status == 0:
+                    return None
+                if done.late:
+                    break
+            return {"result": "killed", "by": program.name, "test": " ".join(PLAYERS[program.name]), "late": done.late}
+        for _, cpu, arguments in self.worlds:
+            done = run([program.output(), *arguments], self.build.slot, self.build.slot / "test.log", cpu=5 * cpu + 10)
+            if done.status:
+                return {"result": "killed", "by": MODEL, "test": " ".join(arguments), "late": done.late}
+        return None
 
     def failing_test(self, program):
         """Tests that have killed a mutant run first. A test that fails runs again, alone, because on a busy machine some tests time out."""
@@ -564,28 +602,6 @@ class Tests:
             left_out += first
         return None
 
-    def judge_by_model(self, file, product):
-        """For a mutant that the unit tests have not found: whether it changes the code, and whether the model finds it."""
-        compiled = set()
-        for name in (each + OPTIMISED for each in product):
-            self.build.files(name)
-            if not self.build.compile(name, file):
-                return {"result": "does not compile", "by": name}
-            compiled.add(name)
-            if not self.build.is_same(name):
-                break
-        else:
-            return {"result": "equivalent", "by": "with optimisation"}
-        affected = self.explore.affected(file)
-        if affected:
-            if not self.make(self.explore, affected, file, compiled):
-                return {"result": "does not compile", "by": MODEL}
-            for _, cpu, arguments in self.worlds:
-                done = run([self.explore.output(), *arguments], self.build.slot, self.build.slot / "test.log", cpu=5 * cpu + 10)
-                if done.status:
-                    return {"result": "killed", "by": MODEL, "test": " ".join(arguments), "late": done.late}
-        return {"result": "survived"}
-
 
 def failed_tests(done):
     """The tests that failed, or else the one in which the program ended."""
@@ -600,13 +616,16 @@ COUNTED = ("killed", "survived")
 
 
 class Results:
-    """A file. Its first line describes the sample. Each other line is a mutant that was judged, with its number in the sample."""
+    """A file. Its first line describes the sample. Each other line is a mutant that was judged, with its stratum and its number there. Of two
+    lines of the same mutant the second counts."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, path, count):
+        self.path, self.count = path, count
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         self.sample = json.loads(lines[0]) if lines else None
-        self.by_number = {each["number"]: each for each in map(json.loads, lines[1:])}
+        self.by_number = {(each["stratum"], each["number"]): each for each in map(json.loads, lines[1:])}
+        known = tomllib.loads(EQUIVALENTS.read_text(encoding="utf-8")) if EQUIVALENTS.is_file() else {}
+        self.equivalents = {(each["file"], each["before"].strip(), each["after"].strip()) for each in known.get("equivalent", ())}
 
     def begin(self, asked):
         if self.sample is None:
@@ -620,40 +639,54 @@ class Results:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    def judge(self, number, mutant, found):
-        self.by_number[number] = {"number": number, **dataclasses.asdict(mutant), **found}
-        self.add(self.by_number[number])
+    def judge(self, stratum, number, mutant, found):
+        self.by_number[stratum, number] = {"stratum": stratum, "number": number, **dataclasses.asdict(mutant), **found}
+        self.add(self.by_number[stratum, number])
 
-    @property
-    def judged(self):
-        """The first ones of the sample, without a gap. Later ones may be judged already, but do not count yet."""
-        return [self.by_number[number] for number in itertools.takewhile(self.by_number.__contains__, itertools.count())]
+    def result(self, judged):
+        named = (judged["file"], judged["before"].strip(), judged["after"].strip())
+        return "called equivalent" if judged["result"] == "survived" and named in self.equivalents else judged["result"]
 
-    def first(self, count):
-        """Leaves out what was judged after as many as this that count."""
-        counted = [each["number"] for each in self.of(*COUNTED)]
-        if len(counted) >= count:
-            self.by_number = {number: each for number, each in self.by_number.items() if number <= counted[count - 1]}
+    def judged(self, stratum):
+        """The first ones of the sample, without a gap, until enough count. Later ones may be judged already, but do not count yet."""
+        found, counted = [], 0
+        for number in itertools.count():
+            if counted == self.count or (stratum, number) not in self.by_number:
+                return found
+            found.append(self.by_number[stratum, number])
+            counted += self.result(found[-1]) in COUNTED
 
-    def of(self, *results):
-        return [each for each in self.judged if each["result"] in results]
+    def of(self, stratum, *results):
+        return [each for each in self.judged(stratum) if self.result(each) in results]
+
+    def survivors(self):
+        return [each for stratum in STRATA for each in self.of(stratum, "survived")]
 
     def print_survivors(self):
-        for each in self.of("survived"):
-            print(f"  {mutant_of(each)}")
+        for each in self.survivors():
+            print(f"  {each['stratum']} {mutant_of(each)}")
 
     def print_all(self):
-        killed, counted = self.of("killed"), self.of(*COUNTED)
-        if counted:
-            low, high = interval(len(killed), len(counted))
-            print(f"killed: {len(killed)} of {len(counted)}, {len(killed) / len(counted):.0%} (95 % interval: {low:.0%} to {high:.0%})")
-        for name, number in collections.Counter(each["by"] for each in killed).most_common():
-            late = sum(each["late"] for each in killed if each["by"] == name)
-            print(f"  {name}: {number}" + (f", {late} by their time or memory" if late else ""))
-        print(f"replaced: {len(self.of('does not compile'))} that do not compile, {len(self.of('equivalent'))} equivalent,"
-              f" {len(self.of('in no program'))} in a file that no program contains")
-        print(f"survived: {len(self.of('survived'))}")
+        """Prints the shares. False: too many are called equivalent."""
+        few = True
+        for stratum, begins in STRATA.items():
+            killed, counted = self.of(stratum, "killed"), self.of(stratum, *COUNTED)
+            called = len(self.of(stratum, "called equivalent"))
+            print(f"{stratum}: {', '.join(each.rstrip('/') for each in begins)}")
+            if counted:
+                low, high = interval(len(killed), len(counted))
+                print(f"  killed: {len(killed)} of {len(counted)}, {len(killed) / len(counted):.0%} (95 % interval: {low:.0%} to {high:.0%})")
+            for name, number in collections.Counter(each["by"] for each in killed).most_common():
+                late = sum(each["late"] for each in killed if each["by"] == name)
+                print(f"    {name}: {number}" + (f", {late} by their time or memory" if late else ""))
+            print(f"  replaced: {len(self.of(stratum, 'does not compile'))} that do not compile, {len(self.of(stratum, 'equivalent'))} that compile to"
+                  f" the same code, {len(self.of(stratum, 'in no program'))} in a file that no program contains, {called} called equivalent")
+            if called > MOST_EQUIVALENT * (len(counted) + called):
+                print(f"  more than {MOST_EQUIVALENT:.0%} are called equivalent")
+                few = False
+        print(f"survived: {len(self.survivors())}")
         self.print_survivors()
+        return few
 
 
 def mutant_of(judged):
@@ -674,10 +707,9 @@ def begin_judge(tests):
     judge.tests = tests
 
 
-def judge(numbered):
-    number, mutant = numbered
+def judge(stratum, number, mutant):
     started = time.monotonic()
-    return number, {**judge.tests.judge(mutant), "seconds": round(time.monotonic() - started, 1)}
+    return stratum, number, mutant, {**judge.tests.judge(mutant), "seconds": round(time.monotonic() - started, 1)}
 
 
 def sample(arguments, results):
@@ -686,34 +718,65 @@ def sample(arguments, results):
     root = arguments.root.resolve()
     work = (arguments.build_dir or root / "build/mutants").resolve()
     (work / "tree").mkdir(parents=True, exist_ok=True)
+    (work / "objects").mkdir(parents=True, exist_ok=True)
     digest = copy_sources(root, work / "tree")
-    mutants = all_mutants(work / "tree", work, digest)
-    results.begin({"seed": arguments.seed, "of": len(mutants), "tool": TOOL, "sources": digest})
-    random.Random(arguments.seed).shuffle(mutants)
-    if any(mutant_of(each) != mutants[number] for number, each in results.by_number.items()):
+    found, of = all_mutants(work / "tree", work, (".cpp",) if arguments.sources else (".h", ".cpp"))
+    results.begin({"seed": arguments.seed, "of": len(found), "tool": TOOL, "files": of})
+    mutants = {name: [each for each in found if stratum_of(each.file) == name] for name in STRATA}
+    for each in mutants.values():
+        random.Random(arguments.seed).shuffle(each)
+    if any(mutant_of(each) != mutants[name][number] for (name, number), each in results.by_number.items()):
         raise Trouble(f"{results.path} has mutants of another order")
-    tests = Tests(work, digest, arguments.jobs)
-    for each in results.of("killed"):
-        tests.killers[each["by"], each["test"]] += 1
+    tests = Tests(Build(root, arguments.built, work, arguments.jobs), digest, arguments.without)
+    for each in results.by_number.values():
+        if each["result"] == "killed":
+            tests.killers[each["by"], each["test"]] += 1
+    done, under_way = queue.SimpleQueue(), collections.Counter()
+    again = [(each["stratum"], each["number"], mutant_of(each)) for each in results.survivors()] if arguments.again else None
+    rest = {name: iter([(name, number, each) for number, each in enumerate(of) if (name, number) not in results.by_number])
+            for name, of in mutants.items()}
+
+    def following():
+        """The next mutant: of the stratum in which fewer count."""
+        if again is not None:
+            return again.pop(0) if again else None
+        wanted = [name for name in rest if len(results.of(name, *COUNTED)) < arguments.count]
+        for name in sorted(wanted, key=lambda each: len(results.of(each, *COUNTED)) + under_way[each]):
+            if found := next(rest[name], None):
+                return found
+        return None
+
     with multiprocessing.Pool(arguments.jobs, begin_judge, (tests,)) as pool:
-        judged = pool.imap_unordered(judge, [each for each in enumerate(mutants) if each[0] not in results.by_number])
-        while len(results.of(*COUNTED)) < arguments.count:
-            if arguments.minutes is not None and time.monotonic() - began > 60 * arguments.minutes:
+        while True:
+            late = arguments.minutes is not None and time.monotonic() - began > 60 * arguments.minutes
+            while not late and under_way.total() < arguments.jobs and (found := following()):
+                under_way[found[0]] += 1
+                pool.apply_async(judge, found, callback=done.put, error_callback=done.put)
+            if not under_way.total():
+                return not late
+            if late:
                 return False
-            number, found = next(judged, (None, None))
-            if number is None:
-                break
-            results.judge(number, mutants[number], found)
+            judged = done.get()
+            if isinstance(judged, BaseException):
+                raise judged
+            stratum, number, mutant, found = judged
+            under_way[stratum] -= 1
+            results.judge(stratum, number, mutant, found)
+            if found["result"] == "killed":
+                tests.killers[found["by"], found["test"]] += 1
             by = ": ".join(str(found[each]) for each in ("result", "by", "test") if found.get(each))
-            print(f"{len(results.of(*COUNTED))}/{arguments.count} {by}: {mutants[number]}", flush=True)
-    return True
+            print(f"{stratum} {len(results.of(stratum, *COUNTED))}/{arguments.count} {found['seconds']:.0f} s {by}: {mutant}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=60, help="mutants that are killed or survive (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=60, help="mutants of a stratum that are killed or survive (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample (default: %(default)s)")
     parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="another checkout than this one")
+    parser.add_argument("--built", type=pathlib.Path, help="a finished build (default: build/release in the checkout, which is built first)")
+    parser.add_argument("--sources", action="store_true", help="no mutants of headers, for each of which much is compiled again")
+    parser.add_argument("--without", action="append", default=[], choices=(*UNIT_TESTS, *PLAYERS, MODEL), help="a program that is left out")
+    parser.add_argument("--again", action="store_true", help="judge the survivors again, by the tests of today, and no others")
     parser.add_argument("--build-dir", type=pathlib.Path, help="where it works (default: build/mutants in the checkout)")
     parser.add_argument("--results", type=pathlib.Path, help="the file of results (default: results.jsonl in the build directory)")
     parser.add_argument("--minutes", type=float, help="begin no other mutant after these")
@@ -723,17 +786,16 @@ def main():
     path = arguments.results or (arguments.build_dir or arguments.root / "build/mutants") / "results.jsonl"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        results = Results(path)
+        results = Results(path, arguments.count)
         if arguments.list_survivors:
-            results.first(arguments.count)
             results.print_survivors()
             return 0
-        os.nice(19)
+        if os.nice(0) == 0:
+            os.nice(19)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         complete = sample(arguments, results)
-        results.first(arguments.count)
-        results.print_all()
-        return 0 if complete else 3
+        few = results.print_all()
+        return 1 if not few else 0 if complete else 3
     except Trouble as trouble:
         print(f"sample.py: {trouble}", file=sys.stderr)
         return 1
