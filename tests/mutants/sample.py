@@ -47,7 +47,7 @@ STRATA = {"A": ("phases/", "plans/", "record/", "turns/"),
 # Not amemd_test, which asks how the program starts, ends and is called.
 UNIT_TESTS = ("logic_test", "broker_test", "serving_test")
 # Each plays the same seeds each time.
-PLAYERS = {"turn_traces": ("--count", "100"), "histories": ("--count", "30"), "stage_traces": ("--count", "10")}
+PLAYERS = {"turn_traces": ("--count", "100"), "histories": ("--count", "100"), "stage_traces": ("--count", "20")}
 MODEL = "explore"
 EQUIVALENTS = pathlib.Path(__file__).with_name("equivalents.toml")
 MOST_EQUIVALENT = 0.05  # of those that compile to other code
@@ -430,7 +430,8 @@ class Tests:
 
     def __init__(self, build, digest, without=()):
         self.build, self.killers = build, collections.Counter()
-        self.programs = {name: Program(build, name) for name in (*UNIT_TESTS, *PLAYERS, MODEL) if name not in without}
+        self.everything = {name: Program(build, name) for name in (*UNIT_TESTS, *PLAYERS, MODEL)}
+        self.programs = {name: program for name, program in self.everything.items() if name not in without}
         kept = build.work / "baseline.json"
         known = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
         if known.get("of") != digest:
@@ -528,9 +529,9 @@ class Tests:
     def judge(self, mutant):
         """The result for this mutant, and which program gave it."""
         self.mutate(mutant.file, mutant.text(self.original(mutant.file)))
-        programs = [program for program in self.programs.values() if mutant.file in program.near]
-        if not programs:
+        if not any(mutant.file in program.near for program in self.everything.values()):
             return {"result": "in no program"}
+        programs = [program for program in self.programs.values() if mutant.file in program.near]
         mutated = {}
         for program in sorted(programs, key=lambda each: self.cpu.get(each.name, math.inf)):
             if not self.make(program, mutant.file, mutated):
@@ -598,7 +599,7 @@ class Tests:
                 if again.status:
                     self.killers[program.name, test] += 1
                     return {"result": "killed", "by": program.name, "test": test, "late": again.late}
-                left_out.append(test)
+                left_out += [test, *re.findall(r"^\[       OK \] ([\w/]+\.[\w/]+)", done.output, re.M)]
             left_out += first
         return None
 
@@ -679,8 +680,9 @@ class Results:
             for name, number in collections.Counter(each["by"] for each in killed).most_common():
                 late = sum(each["late"] for each in killed if each["by"] == name)
                 print(f"    {name}: {number}" + (f", {late} by their time or memory" if late else ""))
-            print(f"  replaced: {len(self.of(stratum, 'does not compile'))} that do not compile, {len(self.of(stratum, 'equivalent'))} that compile to"
-                  f" the same code, {len(self.of(stratum, 'in no program'))} in a file that no program contains, {called} called equivalent")
+            replaced = {each: len(self.of(stratum, each)) for each in ("does not compile", "equivalent", "in no program")}
+            print(f"  replaced: {replaced['does not compile']} that do not compile, {replaced['equivalent']} that compile to the same code,"
+                  f" {replaced['in no program']} in a file that no program contains, {called} called equivalent")
             if called > MOST_EQUIVALENT * (len(counted) + called):
                 print(f"  more than {MOST_EQUIVALENT:.0%} are called equivalent")
                 few = False
