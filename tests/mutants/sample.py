@@ -47,7 +47,7 @@ STRATA = {"A": ("phases/", "plans/", "record/", "turns/"),
 # Not amemd_test, which asks how the program starts, ends and is called.
 UNIT_TESTS = ("logic_test", "broker_test", "serving_test")
 # Each plays the same seeds each time.
-PLAYERS = {"turn_traces": ("--count", "100"), "histories": ("--count", "100"), "stage_traces": ("--count", "20")}
+PLAYERS = {"turn_traces": ("--count", "100"), "histories": ("--count", "20"), "stage_traces": ("--count", "10")}
 MODEL = "explore"
 EQUIVALENTS = pathlib.Path(__file__).with_name("equivalents.toml")
 MOST_EQUIVALENT = 0.05  # of those that compile to other code
@@ -739,11 +739,11 @@ def sample(arguments, results):
             for name, of in mutants.items()}
 
     def following():
-        """The next mutant: of the stratum in which fewer count."""
+        """The next mutant: of the stratum of which fewer are under way."""
         if again is not None:
             return again.pop(0) if again else None
         wanted = [name for name in rest if len(results.of(name, *COUNTED)) < arguments.count]
-        for name in sorted(wanted, key=lambda each: len(results.of(each, *COUNTED)) + under_way[each]):
+        for name in sorted(wanted, key=lambda each: (under_way[each], len(results.of(each, *COUNTED)))):
             if found := next(rest[name], None):
                 return found
         return None

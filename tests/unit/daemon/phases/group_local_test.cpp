@@ -249,6 +249,19 @@ TEST_F(GroupLocalTest, ADeadlineSaysThatTheDeviceWasBusy) {
   EXPECT_EQ(group.phase(), Phase::kNone);
 }
 
+TEST_F(GroupLocalTest, ADeadlineDoesNotSayWhatAnotherWaitsFor) {
+  group.request(1, 11, kPause, seconds(60), now);
+  group.cut_status(1, group.epoch(), {.devices = {{.device = {}, .busy = true}}}, now);
+  now += seconds(1);
+  group.tick(now);  // its device was busy, and it is tried again
+  group.request(2, 21, kPause, milliseconds(100), now);
+  now += milliseconds(200);
+  group.tick(now);
+  const Status status = answers()[21];
+  EXPECT_EQ(status.code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(status.text().find("has work running on"), std::string::npos) << status.text();
+}
+
 TEST_F(GroupLocalTest, APauseOfEverythingFromInsideWaitsForAllRanks) {
   group.request(1, 11, Operation::kPause, {}, now);
   EXPECT_EQ(group.phase(), Phase::kNone);

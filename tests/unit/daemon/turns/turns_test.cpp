@@ -391,6 +391,22 @@ TEST_F(DemandTest, AGroupThatWouldBreakAnothersLongestWaitIsRefused) {
   EXPECT_FALSE(turns_->promised().ok());
 }
 
+TEST_F(DemandTest, TheCostsOfEachGroupCountForALongestWait) {
+  for (const char* const whose : {"a", "b", "c"}) {
+    TurnRules rules = some_rules(TurnPolicy::kDemand);
+    rules.max_hold = s(10);
+    make(rules);
+    add(some_terms("b"));
+    TurnTerms a = some_terms("a");
+    a.longest_wait = s(27);
+    add(a);
+    add(some_terms("c"));
+    ASSERT_TRUE(turns_->promised().ok());
+    EXPECT_EQ(turns_->set_costs(whose, s(9), s(9), at(1)).code(), Code::kFailedPrecondition)
+        << whose;
+  }
+}
+
 TEST_F(DemandTest, AnOwnerMayHaveAsManyPlacesAsAreFree) {
   for (std::size_t i = 0; i < kMaxGroupsOfStage / 2; ++i)
     EXPECT_TRUE(turns_->add(some_terms("g" + std::to_string(i)), false, at(0)).ok());
