@@ -16,7 +16,7 @@ class FullRecordTest : public BrokerTest {
     Result<RecordLog> log = RecordLog::create(512 << 10);
     ASSERT_TRUE(log.ok()) << log.status().text();
     record = std::make_unique<Record>(*loop, std::move(log).value(), nullptr);
-    broker = std::make_unique<Broker>(*loop, config, devices, nvml, record.get());
+    broker = std::make_unique<Broker>(*loop, config, devices, nvml, record.get(), ground::kRuns);
     ASSERT_TRUE(broker->take_up({}).ok());
   }
   void TearDown() override {

@@ -1,4 +1,6 @@
 // What a device that hangs does to a whole broker: it stops only itself.
+#include <thread>
+
 #include "tests/unit/fixtures/broker_fixture.h"
 
 namespace amem {

@@ -1,5 +1,6 @@
 // Memory that a rank makes itself: the broker keeps it, and has the rank make it again.
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 
 #include "tests/unit/fixtures/making_rank.h"
 #include "tests/unit/fixtures/restart_fixture.h"

@@ -1,12 +1,11 @@
-// Two users on one node: what each is told, may steer and may take. Root plays both.
+// Two users on one node: what each is told, may steer and may take.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 
 #include <set>
 
 #include "tests/unit/fixtures/all_allocations.h"
-#include "tests/unit/fixtures/broker_fixture.h"
+#include "tests/unit/fixtures/owners_fixture.h"
 
 namespace amem {
 namespace {
@@ -14,70 +13,11 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr uid_t kAlice = 65533;
-constexpr uid_t kBob = 65534;
-constexpr uid_t kCarol = 65532;
-
 class Heard final : public EventSink {
  public:
   void event(const v1::Event& event) override { groups.push_back(event.group()); }
   void ended() override {}
   std::vector<std::string> groups;
-};
-
-class OwnersTest : public BrokerTest {
- protected:
-  void configure(Config& set) const override {
-    ASSERT_TRUE(set.quotas.set(Resource::kSessions, "2").ok());
-    ASSERT_TRUE(set.quotas.set(Resource::kAllocations, "3").ok());
-    ASSERT_TRUE(set.quotas.set(Resource::kDeviceBytes, "16MiB").ok());
-    ASSERT_TRUE(set.quotas.set(Resource::kPoolBytes, "50%").ok());
-    ASSERT_TRUE(set.quotas.set(Resource::kPolicies, "2").ok());
-  }
-  void SetUp() override {
-    if (::geteuid() != 0) GTEST_SKIP() << "needs root, to be other users";
-    BrokerTest::SetUp();
-  }
-  void TearDown() override {
-    if (broker != nullptr) BrokerTest::TearDown();
-  }
-  /// The raw call changes the thread only.
-  template <class Function>
-  static void as(uid_t uid, Function work) {
-    std::thread([&] {
-      ASSERT_EQ(::syscall(SYS_setresuid, -1, uid, -1), 0);
-      work();
-    }).join();
-  }
-  void join_as(uid_t uid, FakeRank& rank, const std::string& name = "train", int number = 0) {
-    as(uid, [&] { join(rank, name, number); });
-  }
-  Caller caller(uid_t uid, bool sees_all = false) {
-    return on_loop([&] {
-      return Caller{broker->accounts().of({uid, {}}), "a test", false, sees_all};
-    });
-  }
-  v1::NodeStatus status_for(const Caller& caller) {
-    return on_loop([&] {
-      v1::NodeStatus status;
-      broker->status(caller, status);
-      return status;
-    });
-  }
-  Status try_pause(const Caller& caller, const std::string& name) {
-    auto watcher = std::make_shared<Watcher>();
-    on_loop([&] { broker->start_operation(caller, Operation::kPause, {name}, {}, watcher); });
-    return complete(watcher);
-  }
-  v1::Quota quota(uid_t uid, Resource resource) {
-    v1::ListQuotasResponse all;
-    on_loop([&] { broker->quotas(caller_, all); });
-    for (const v1::OwnerQuotas& owner : all.owners())
-      for (const v1::Quota& quota : owner.quotas())
-        if (owner.uid() == uid && quota.resource() == to_string(resource)) return quota;
-    return {};
-  }
-  const Caller caller_;
 };
 
 TEST_F(OwnersTest, EachHasNamesOfItsOwn) {
@@ -251,88 +191,6 @@ TEST_F(OwnersTest, ASegmentOfThePoolIsMadeAnewForAnother) {
   }
 }
 
-/// All of the pool has been others', and a segment is made anew as the test lets it.
-class RenewedPoolTest : public OwnersTest {
- protected:
-  class Told final : public EventSink {
-   public:
-    void event(const v1::Event& event) override {
-      if (event.group().empty()) kinds.push_back(event.kind());
-    }
-    void ended() override {}
-    std::vector<std::string> kinds;
-  };
-  void configure(Config& set) const override {
-    OwnersTest::configure(set);
-    set.deadlines.save = seconds(2);
-    set.pool_place = Place::kHostNuma;  // the rules are about the driver's calls that make it
-  }
-  /// `rule`: of all calls that make memory but the first, which is Bob's own.
-  void leave_all_to_bob(const std::string& rule) {
-    join_as(kAlice, a, "one");
-    a.create(gpu(0), 12 * kMiB);
-    join_as(kCarol, c, "three");
-    c.create(gpu(1), 12 * kMiB);
-    a.die();
-    c.die();
-    ASSERT_TRUE(eventually([&] { return status().groups_size() == 0; }));
-    on_loop([&] { broker->events().subscribe(Caller{}, "", told); });
-    faults("cuMemCreate:2+:" + rule);
-    join_as(kBob, b, "two");
-    b.write(b.create(gpu(0), 12 * kMiB), 0xb0);
-  }
-  void TearDown() override {
-    if (broker != nullptr) on_loop([&] { broker->events().unsubscribe(told.get()); });
-    OwnersTest::TearDown();
-  }
-  static std::string waits(const Watcher& watcher) {
-    for (const v1::Progress& progress : watcher.all())
-      if (!progress.waits_for().empty()) return progress.phase() + ": " + progress.waits_for();
-    return "";
-  }
-  const std::shared_ptr<Told> told = std::make_shared<Told>();
-};
-
-TEST_F(RenewedPoolTest, APauseWaitsForWhatIsMadeAnewForIt) {
-  leave_all_to_bob("hold");
-  const auto watcher = begin(Operation::kPause, "two");
-  ASSERT_TRUE(eventually([&] { return !waits(*watcher).empty(); }));
-  EXPECT_EQ(waits(*watcher), "save: amemd prepares 12 MiB of the pool that other users had");
-  EXPECT_FALSE(watcher->done());
-  faults("");
-  const Status paused = complete(watcher);
-  EXPECT_TRUE(paused.ok()) << paused.text();
-  EXPECT_EQ(group("two").saved_bytes(), 12 * kMiB);
-  EXPECT_TRUE(resume("two").ok());
-}
-
-TEST_F(RenewedPoolTest, WhatDoesNotComeInTimeEndsThePause) {
-  leave_all_to_bob("hold");
-  const Status late = pause("two");
-  EXPECT_EQ(late.code(), Code::kDeadlineExceeded);
-  EXPECT_THAT(late.text(), HasSubstr("save: not done within 2s: amemd still prepares space in the "
-                                     "pool that other users had; the group is running"));
-  faults("");
-  ASSERT_TRUE(eventually([&] { return b.segments.size() == 2; }));
-  EXPECT_TRUE(pause("two").ok()) << "what comes later is the next one's";
-}
-
-TEST_F(RenewedPoolTest, WhatTheHostHasNoMemoryForIsTriedAgain) {
-  leave_all_to_bob("2");
-  ASSERT_TRUE(eventually([&] { return !status().pool().error().empty(); }));
-  EXPECT_THAT(status().pool().error(),
-              HasSubstr("could not make a segment of 8 MiB again for another user"));
-  const Status refused = pause("two");
-  EXPECT_EQ(refused.code(), Code::kResourceExhausted) << "nobody knows when it comes";
-  EXPECT_THAT(refused.text(), HasSubstr("It tries again"));
-  ASSERT_TRUE(eventually([&] { return on_loop([&] { return told->kinds.size(); }) == 1; }));
-  faults("");
-  ASSERT_TRUE(eventually([&] { return status().pool().error().empty(); }));
-  ASSERT_TRUE(eventually([&] { return status().pool().ready_bytes() == kPool; }));
-  EXPECT_TRUE(pause("two").ok());
-  EXPECT_EQ(on_loop([&] { return told->kinds; }), (std::vector<std::string>{"error", "pool"}));
-}
-
 /// The pool is of memfds, because the driver makes no host memory.
 class MemfdPoolTest : public OwnersTest {
  protected:
@@ -375,7 +233,7 @@ TEST_F(MemfdPoolTest, WhoKeepsASegmentAfterItsEndHoldsNoMemoryByIt) {
 TEST_F(OwnersTest, QuotasRefuseByNameAndHurtNobodyElse) {
   join_as(kAlice, a, "one");
   join_as(kAlice, b, "one", 1);
-  as(kAlice, [&] {  // sessions: refused, not queued
+  ground::as_user(kAlice, [&] {  // sessions: refused, not queued
     c.connect(node->dir() + "/session.sock");
     EXPECT_EQ(FakeRank::code(c.hello("one", 2)), Code::kUnavailable);
   });
@@ -555,7 +413,8 @@ TEST_F(GuardedTest, WhatIsNotGuardedIsNamed) {
   EXPECT_TRUE(nodes.open("/nowhere", devices, nvml).simulated);
   EXPECT_TRUE(nodes.open("", devices, nvml).lines.empty());
   config.device_nodes_set = true;
-  const Status refused = on_loop([&] { return Broker(*loop, config, devices, nvml).start(); });
+  const Status refused =
+      on_loop([&] { return Broker(*loop, config, devices, nvml, nullptr, ground::kRuns).start(); });
   EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
   EXPECT_THAT(refused.text(), HasSubstr("isolation.device_nodes: device 1"));
 }

@@ -360,43 +360,6 @@ TEST_F(NoHolderTest, NothingIsHandedOverBeforeAnotherHolderHasEverything) {
   expect_whole();
 }
 
-TEST_F(NoHolderTest, TheLoopServesOnWhileThereIsNone) {
-  two();
-  end_holder();
-  Duration longest{};
-  for (const Time until = Clock::now() + seconds(3); Clock::now() < until;) {
-    const Time asked = Clock::now();
-    status();
-    longest = std::max(longest, Clock::now() - asked);
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  EXPECT_LT(longest, seconds(1));
-  ASSERT_TRUE(pause().ok()) << "operations go on";
-  ASSERT_TRUE(resume().ok());
-  expect_whole();
-  ASSERT_NO_FATAL_FAILURE(begin_holder());
-  EXPECT_TRUE(eventually([&] { return may_hand_over().ok(); }));
-}
-
-TEST_F(BrokerRestartTest, NothingIsHandedOverWhileADeviceHangs) {
-  two();
-  ASSERT_TRUE(pause().ok());
-  faults("cuMemCreate:1:hold");
-  const auto stuck = begin(Operation::kResume);
-  ASSERT_TRUE(eventually([&] {
-    const v1::NodeStatus node_status = status();
-    return std::any_of(node_status.devices().begin(), node_status.devices().end(),
-                       [](const auto& device) { return !device.trouble().empty(); });
-  }));
-  const Status refused = on_loop([&] { return broker->may_hand_over(Caller{}); });
-  EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
-  EXPECT_THAT(refused.text(), HasSubstr("hangs (cuMemCreate of"));
-  std::filesystem::remove(node->fault_file());
-  ASSERT_TRUE(complete(stuck).ok());
-  EXPECT_TRUE(on_loop([&] { return broker->may_hand_over(Caller{}); }).ok());
-  expect_whole();
-}
-
 TEST_F(BrokerRestartTest, AnotherHolderGetsEverything) {
   two();
   ASSERT_TRUE(pause().ok());
@@ -414,7 +377,7 @@ class UnusableTest : public BrokerRestartTest {
   Status attach() {
     EventLoop other;
     EXPECT_TRUE(other.open().ok());
-    return HolderSupervisor(other, config).attach();
+    return HolderSupervisor(other, config, ground::kRuns).attach();
   }
   /// As the broker has left it, and it has gone.
   std::unique_ptr<HolderClient> leave() {
@@ -510,14 +473,17 @@ TEST_F(UnusableTest, AHolderThatRefusesAmemdIsNotDoneWithout) {
   const sockaddr_un address = unix_address(config.holder_socket).value();
   ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   ASSERT_EQ(::listen(listener.get(), 1), 0);
-  std::thread refuses([&] {
+  EventLoop refuses;
+  ASSERT_TRUE(refuses.open().ok());
+  refuses.watch(listener.get(), EPOLLIN, [&](std::uint32_t) {
     const Fd socket(::accept(listener.get(), nullptr, nullptr));
     const HolderHeader no{HolderMessage::kRefused, 0,
                           static_cast<std::uint32_t>(HolderRefusal::kContainer), 1};
     EXPECT_EQ(::send(socket.get(), &no, sizeof no, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof no));
   });
+  ground::run(refuses);
   const Status status = attach();
-  refuses.join();
+  ground::end(refuses);
   EXPECT_EQ(status.code(), Code::kPermissionDenied);
   EXPECT_THAT(status.text(), HasSubstr("hostPID"));
 }

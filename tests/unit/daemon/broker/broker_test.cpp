@@ -1,8 +1,4 @@
 // The broker's sessions and what ranks ask of it.
-#include <dirent.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
 #include "tests/unit/fixtures/broker_fixture.h"
 
 namespace amem {
@@ -55,46 +51,6 @@ TEST_F(BrokerTest, AWrongHelloIsRefused) {
     EXPECT_FALSE(rank.alive()) << "the broker ends such a session";
   }
   EXPECT_EQ(status().groups_size(), 0);
-}
-
-TEST_F(BrokerTest, ARankThatLeavesAChildBehindIsGoneAllTheSame) {
-  join(b);
-  int go[2];
-  ASSERT_EQ(::pipe2(go, O_CLOEXEC), 0);
-  const Fd waiting(go[0]);
-  Fd ending(go[1]);
-  int life[2];  // the child lives until the test ends
-  ASSERT_EQ(::pipe2(life, O_CLOEXEC), 0);
-  const Fd living(life[0]);
-  Fd test_runs(life[1]);
-  const pid_t rank = ::fork();
-  if (rank == 0) {  // only raw calls: the parent has threads
-    a.connect_here(node->dir() + "/session.sock");
-    Message message = amem_v1_SessionMessage_init_zero;
-    message.seq = 1;
-    message.which_body = amem_v1_SessionMessage_hello_tag;
-    message.body.hello.protocol = kProtocolVersion;
-    set_text(message.body.hello.group, "train");
-    a.send(message);
-    Packet packet;
-    (void)receive(a.socket(), 0, packet);
-    if (::fork() == 0) {
-      for (int fd : {0, 1, 2}) ::close(fd);
-      ending.reset();  // or the rank would wait for this one's end
-      test_runs.reset();
-      char byte = 0;
-      static_cast<void>(!::read(living.get(), &byte, 1));
-      ::_exit(0);
-    }
-    char byte = 0;
-    ending.reset();
-    ::_exit(static_cast<int>(::read(waiting.get(), &byte, 1)));
-  }
-  ASSERT_GT(rank, 0);
-  EXPECT_TRUE(eventually([&] { return group().rank_count() == 2; }));
-  ending.reset();
-  EXPECT_EQ(::waitpid(rank, nullptr, 0), rank);
-  EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
 }
 
 // ---- wrong messages -----------------------------------------------------------------------------
@@ -150,14 +106,12 @@ TEST_F(BrokerTest, MemoryThatARankKeepsOrIsJustFreeingGoesToTheOneThatFindsNone)
   join(a);
   join(b, "train", 1);
   const std::uint64_t kept = a.create(gpu(0), kDeviceMemory - 2 * kMiB);
-  std::thread keeper([&] {
-    Packet packet;
-    while (packet.message.which_body != amem_v1_SessionMessage_trim_tag)
-      if (!receive(a.socket(), 0, packet).ok()) return;
-    a.free(kept);
-  });
-  EXPECT_NE(b.create(gpu(0), 4 * kMiB), 0U);
-  keeper.join();
+  const pb_size_t trim = amem_v1_SessionMessage_trim_tag;
+  a.moods[trim] = Mood::kSilent;
+  const std::uint64_t asked = b.ask_to_create(gpu(0), 4 * kMiB, "nccl");
+  while (a.received[trim] == 0) ASSERT_TRUE(a.pump(seconds(10)));
+  a.free(kept);
+  EXPECT_EQ(FakeRank::code(b.await_reply(asked)), Code::kOk);
 }
 
 TEST_F(BrokerTest, ASettleIsAnsweredWhenWhatWasFreedIsFree) {
