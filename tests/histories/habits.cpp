@@ -20,7 +20,7 @@ constexpr std::uint64_t kSlowness = 12;  // of a slow rank
 const std::vector<History::Habit>& History::habits() {
   static const std::vector<Habit> all = {
       {"offloads", &History::offload, &History::any<&RankProcess::has_offloaded>},
-      {"uneven", nullptr, &History::any<&RankProcess::connected>},
+      {"uneven", nullptr, &History::has_laggard},
       {"hides", nullptr, &History::has_hidden},
       {"stays", &History::pin, &History::any<&RankProcess::has_pins>},
       {"owners", nullptr, &History::has_owners},
@@ -94,6 +94,12 @@ void History::offload() {
 
 bool History::is_slow(const RankProcess& rank) const {
   return has("uneven") && rank.number() % 2 == 0;
+}
+
+bool History::has_laggard() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [this](const RankProcess& rank) {
+    return rank.connected() && rank.has_command() && is_slow(rank);
+  });
 }
 
 /// It looks at its socket, and does what it is told, more rarely than the others.

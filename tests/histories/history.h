@@ -111,6 +111,7 @@ class History {
   bool always() const { return true; }
   void offload();
   bool is_slow(const RankProcess& rank) const;
+  bool has_laggard() const;
   bool lags(const RankProcess& rank);
   Origin origin_of(const std::string& group, int number) const;
   bool has_hidden() const;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tests/histories/history.h"
+#include "tests/world/check.h"
 #include "tests/world/ground.h"
 #include "tests/world/jobs.h"
 
@@ -50,6 +51,7 @@ bool play(const Options& options, std::uint64_t seed, Counts<kCounts>& counts) {
   counts[kDeaths] += history.deaths();
   counts[kCheckpoints] += history.checkpoints().taken();
   counts[kLost] += history.checkpoints().lost();
+  world::require(history.met().size() == kMet, "the table has a place for all of them");
   for (std::size_t i = 0; i < kMet; ++i) counts[kFirstMet + i] += history.met()[i];
   if (broken.empty()) return true;
   std::printf("seed %" PRIu64 ": broken: %s\n", seed, broken.c_str());
