@@ -9,7 +9,7 @@
 #include "tests/world/death.h"
 #include "tests/world/device_memory.h"
 #include "tests/world/ground.h"
-#include "tests/world/outside.h"
+#include "tests/world/sleep.h"
 
 namespace amem::stage_traces {
 namespace {
@@ -20,7 +20,7 @@ using world::Coroutine;
 using world::Ground;
 using world::Mood;
 using world::Observer;
-using world::outside::sleep_passes_time;
+using world::sleep_passes_time;
 
 const Device& device(int number) {
   return Ground::get().devices().all()[static_cast<std::size_t>(number)];

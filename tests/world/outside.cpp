@@ -1,6 +1,5 @@
 #include "tests/world/outside.h"
 
-#include <sys/epoll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -12,11 +11,9 @@
 #include <cstring>
 #include <deque>
 #include <map>
-#include <utility>
 
 #include "common/fd.h"
 #include "common/protocol.h"
-#include "tests/world/check.h"
 
 namespace amem::world::outside {
 namespace {
@@ -33,7 +30,6 @@ std::atomic<std::int64_t> now_ns;  // the pool's thread asks, too
 std::uint64_t last_token = 0;
 std::deque<Peer> peers;
 std::map<pid_t, int> processes;  // of all that have connected; -1: it has ended
-std::function<void()> before_sleep;
 
 }  // namespace
 
@@ -55,8 +51,6 @@ void ends(pid_t pid) { processes[pid] = -1; }
 
 void nobody_connects() { peers.clear(); }
 
-void sleep_passes_time(std::function<void()> before) { before_sleep = std::move(before); }
-
 namespace {
 
 /// Where the broker is the one that connects, the other end listens, and so has a name.
@@ -71,7 +65,6 @@ bool is_taken(int socket) {
 
 }  // namespace amem::world::outside
 
-using amem::world::outside::before_sleep;
 using amem::world::outside::is_taken;
 using amem::world::outside::kPeerPidfd;
 using amem::world::outside::last_token;
@@ -83,7 +76,6 @@ extern "C" {
 int __real_getsockopt(int socket, int level, int option, void* value, socklen_t* size);
 long __real_syscall(long number, long a, long b, long c, long d, long e, long f);
 ssize_t __real_getrandom(void* buffer, std::size_t size, unsigned flags);
-int __real_epoll_wait(int epoll, epoll_event* events, int most, int timeout);
 
 /// std::chrono::steady_clock::now(), whose time_point is returned as what it consists of.
 std::int64_t __wrap__ZNSt6chrono3_V212steady_clock3nowEv() { return now_ns; }
@@ -123,18 +115,5 @@ ssize_t __wrap_getrandom(void* buffer, std::size_t size, unsigned flags) {
   const std::uint64_t more = last_token >> 8;
   if (more != 0) std::memcpy(buffer, &more, sizeof more);
   return static_cast<ssize_t>(size);
-}
-
-int __wrap_epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
-  if (!before_sleep) return __real_epoll_wait(epoll, events, most, timeout);
-  const int count = __real_epoll_wait(epoll, events, most, 0);
-  if (count != 0) return count;
-  amem::world::require(timeout >= 0, "something is due");
-  before_sleep();
-  // A loop that does not sleep looks how late it is.
-  amem::world::outside::pass(timeout > 0
-                                 ? std::chrono::nanoseconds(std::chrono::milliseconds(timeout))
-                                 : std::chrono::microseconds(50));
-  return 0;
 }
 }

@@ -6,7 +6,6 @@
 #include <sys/types.h>
 
 #include <chrono>
-#include <functional>
 
 namespace amem::world::outside {
 
@@ -19,9 +18,6 @@ void pass(std::chrono::nanoseconds time);
 void connects(pid_t pid, uid_t uid, int process);
 /// A process that has connected has ended.
 void ends(pid_t pid);
-/// Where an event loop would sleep, so much time passes at once, after `before`. Empty: loops
-/// sleep, as they do until this is called.
-void sleep_passes_time(std::function<void()> before);
 /// Those whom nobody has asked about yet will not be: who they connected to has ended.
 void nobody_connects();
 
