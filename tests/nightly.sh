@@ -34,7 +34,7 @@ restarts          1h  build/release/bin/explore --faults 1 restart-turns restart
 chaos             1h  tests/chaos/chaos.py --seed SEED --seconds 900
 chaos_broker      1h  tests/chaos/chaos.py --seed SEED --rounds 1000 --kinds broker,fault
 comeback          1h  tests/chaos/comeback.py --kills 10
-changes           1h  tests/chaos/changes.py --seed SEED
+changes           1h  /usr/bin/python3 tests/chaos/changes.py --seed SEED
 growth            1h  tests/chaos/growth.py
 # several nodes
 orders            1h  build/release/bin/explore --orders 100000 --seed SEED
@@ -50,7 +50,7 @@ tsan              2h  tests/analysis.sh tsan
 clang             2h  tests/analysis.sh clang
 fuzz              3h  tests/fuzz/run.sh 600
 # installed files, packages, services, image
-rpm               1h  /usr/bin/python3 -m pytest tests/packages/test_life.py -k rpm
+rpm               1h  /usr/bin/python3 -m pytest --build-dir build/release tests/packages/test_life.py -k rpm
 root              2h  deploy/packages.sh DIST && tests/packages/root.sh DIST
 systemd           2h  deploy/packages.sh DIST && tests/packages/systemd.sh DIST
 image             2h  tests/packages/image.sh
