@@ -29,7 +29,7 @@ def directory(bare_node: Node, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def left(directory: str) -> list[str]:
     """The processes that have to do with the directory, and itself: a name for each."""
-    found = ["directory"] if os.path.exists(directory) else []
+    found = [name for name, path in (("directory", directory), ("its holder's", f"{directory}-holder")) if os.path.exists(path)]
     for pid, words in processes():
         if pid != os.getpid() and any(word.startswith(directory.encode()) for word in words):
             line = b" ".join(words).decode()
@@ -50,7 +50,7 @@ def test_end_returns_when_nothing_is_left(directory: str) -> None:
     kept = Kept(directory, FLAGS)
     kept.wait(patience(30))
     assert kept.fault() is None
-    assert [each.split()[0] for each in left(directory)] == ["_supervisor.py", "amem-holder", "amemd", "directory"]
+    assert [each.split()[0] for each in left(directory)] == ["_supervisor.py", "amem-holder", "amemd", "directory", "its"]
     supervisor = pid_of("_supervisor.py", directory)
     # Out of reach of who kills the group.
     assert os.getsid(supervisor) != os.getsid(0) and os.getpgid(supervisor) != os.getpgid(0)
@@ -99,9 +99,9 @@ def test_it_ends_with_a_process_that_is_killed(build: Build, bare_node: Node, di
     gone(directory)
 
 
-@pytest.mark.parametrize("number, rest", ((signal.SIGTERM, []), (signal.SIGKILL, ["directory"])))
+@pytest.mark.parametrize("number, rest", ((signal.SIGTERM, []), (signal.SIGKILL, ["directory", "its holder's"])))
 def test_a_supervisor_that_is_ended(directory: str, number: int, rest: list[str]) -> None:
-    """By SIGTERM, as a service manager does, or worse: then only the directory is left."""
+    """By SIGTERM, as a service manager does, or worse: then only the directories are left."""
     kept = Kept(directory, FLAGS)
     kept.wait(patience(30))
     os.kill(pid_of("_supervisor.py", directory), number)

@@ -79,6 +79,12 @@ def _end_children(patience: float) -> None:
             time.sleep(_LOOK)
 
 
+def _remove(directory: str) -> None:
+    """Removes amemd's runtime directory, and amem-holder's folder beside it."""
+    for each in (directory, f"{directory}-holder"):
+        shutil.rmtree(each, ignore_errors=True)
+
+
 def end(daemon: subprocess.Popen[bytes], directory: str, patience: float = PATIENCE) -> None:
     """Ends amemd first, so that it can hand over to amem-holder in good order."""
     if daemon.poll() is None:
@@ -89,7 +95,7 @@ def end(daemon: subprocess.Popen[bytes], directory: str, patience: float = PATIE
             daemon.kill()
             daemon.wait()  # SIGKILL's; whoever hangs in the driver is waited for
     _end_children(patience)
-    shutil.rmtree(directory, ignore_errors=True)
+    _remove(directory)
 
 
 def _start(directory: str, command: list[str]) -> subprocess.Popen[bytes]:
@@ -118,7 +124,7 @@ def keep(directory: str, command: list[str]) -> None:
         daemon = _start(directory, command)
     except OSError as error:
         _say(f"cannot start {error.strerror}")
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove(directory)
         return
     _say(f"started {daemon.pid}")
     ended = False
