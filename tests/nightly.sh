@@ -58,7 +58,7 @@ fresh             4h  tests/fresh.sh
 reproducible      4h  tests/packages/reproducible.sh
 # tests or their timing: one that fails only in `busy` waits for a time, or has too short a deadline
 busy              2h  tests/newest/headers.py && tests/busy.sh 3
-mutants           4h  tests/mutants/sample.py --seed SEED --results build/mutants/SEED.jsonl
+mutants           4h  tests/mutants/sample.py --count 30 --seed SEED --results build/mutants/SEED.jsonl
 # nothing: versions of others that are newer
 newest            1h  tests/newest/check.py
 # the longest, for a release
