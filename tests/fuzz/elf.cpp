@@ -16,14 +16,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace amem;
   const Fd file(::memfd_create("fuzz-elf", MFD_CLOEXEC));
   world::require(::write(file.get(), data, size) == static_cast<ssize_t>(size),
-                "the file is written");
+                 "the file is written");
   const std::string path = "/proc/self/fd/" + std::to_string(file.get());
 
   const Result<ctl::ElfFacts> elf = ctl::read_elf(path);
   if (elf.ok()) {
     const ctl::ElfFacts& facts = elf.value();
     world::require(facts.interpreter.size() <= size && facts.runpath.size() <= size,
-                  "no text is longer than the file");
+                   "no text is longer than the file");
     for (const auto* texts : {&facts.needed, &facts.exports})
       for (const std::string& text : *texts)
         world::require(text.size() <= size, "no text is longer than the file");
