@@ -208,6 +208,7 @@ TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
   const auto second = ask("rollout");
   ASSERT_TRUE(eventually([&] { return turn("rollout").what == "waits"; }));
   EXPECT_EQ(turn("rollout").call, "its start");
+  EXPECT_EQ(turn("rollout").needs, 0U) << "it has no memory yet";
   EXPECT_TRUE(told(ask("third", milliseconds(20)), Code::kDeadlineExceeded));
   EXPECT_EQ(turn("third").what, "none");
   const auto gone = ask("third");
