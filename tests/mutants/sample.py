@@ -45,7 +45,7 @@ TOOL = "universalmutator==1.14.1"  # another version has other rules, and so oth
 STRATA = {"A": ("phases/", "plans/", "record/", "turns/"),
           "B": ("broker/recovery", "fleet/", "operations/", "stages/", "transactions/")}
 # Not amemd_test, which asks how the program starts, ends and is called.
-UNIT_TESTS = ("logic_test", "broker_test", "serving_test")
+UNIT_TESTS = ("logic_test", "broker_test", "broker_threads_test", "serving_test")
 # Each plays the same seeds each time.
 PLAYERS = {"turn_traces": ("--count", "100"), "histories": ("--count", "20"), "stage_traces": ("--count", "10")}
 MODEL = "explore"
