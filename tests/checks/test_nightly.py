@@ -80,12 +80,12 @@ def test_all_pass_and_the_next_night_has_nothing_to_do(checkout):
 
 
 def test_what_fails_stops_nothing_and_is_repeated_alone(checkout, tmp_path):
-    mended = tmp_path / "mended"
-    checkout.steps(one="true", two=f"echo the reason; test -e {mended}", three="true")
+    repaired = tmp_path / "repaired"
+    checkout.steps(one="true", two=f"echo the reason; test -e {repaired}", three="true")
     said, ran = checkout.night(status=1)
     assert ran == ["build", "one", "two", "three"] and rows(said)["two"] == "FAILED" and rows(said)["three"] == "passed"
     assert "the reason" in said and (next(checkout.kept.iterdir()) / "two.log").read_text() == "the reason\n"
-    mended.touch()
+    repaired.touch()
     assert checkout.night()[1] == ["build", "two"]
 
 

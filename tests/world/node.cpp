@@ -25,7 +25,7 @@ class PoolWatch final : public EventSink {
 }  // namespace
 
 void Observer::progress(const v1::Progress&) {
-  require(death::came() || !ended, "nothing is told of an operation after its end");
+  require(death::came() || !ended, "an operation reports nothing after its end");
 }
 
 void Observer::finished(const Status& how) {

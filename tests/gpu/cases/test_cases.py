@@ -44,7 +44,7 @@ def test_scripts_compile(script):
     compile(script.read_text(encoding="utf-8"), str(script), "exec")
 
 
-@pytest.mark.parametrize("file", [HERE / "cases.py", HERE / "cases_deep.py", HERE / "cases_nccl.py", HERE / "cases_nvls.py", HERE / "cases_restart.py", HERE / "cases_torch.py", HERE / "cases_turns.py", HERE / "cases_vllm.py", HERE / "run_cases.py"],
+@pytest.mark.parametrize("file", [*sorted(HERE.glob("cases*.py")), HERE / "run_cases.py"],
                          ids=lambda each: each.name)
 def test_programs_that_cases_start_exist(file):
     for name in re.findall(r'"([\w/]+\.py)"', file.read_text(encoding="utf-8")):

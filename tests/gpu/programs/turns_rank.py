@@ -5,10 +5,10 @@
     python3 turns_rank.py fill --leave-mib 2048 --progress FILE --stop-file FILE        without amem
 
 busy works without end, and serve as often as the number in the file --work says. --lend shares memory besides by CUDA IPC, and --borrow
-opens what another one lends. train and rollout are the halves of an RL loop: each
-iteration of one needs what the other has computed, by files in --folder. With --turns lease each takes its turns itself, with
---turns told it waits for a file, and with --turns none it computes at once; it gives checksums. All bytes are verified at the end. fill takes --mib of a GPU's memory, or with 0 all that is free but for --leave-mib. Prints a
-JSON object. Exit status: 0 all right, 1 a check failed.
+opens what another one lends. train and rollout are the halves of an RL loop: each iteration of one needs what the other has computed, by
+files in --folder. With --turns lease each takes its turns itself, with --turns told it waits for a file, and with --turns none it computes
+at once. Their reports have checksums. All programs verify all bytes at the end. fill takes --mib of a GPU's memory, or with 0 all that is
+free but for --leave-mib. Prints a JSON object. Exit status: 0 all right, 1 a check failed.
 """
 
 import argparse

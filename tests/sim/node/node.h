@@ -27,7 +27,7 @@ enum class Checkpoints {
 struct NodeConfig {
   std::string dir;             // AMEM_SIM_DIR, resolved
   std::string id;              // hash of dir: two directories are two nodes
-  std::string name;            // of which the UUIDs are made
+  std::string name;            // the UUIDs are made from it
   int devices = 0;             // AMEM_SIM_DEVICES
   uint64_t memory = 0;         // AMEM_SIM_MEMORY, bytes per device
   uint64_t granularity = 0;    // AMEM_SIM_GRANULARITY
