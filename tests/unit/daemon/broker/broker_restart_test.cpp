@@ -331,17 +331,6 @@ TEST_F(BrokerRestartTest, APinHolds) {
   expect_whole();
 }
 
-class NoHolderTest : public BrokerRestartTest {
- protected:
-  void SetUp() override {
-    use = HolderUse::kExternal;  // nobody starts another
-    BrokerRestartTest::SetUp();
-  }
-  Status may_hand_over() {
-    return on_loop([&] { return broker->may_hand_over(Caller{}); });
-  }
-};
-
 TEST_F(NoHolderTest, NothingIsHandedOverBeforeAnotherHolderHasEverything) {
   two();
   ASSERT_TRUE(pause().ok());

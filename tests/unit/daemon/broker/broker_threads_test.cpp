@@ -150,14 +150,6 @@ TEST_F(BrokerRestartTest, NothingIsHandedOverWhileADeviceHangs) {
 
 // ---- the search for a holder --------------------------------------------------------------------
 
-class NoHolderTest : public BrokerRestartTest {
- protected:
-  void SetUp() override {
-    use = HolderUse::kExternal;  // nobody starts another
-    BrokerRestartTest::SetUp();
-  }
-};
-
 TEST_F(NoHolderTest, TheLoopServesOnWhileThereIsNone) {
   two();
   end_holder();
