@@ -327,5 +327,22 @@ TEST_F(ConductorTest, WhatComesAfterTheEndIsNothing) {
   EXPECT_FALSE(conductor->ended());
 }
 
+TEST_F(ConductorTest, ANodeHasItsOwnNameUnlessAnotherHasIt) {
+  begin(3);
+  const char* const names[] = {"b", "a", "a"};
+  for (std::size_t node = 0; node < 3; ++node) {
+    v1::FleetReport report;
+    report.mutable_joined()->set_instance(instance(node));
+    report.mutable_joined()->set_silence_us(to_us(kSilence));
+    report.mutable_joined()->set_name(names[node]);
+    conductor->told(node, report, now);
+  }
+  ends(1, {Code::kAborted, "no space"});
+  ends(2, {Code::kAborted, "no memory"});
+  ends(0);
+  EXPECT_NE(conductor->result().text().find("node 'a': no space"), std::string::npos)
+      << conductor->result().text();
+}
+
 }  // namespace
 }  // namespace amem

@@ -139,5 +139,18 @@ TEST_F(InquiryTest, WaitsLongerAfterEachRound) {
   EXPECT_EQ(inquiry.pause(), before);
 }
 
+TEST_F(InquiryTest, WhoHasGivenUpIsNamedAndNotWhoNeverHadAPart) {
+  for (const bool never_first : {false, true}) {
+    Inquiry inquiry(4, 1, Stage::kOut, 0);
+    (void)inquiry.next_round();
+    inquiry.heard(0, nullptr);
+    const v1::FleetStanding first = never_first ? never() : given_up();
+    const v1::FleetStanding second = never_first ? given_up() : never();
+    inquiry.heard(2, &first);
+    inquiry.heard(3, &second);
+    EXPECT_EQ(inquiry.by(), never_first ? 3U : 2U);
+  }
+}
+
 }  // namespace
 }  // namespace amem

@@ -61,5 +61,14 @@ TEST(KnownTransactionsTest, WithoutARecordAndOnceShutItVouchesForNothing) {
   EXPECT_FALSE(is.known() || is.never());
 }
 
+TEST(KnownTransactionsTest, OfVeryManyThatItNeverTakesPartInItForgetsTheOldest) {
+  constexpr int kMost = 4096;
+  KnownTransactions known({}, true);
+  for (int i = 0; i <= kMost; ++i)
+    EXPECT_TRUE(known.standing("t" + std::to_string(i), false).never());
+  EXPECT_TRUE(known.refuses(begin("t0")).ok());
+  EXPECT_FALSE(known.refuses(begin("t1")).ok());
+}
+
 }  // namespace
 }  // namespace amem

@@ -18,7 +18,9 @@ class FakeHere final : public Here {
                       std::shared_ptr<Abroad>) override {
     return 7;
   }
-  void tell(std::uint64_t, const std::string&, const Event&) override {}
+  void tell(std::uint64_t, const std::string& group, const Event& event) override {
+    told.emplace_back(group, event);
+  }
   bool may_go_on(std::uint64_t, Stage stage) override {
     if (!goes_on) return false;
     went_on = stage;
@@ -27,6 +29,7 @@ class FakeHere final : public Here {
   void give_up(std::uint64_t, const Status& why) override { given_up = why; }
 
   bool goes_on = true;
+  std::vector<std::pair<std::string, Event>> told;  // to groups
   std::optional<Stage> went_on;
   Status given_up;
 };
@@ -214,6 +217,38 @@ TEST_F(ParticipantTest, OneWhoseDeadlineHasPassedAsksNoMore) {
   std::exchange(later, {}).front()();
   EXPECT_TRUE(links.asked.empty());
   EXPECT_FALSE(participant->standing_for_others().given_up()) << "it may have been told meanwhile";
+}
+
+TEST_F(ParticipantTest, ALeaderThatHangsUpIsLost) {
+  begin();
+  v1::FleetCommand hang_up;
+  hang_up.set_hang_up(true);
+  participant->handle(hang_up);
+  EXPECT_EQ(here.given_up.text(), "the leader n0 is lost");
+}
+
+TEST_F(ParticipantTest, StepsAndTheCutAreTheGroups) {
+  begin();
+  v1::FleetCommand command;
+  v1::FleetStep& step = *command.mutable_step();
+  step.set_group("train");
+  step.set_rank(7);
+  step.set_in_turn(true);
+  step.set_device(std::string(15, 'u'));
+  participant->handle(command);
+  EXPECT_TRUE(here.told.empty()) << "that is no device";
+  step.set_device(std::string(16, 'u'));
+  participant->handle(command);
+  command.set_cut_taken("train");
+  participant->handle(command);
+  ASSERT_EQ(here.told.size(), 2U);
+  EXPECT_EQ(here.told[0].first, "train");
+  const Cut::Step is = std::get<event::StepOf>(here.told[0].second).step;
+  EXPECT_EQ(is.rank, 7U);
+  EXPECT_TRUE(is.in_turn);
+  EXPECT_EQ(is.device.bytes[15], 'u');
+  EXPECT_EQ(here.told[1].first, "train");
+  EXPECT_TRUE(std::holds_alternative<event::CutTaken>(here.told[1].second));
 }
 
 }  // namespace

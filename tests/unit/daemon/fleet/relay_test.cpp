@@ -131,6 +131,16 @@ TEST_F(RelayTest, AnAddressThatIsNoneIsLostAtOnce) {
   EXPECT_EQ(told[0].node(), 4U);
   EXPECT_TRUE(told[0].has_lost());
   EXPECT_EQ(idle, 1);
+  relay->pass(go_on(4));
+  EXPECT_TRUE(links.ways.empty());
+}
+
+TEST_F(RelayTest, WhatIsForOneThatWasNotReachedGoesNowhereWhileOthersGoOn) {
+  begin({3, 4}, "nowhere");
+  relay->pass(go_on(4));
+  relay->pass(go_on(3));
+  EXPECT_EQ(links.ways["n3"].sent.size(), 2U);
+  EXPECT_EQ(idle, 0);
 }
 
 TEST_F(RelayTest, NobodyToPassOnToIsIdle) {

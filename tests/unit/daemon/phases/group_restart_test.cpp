@@ -60,6 +60,7 @@ TEST_F(GroupRestartTest, WhatRunsRunsOn) {
   EXPECT_THAT(early.text(), HasSubstr("waits for rank 0 (pid 11), rank 1 (pid 22) to reconnect"));
   EXPECT_FALSE(next->join(1, "")) << "its gate stays open";
   EXPECT_FALSE(next->join(2, ""));
+  EXPECT_EQ(next->members().label(1), "rank 0 (pid 11)") << "it is the same rank";
   EXPECT_TRUE(next->start(Operation::kPause, {}, now).ok());
 }
 

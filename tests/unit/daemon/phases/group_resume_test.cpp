@@ -182,5 +182,12 @@ TEST_F(GroupTest, AnswersOutOfOrderAreIgnored) {
   EXPECT_EQ(group.phase(), Phase::kLoad) << "the second answer does not count";
 }
 
+TEST_F(GroupTest, NothingIsCopiedOnceAllIsLoaded) {
+  to_open();
+  group.tell(event::Copied{1, group.epoch(), 1, 2}, now + seconds(60));
+  drain();
+  EXPECT_EQ(find<action::Progress>(), nullptr);
+}
+
 }  // namespace
 }  // namespace amem

@@ -183,5 +183,15 @@ TEST_F(StageViewTest, ARankThatDoesNotAnswerDoesNotWork) {
   EXPECT_FALSE(see(1).working);
 }
 
+TEST_F(StageViewTest, WhereNobodySaysWhatIsFreeContextsCountAndPinnedMemoryOfTheHostDoesNot) {
+  group(1);
+  allocate(1, 16);
+  node.ranks[1].group = 1;
+  node.ranks[1].unbrokered = {{some_device(1), "context", 3 * kMiB, 1},
+                              {some_device(2), "context", 2 * kMiB, 1},
+                              {some_device(1), "pinned", 32 * kMiB, 1, true}};
+  EXPECT_EQ(views.others_use(stage, {}).all, (DeviceBytes{3 * kMiB, 2 * kMiB}));
+}
+
 }  // namespace
 }  // namespace amem

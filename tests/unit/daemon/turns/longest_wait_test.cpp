@@ -86,5 +86,25 @@ TEST(LongestWaitTest, TheResidencyOfAnotherGroupCounts) {
   EXPECT_NE(status.text().find("may have to wait for 172s"), std::string::npos) << status.text();
 }
 
+TEST(LongestWaitTest, OfAnothersOwnerTurnsCountWithoutTheirWeight) {
+  auto terms = three(s(1));
+  TurnRules rules = some_rules(TurnPolicy::kSlice);
+  rules.slice = s(20);
+  terms[1].weight = 3;
+  EXPECT_EQ(worst_wait(rules, some_stage(), terms, 0).in_turns, s(4 * 20)) << "of one owner";
+  terms[0].by_operator = true;
+  terms[1].owner = 2;
+  EXPECT_EQ(worst_wait(rules, some_stage(), terms, 0).in_turns, s(2 * 20));
+}
+
+TEST(CostsTest, TheLastOnesCount) {
+  Costs costs;
+  costs.add(s(100), true);
+  for (int i = 1; i < 8; ++i) costs.add(s(1), true);
+  EXPECT_EQ(costs.worst(), s(100)) << "it is one of the last ones still";
+  costs.add(s(1), true);
+  EXPECT_EQ(costs.worst(), s(1));
+}
+
 }  // namespace
 }  // namespace amem

@@ -36,6 +36,7 @@ TEST_F(TurnsPartsTest, NoMorePartsLeaveThanHaveTo) {
   add_group("b", 40);
   turns_->wants("b", at(1));
   expect_parts(1, {"a"}, {"b"}, {{"a", 2}});
+  EXPECT_NE(last_why_.find("; of group 'a' only 0, 1 leaves"), std::string::npos) << last_why_;
   EXPECT_FALSE(turns_->runs("a")) << "its turn has ended";
 }
 

@@ -255,5 +255,31 @@ TEST_F(SpaceTest, ManyGroupsAreDecidedOnSoon) {
 #endif
 }
 
+TEST_F(SpaceTest, WhoMayLeaveAtOnceIsNotWhatAGroupWaitsFor) {
+  add(some_terms("a", 30), true);
+  add(some_terms("b", 40), true);
+  add(some_terms("c", 60));
+  turns_->worked("b", at(20));
+  turns_->wants("c", at(20));
+  EXPECT_TRUE(turns_->look(at(22)).ok());
+  EXPECT_EQ(turns_->note("c"), "waits for group 'b', which may leave in 3 s");
+}
+
+TEST_F(SpaceTest, AFirstTurnSaysWhenItEnds) {
+  TurnTerms starts = some_terms("a", 0);
+  starts.starts = true;
+  add(starts);
+  add(some_terms("b"));
+  turns_->find("a")->has_ranks = false;
+  expect(0, {}, {"a"});
+  const auto ends = [&](const std::string& group) {
+    return first_turn_end(turns_->view(), turns_->memory(), turns_->find(group)->id, at(10));
+  };
+  EXPECT_EQ(ends("a"), "its first turn ends in 590 s");
+  EXPECT_EQ(ends("b"), "") << "it has had none";
+  turns_->find("a")->has_ranks = turns_->find("a")->working = true;
+  EXPECT_EQ(ends("a"), "its first turn has no limit");
+}
+
 }  // namespace
 }  // namespace amem
