@@ -47,7 +47,7 @@ STRATA = {"A": ("phases/", "plans/", "record/", "turns/"),
 # Not amemd_test, which asks how the program starts, ends and is called.
 UNIT_TESTS = ("logic_test", "broker_test", "broker_threads_test", "serving_test")
 # Each plays the same seeds each time.
-PLAYERS = {"turn_traces": ("--count", "100"), "histories": ("--count", "20"), "stage_traces": ("--count", "10")}
+PLAYERS = {"turn_traces": ("--count", "100"), "histories": ("--count", "200"), "stage_traces": ("--count", "30")}
 MODEL = "explore"
 EQUIVALENTS = pathlib.Path(__file__).with_name("equivalents.toml")
 MOST_EQUIVALENT = 0.05  # of those that compile to other code
@@ -346,6 +346,10 @@ class Build:
                 self.must(["objcopy", "-g", self.built / name, place])
         return place
 
+    def functions(self, output):
+        """Of an object, for others to call."""
+        return {line.split()[0] for line in self.must(["nm", "-P", "--defined-only", output]).splitlines() if line.split()[1] == "T"}
+
     def compile(self, name, file, output, flags=(), own=True):
         """Whether it compiles. `own`: with the mutant of this file, which the compiler finds before the file itself. With flags: only the
         file, not what the build compiles together with it."""
@@ -539,9 +543,7 @@ class Tests:
             found = self.failing_test(program) if program.name in UNIT_TESTS else self.failing_play(program)
             if found:
                 return found
-        if self.is_same(mutant.file, mutated):
-            return {"result": "equivalent", "by": "with optimisation"}
-        return {"result": "survived"}
+        return {"result": self.compare(mutant.file, mutated)}
 
     def make(self, program, file, mutated):
         """Whether what the mutant changes compiles, and the program links. `mutated`: objects that are compiled already; gets more."""
@@ -557,17 +559,22 @@ class Tests:
                     return False
         return program.link({name: path for name, path in mutated.items() if name in wanted}).status == 0
 
-    def is_same(self, file, mutated):
-        """Whether the compiler makes the same code of the mutant, with optimisation."""
+    def compare(self, file, mutated):
+        """What a mutant is that no test has killed."""
         if file in self.build.core:
-            outputs = [self.build.slot / "mutated" / f"{own}.o" for own in ("with", "without")]
-            made = [self.build.compile(self.build.core[file], file, output, OPTIMISED, output is outputs[0]) for output in outputs]
-            return all(made) and outputs[0].read_bytes() == outputs[1].read_bytes()
+            mutant, original = (self.build.slot / "mutated" / f"{own}.o" for own in ("with", "without"))
+            for output in (mutant, original):
+                if not self.build.compile(self.build.core[file], file, output, OPTIMISED, output is mutant):
+                    return "survived"
+            if mutant.read_bytes() == original.read_bytes():
+                return "equivalent"
+            # The programs have taken what it lacks from the library.
+            return "survived" if self.build.functions(original) <= self.build.functions(mutant) else "does not compile"
         for name, path in mutated.items():
-            without = self.build.slot / "mutated" / "without.o"
-            if not self.build.compile(name, file, without, own=False) or without.read_bytes() != path.read_bytes():
-                return False
-        return True
+            original = self.build.slot / "mutated" / "without.o"
+            if not self.build.compile(name, file, original, own=False) or original.read_bytes() != path.read_bytes():
+                return "survived"
+        return "equivalent"
 
     def failing_play(self, program):
         """What fails once more is killed. The simulated driver may miss something while other processes end."""
