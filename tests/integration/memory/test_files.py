@@ -1,4 +1,4 @@
-"""GPUDirect Storage, by the stand-in of libcufile in tests/puppet/rdma. Registered buffers are among those of test_nic.py."""
+"""GPUDirect Storage, by the stand-in of libcufile in tests/workload/rdma. Registered buffers are among those of test_nic.py."""
 import os
 
 import pytest

@@ -1,4 +1,4 @@
-"""Memory that the program registers with a NIC, by the stand-ins of tests/puppet/rdma."""
+"""Memory that the program registers with a NIC, by the stand-ins of tests/workload/rdma."""
 import os
 import subprocess
 import sys

@@ -17,7 +17,7 @@ import subprocess, sys, time
 time.sleep(0.5)
 ranks = []
 for number in range({ranks}):
-    ranks.append(subprocess.Popen(["{program}"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True))
+    ranks.append(subprocess.Popen(["{program}", "heap"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True))
     ranks[-1].stdin.write("alloc 0 1048576 1\\n")
     ranks[-1].stdin.flush()
     time.sleep(0.05)
@@ -45,7 +45,7 @@ def test_they_can_be_pasted(bare_node, tmp_path, page, section, broker):
         path.chmod(0o755)
 
     for name, ranks in (("torchrun", 8), ("python", 1)):
-        stand_in(name, f"#!{sys.executable}\n" + JOB.format(ranks=ranks, program=node.build.program("amem-heap")))
+        stand_in(name, f"#!{sys.executable}\n" + JOB.format(ranks=ranks, program=node.build.program("amem-workload")))
     # It serves later than a job would look for it.
     stand_in("amemd", f"#!/bin/sh\nsleep 2\nexec {node.build.program('amemd')} --config /dev/null --pool-size 64MiB --pool-segment 16MiB\n")
     stand_in("amemctl", f"#!/bin/sh\nexec {node.build.program('amemctl')} \"$@\"\n")

@@ -21,7 +21,7 @@ def doctor(node, *command, env=None, options=("--group", "train", "--scope", "he
 
 
 def test_a_program_that_is_brokered(node):
-    heap = node.build.program("amem-heap")
+    heap = node.build.program("amem-workload")
     answer, blocking = doctor(node, heap)
     assert blocking == []
     assert (answer["program"], answer["group"], answer["scope"]) == (heap, "train", "heap")
@@ -112,7 +112,7 @@ def test_usage(node):
 
 
 def test_comfy_ui_by_its_command(node, tmp_path):
-    heap = node.build.program("amem-heap")
+    heap = node.build.program("amem-workload")
     for name in ("main.py", "cuda_malloc.py"):
         (tmp_path / name).write_text("", encoding="utf-8")
     answer, blocking = doctor(node, heap, str(tmp_path / "main.py"))

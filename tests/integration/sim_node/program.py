@@ -1,4 +1,4 @@
-"""Program: a process of amem-heap, which uses device memory as a program without NCCL does."""
+"""Program: a process that uses device memory as a program without NCCL does (amem-workload heap)."""
 from __future__ import annotations
 
 import os
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Program(Told):
-    """The answers to its commands are those of amem-workload. `scope` is AMEM_SCOPE; None: without the shim. `group`:
+    """`scope` is AMEM_SCOPE; None: without the shim. `group`:
     another name than its own."""
 
     def __init__(self, node: Node, name: str = "train", scope: str | None = "heap", rank: int = 0,
@@ -24,7 +24,7 @@ class Program(Told):
         self.node = node
         self.number = rank
         title = f"{name}-heap{rank}"
-        super().__init__(title, [node.build.program("amem-heap")], environment, node.log_file(title))
+        super().__init__(title, [node.build.program("amem-workload"), "heap"], environment, node.log_file(title))
         node.adopt(self)
         self.answer(30)
 

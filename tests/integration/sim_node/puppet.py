@@ -1,4 +1,4 @@
-"""Puppet: a process that makes the driver calls that a test tells it (tests/puppet/manual.md)."""
+"""Puppet: a process that makes the driver calls that a test tells it (tests/workload/manual.md)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

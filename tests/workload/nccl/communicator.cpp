@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "tests/sim/sim.h"
-#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/driver.h"
 #include "tests/workload/base/failure.h"
 
 namespace amem::workload {
@@ -22,9 +22,7 @@ void Communicator::SetPlan(CollectivePlan plan) {
   plans_.push_back(std::make_unique<const CollectivePlan>(std::move(plan)));
 }
 
-void Communicator::Launch(std::uint64_t loop) { LaunchOn(stream_, loop); }
-
-void Communicator::LaunchOn(CUstream stream, std::uint64_t loop) {
+void Communicator::Launch(std::uint64_t loop) {
   const CollectivePlan* plan = plans_.back().get();
   void* parameters[] = {static_cast<void*>(&plan), &loop};
   extended_ = !extended_;
@@ -32,10 +30,10 @@ void Communicator::LaunchOn(CUstream stream, std::uint64_t loop) {
     CUlaunchConfig config{};
     config.gridDimX = config.gridDimY = config.gridDimZ = 1;
     config.blockDimX = config.blockDimY = config.blockDimZ = 1;
-    config.hStream = stream;
+    config.hStream = stream_;
     Check(Cuda().cuLaunchKernelEx(&config, function_, parameters, nullptr), "cuLaunchKernelEx");
   } else {
-    Check(Cuda().cuLaunchKernel(function_, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr),
+    Check(Cuda().cuLaunchKernel(function_, 1, 1, 1, 1, 1, 1, 0, stream_, parameters, nullptr),
           "cuLaunchKernel");
   }
 }

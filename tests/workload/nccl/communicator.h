@@ -25,8 +25,6 @@ class WORKLOAD_EXPORT Communicator {
 
   /// One round; returns when it is queued. `loop` is the same number on all ranks, or 0.
   void Launch(std::uint64_t loop);
-  /// The same into a stream that is being captured.
-  void LaunchOn(CUstream stream, std::uint64_t loop);
   /// Waits for everything that was launched.
   void Synchronize() const;
 

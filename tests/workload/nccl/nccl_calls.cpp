@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/driver.h"
 
 namespace amem::workload {
 
@@ -26,13 +26,20 @@ CUresult NcclCalls::Create(std::size_t bytes, const CreateArguments& arguments, 
   prop.location.id = arguments.location_id;
   prop.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(arguments.handle_types);
   prop.allocFlags.gpuDirectRDMACapable = arguments.gpu_direct_rdma ? 1 : 0;
-  const CUresult result = Cuda().cuMemCreate(handle, bytes, &prop, 0);
-  return result;
+  return Cuda().cuMemCreate(handle, bytes, &prop, 0);
+}
+
+Handle NcclCalls::CreateHere(std::size_t bytes) const {
+  CreateArguments arguments;
+  arguments.location_id = device_;
+  arguments.gpu_direct_rdma = false;
+  Handle handle = 0;
+  Check(Create(bytes, arguments, &handle), "cuMemCreate");
+  return handle;
 }
 
 CUresult NcclCalls::AllocBlock(CUdeviceptr* address, std::size_t bytes) {
-  const CUresult result = Cuda().cuMemAlloc(address, bytes);
-  return result;
+  return Cuda().cuMemAlloc(address, bytes);
 }
 
 void* NcclCalls::AllocHost(std::size_t bytes) {
@@ -97,9 +104,8 @@ int NcclCalls::ExportDescriptor(Handle handle) {
 CUresult NcclCalls::ImportDescriptor(int descriptor, Handle* handle) {
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the API takes the descriptor as a pointer
   void* shareable = reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor));
-  const CUresult result = Cuda().cuMemImportFromShareableHandle(
-      handle, shareable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-  return result;
+  return Cuda().cuMemImportFromShareableHandle(handle, shareable,
+                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
 std::size_t NcclCalls::RangeBytes(CUdeviceptr address) {
@@ -125,15 +131,15 @@ CUdeviceptr NcclCalls::Alloc(std::size_t bytes, bool symmetric, Handle* handle) 
   return Place(bytes, granularity, *handle);
 }
 
-CUdeviceptr NcclCalls::MapPeer(std::size_t bytes, Handle handle) const {
-  return Place(bytes, 0, handle);
-}
-
 CUdeviceptr NcclCalls::Place(std::size_t bytes, std::size_t alignment, Handle handle) const {
   const CUdeviceptr address = Reserve(bytes, alignment);
+  MapHere(address, bytes, handle);
+  return address;
+}
+
+void NcclCalls::MapHere(CUdeviceptr address, std::size_t bytes, Handle handle) const {
   Map(address, bytes, 0, handle);
   SetAccess(address, bytes, here(), CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-  return address;
 }
 
 void NcclCalls::Free(CUdeviceptr address) {

@@ -1,6 +1,6 @@
 // The driver's memory calls with the arguments, and in the order, in which NCCL makes them (its
 // allocator and its peer-to-peer transport). Part of libnccl_workload.so: the shim brokers
-// cuMemCreate by the module of its caller.
+// cuMemCreate by the module of its caller. amem-puppet has them as its own.
 //
 // Stateless but for the device; any thread. Everything throws CudaFailure unless it says otherwise.
 #pragma once
@@ -33,6 +33,8 @@ class WORKLOAD_EXPORT NcclCalls {
 
   /// Returns the driver's answer: NCCL tries handle types that are refused.
   static CUresult Create(std::size_t bytes, const CreateArguments& arguments, Handle* handle);
+  /// On the own device, as an allocator does that is not NCCL's: without GPUDirect RDMA.
+  Handle CreateHere(std::size_t bytes) const;
   /// What NCCL does instead with NCCL_CUMEM_ENABLE=0.
   static CUresult AllocBlock(CUdeviceptr* address, std::size_t bytes);
   /// Host memory that its proxies send from: cudaHostAlloc.
@@ -57,8 +59,11 @@ class WORKLOAD_EXPORT NcclCalls {
   /// ncclCuMemAlloc, or ncclMemAlloc when `symmetric`: granularity, fabric handles first when
   /// `symmetric`, create, reserve, map, access for the own device. `bytes`: rounded already.
   CUdeviceptr Alloc(std::size_t bytes, bool symmetric, Handle* handle) const;
-  /// Reserves and maps a handle of somebody else's memory, access for the own device.
-  CUdeviceptr MapPeer(std::size_t bytes, Handle handle) const;
+  /// Reserves and maps, access for the own device: for a handle of somebody else's memory with the
+  /// alignment 0.
+  CUdeviceptr Place(std::size_t bytes, std::size_t alignment, Handle handle) const;
+  /// The same where addresses are reserved already.
+  void MapHere(CUdeviceptr address, std::size_t bytes, Handle handle) const;
   /// ncclCuMemFree: drops the one handle of the allocation at `address`, its mapping and its
   /// addresses.
   static void Free(CUdeviceptr address);
@@ -66,8 +71,6 @@ class WORKLOAD_EXPORT NcclCalls {
   CUmemLocation here() const;
 
  private:
-  CUdeviceptr Place(std::size_t bytes, std::size_t alignment, Handle handle) const;
-
   CUdevice device_;
 };
 

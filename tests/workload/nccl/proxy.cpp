@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/driver.h"
 #include "tests/workload/base/failure.h"
 
 namespace amem::workload {

@@ -1,15 +1,15 @@
 #include "tests/workload/program/contents.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 
-#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/bytes.h"
+#include "tests/workload/base/failure.h"
 
 namespace amem::workload {
 namespace {
-
-constexpr std::size_t kWord = sizeof(std::uint64_t);
-constexpr std::size_t kChunkWords = std::size_t{2} * 1024 * 1024 / kWord;
 
 std::string Describe(const Mapping& mapping) {
   return (mapping.imported ? "imported allocation " : "own allocation ") +
@@ -17,6 +17,30 @@ std::string Describe(const Mapping& mapping) {
 }
 
 }  // namespace
+
+CollectiveModel::CollectiveModel(int ranks, unsigned communicator)
+    : words_(static_cast<std::size_t>(ranks)) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (std::size_t i = 0; i < kContributionWords; ++i) {
+      words_[static_cast<std::size_t>(rank)][i] = InitialWord(rank, communicator, i);
+    }
+  }
+}
+
+const std::array<std::uint64_t, kContributionWords>& CollectiveModel::Words(int rank,
+                                                                            std::uint64_t round) {
+  if (round < round_) throw Failure("the model cannot go back");
+  for (; round_ < round; ++round_) {
+    for (std::size_t i = 0; i < kContributionWords; ++i) {
+      std::uint64_t sum = 0;
+      for (const auto& words : words_) sum += words[i];
+      for (std::size_t r = 0; r < words_.size(); ++r) {
+        words_[r][i] = ReducedWord(sum, static_cast<int>(r), i);
+      }
+    }
+  }
+  return words_[static_cast<std::size_t>(rank)];
+}
 
 CommunicatorBuffer InitialBuffer(const AllocationKey& key, unsigned communicator) {
   CommunicatorBuffer buffer{};
@@ -34,42 +58,20 @@ std::uint64_t Contents::Word(std::uint64_t seed, std::size_t index) const {
   return IsZeroBlock(seed, index, zeros_) ? 0 : BodyWord(seed, index);
 }
 
-void Contents::Fill(const Mapping& mapping, std::uint64_t generation, std::uint64_t round) {
+void Contents::Fill(const Mapping& mapping, std::uint64_t generation, std::uint64_t round) const {
   const Content content = ContentOf(mapping.key.id);
   const std::uint64_t seed = Seed(mapping.key, generation);
-  const std::size_t total = mapping.bytes / kWord;
-  for (std::size_t first = 0; first < total; first += kChunkWords) {
-    staging_.resize(std::min(kChunkWords, total - first));
-    if (content == Content::kCommunicator) {
-      std::fill(staging_.begin(), staging_.end(), 0);
-    } else {
-      for (std::size_t i = 0; i < staging_.size(); ++i) staging_[i] = Word(seed, first + i);
-    }
-    if (first == 0 && content == Content::kStamped) {
-      for (std::size_t i = 0; i < kStampWords; ++i) staging_[i] = StampWord(mapping.key, round, i);
-    }
-    if (first == 0 && content == Content::kCommunicator) {
-      const auto communicator =
-          CommunicatorOf(mapping.key.id, static_cast<unsigned>(models_.size()));
-      const CommunicatorBuffer buffer = InitialBuffer(mapping.key, communicator);
-      std::memcpy(staging_.data(), &buffer, sizeof buffer);
-    }
-    Check(Cuda().cuMemcpyHtoD(mapping.address + first * kWord, staging_.data(),
-                              staging_.size() * kWord),
-          "cuMemcpyHtoD");
+  if (content == Content::kCommunicator) {
+    const CommunicatorBuffer buffer = InitialBuffer(
+        mapping.key, CommunicatorOf(mapping.key.id, static_cast<unsigned>(models_.size())));
+    const auto words = std::bit_cast<std::array<std::uint64_t, sizeof buffer / kWord>>(buffer);
+    return WriteBytes(mapping.address, mapping.bytes,
+                      [&](std::size_t i) { return i < words.size() ? words[i] : 0; });
   }
-}
-
-void Contents::ForEachChunk(const Mapping& mapping,
-                            const std::function<bool(std::size_t first, const Chunk& chunk)>& use) {
-  const std::size_t total = mapping.bytes / kWord;
-  for (std::size_t first = 0; first < total; first += kChunkWords) {
-    staging_.resize(std::min(kChunkWords, total - first));
-    Check(Cuda().cuMemcpyDtoH(staging_.data(), mapping.address + first * kWord,
-                              staging_.size() * kWord),
-          "cuMemcpyDtoH");
-    if (!use(first, staging_)) return;
-  }
+  WriteBytes(mapping.address, mapping.bytes, [&](std::size_t i) {
+    return i < kStampWords && content == Content::kStamped ? StampWord(mapping.key, round, i)
+                                                           : Word(seed, i);
+  });
 }
 
 std::optional<std::string> Contents::Verify(const Mapping& mapping, std::uint64_t generation,
@@ -79,7 +81,7 @@ std::optional<std::string> Contents::Verify(const Mapping& mapping, std::uint64_
 
   const std::uint64_t seed = Seed(mapping.key, generation);
   std::optional<std::string> wrong;
-  ForEachChunk(mapping, [&](std::size_t first, const Chunk& chunk) {
+  ReadBytes(mapping.address, mapping.bytes, [&](const Chunk& chunk, std::size_t first) {
     std::size_t i = 0;
     if (first == 0 && content == Content::kStamped) {
       i = kStampWords;
@@ -115,7 +117,7 @@ std::optional<std::string> Contents::VerifyCommunicator(const Mapping& mapping,
                                                         const Progress& progress) {
   const auto communicator = CommunicatorOf(mapping.key.id, static_cast<unsigned>(models_.size()));
   std::optional<std::string> wrong;
-  ForEachChunk(mapping, [&](std::size_t first, const Chunk& chunk) {
+  ReadBytes(mapping.address, mapping.bytes, [&](const Chunk& chunk, std::size_t first) {
     std::size_t i = 0;
     if (first == 0) {
       CommunicatorBuffer buffer{};
@@ -153,9 +155,9 @@ std::optional<std::string> Contents::VerifyCommunicator(const Mapping& mapping,
   return wrong;
 }
 
-std::uint64_t Contents::Checksum(const Mapping& mapping) {
+std::uint64_t Contents::Checksum(const Mapping& mapping) const {
   std::uint64_t hash = 0;
-  ForEachChunk(mapping, [&](std::size_t first, const Chunk& chunk) {
+  ReadBytes(mapping.address, mapping.bytes, [&](const Chunk& chunk, std::size_t first) {
     for (std::size_t i = 0; i < chunk.size(); ++i) hash = Mix(hash ^ chunk[i] ^ (first + i));
     return true;
   });

@@ -2,19 +2,19 @@
 // through the driver's copies. For the communicators' own buffers the expectation comes from the
 // model.
 //
-// Owns a staging buffer and the models; the device's primary context must be current. One thread at
+// Owns the models; the device's primary context must be current. One thread at
 // a time.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tests/workload/base/pattern.h"
+#include "tests/workload/nccl/collective.h"
 #include "tests/workload/program/ledger.h"
-#include "tests/workload/program/model.h"
 
 namespace amem::workload {
 
@@ -32,35 +32,44 @@ struct Progress {
 /// What a communicator's buffer holds before the first round.
 CommunicatorBuffer InitialBuffer(const AllocationKey& key, unsigned communicator);
 
+/// What a communicator's collectives must have computed. Remembers the last round it was asked for,
+/// so that checking after a long loop costs only the rounds since.
+class CollectiveModel {
+ public:
+  CollectiveModel(int ranks, unsigned communicator);
+
+  /// A rank's contribution after `round` rounds. Rounds may only grow.
+  const std::array<std::uint64_t, kContributionWords>& Words(int rank, std::uint64_t round);
+
+ private:
+  std::uint64_t round_ = 0;
+  std::vector<std::array<std::uint64_t, kContributionWords>> words_;  // by rank
+};
+
 class Contents {
  public:
   /// `zeros`: percent of the blocks of 64 KiB that are zero, but for a stamp.
   Contents(int ranks, unsigned communicators, unsigned zeros);
 
   /// Writes the whole allocation, as it must be after `round` rounds.
-  void Fill(const Mapping& mapping, std::uint64_t generation, std::uint64_t round);
+  void Fill(const Mapping& mapping, std::uint64_t generation, std::uint64_t round) const;
 
   /// What is wrong with the mapping's bytes; nothing when every one is as it must be.
   std::optional<std::string> Verify(const Mapping& mapping, std::uint64_t generation,
                                     const Progress& progress);
 
   /// A hash of the mapping's bytes.
-  std::uint64_t Checksum(const Mapping& mapping);
+  std::uint64_t Checksum(const Mapping& mapping) const;
 
  private:
   using Chunk = std::vector<std::uint64_t>;
 
-  /// Calls `use` with the index of each chunk's first word, in order, after copying the chunk into
-  /// the staging buffer.
-  void ForEachChunk(const Mapping& mapping,
-                    const std::function<bool(std::size_t first, const Chunk& chunk)>& use);
   std::uint64_t Word(std::uint64_t seed, std::size_t index) const;
   static bool StampFits(const Mapping& mapping, const Progress& progress,
                         const std::uint64_t* words);
   std::optional<std::string> VerifyCommunicator(const Mapping& mapping, const Progress& progress);
 
   const unsigned zeros_;
-  Chunk staging_;
   std::vector<CollectiveModel> models_;  // by communicator
 };
 

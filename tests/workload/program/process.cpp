@@ -1,6 +1,5 @@
 #include "tests/workload/program/process.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -10,6 +9,7 @@
 #include <cstdlib>
 
 #include "common/fd.h"
+#include "tests/workload/base/driver.h"
 #include "tests/workload/base/failure.h"
 #include "tests/workload/nccl/nccl_calls.h"
 
@@ -45,13 +45,7 @@ constexpr int kChildDeadlineMs = 20000;
 }  // namespace
 
 void CallPreloaded(const std::string& name, Answer* answer) {
-  using Call = int (*)(void*);
-  const auto call = reinterpret_cast<Call>(dlsym(RTLD_DEFAULT, name.c_str()));
-  if (call == nullptr) {
-    answer->Fail("nobody offers " + name + ": is the shim preloaded?");
-    return;
-  }
-  const int result = call(nullptr);
+  const int result = Preloaded<int (*)(void*)>(name)(nullptr);
   answer->Number("result", static_cast<std::uint64_t>(result));
   if (result != 0) answer->Fail(name + " returned " + std::to_string(result));
 }

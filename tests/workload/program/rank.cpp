@@ -1,13 +1,20 @@
 #include "tests/workload/program/rank.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <set>
 #include <utility>
 
-#include "tests/workload/base/cuda_table.h"
-#include "tests/workload/base/failure.h"
+#include "common/fd.h"
+#include "tests/workload/base/bytes.h"
+#include "tests/workload/base/commands.h"
 
 namespace amem::workload {
 namespace {
@@ -24,6 +31,21 @@ std::string ReplaceRank(std::string path, int rank) {
   const std::size_t at = path.find("%r");
   if (at != std::string::npos) path.replace(at, 2, std::to_string(rank));
   return path;
+}
+
+/// Communicators' buffers in memory of the host that the ranks of several nodes share, as NCCL's
+/// are that go over sockets: a file in the rendezvous directory, zero at first. Mapped until the
+/// process ends: kernels use it.
+CommunicatorBuffer* MapNetwork(const Options& options) {
+  const std::size_t bytes = std::size_t{options.communicators} *
+                            static_cast<unsigned>(options.ranks) * sizeof(CommunicatorBuffer);
+  const std::string path = options.rendezvous + "/network";
+  const Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  void* memory = MAP_FAILED;
+  if (fd && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0)
+    memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (memory == MAP_FAILED) throw Failure("mapping " + path + ": " + std::strerror(errno));
+  return static_cast<CommunicatorBuffer*>(memory);
 }
 
 CUdevice DeviceOf(int ordinal) {
@@ -78,8 +100,7 @@ void Rank::FillAndPublish(const Mapping& mapping) {
 }
 
 std::size_t Rank::Rounded(std::size_t bytes, bool symmetric) const {
-  const std::size_t granularity = calls_.Granularity(symmetric);
-  return (bytes + granularity - 1) / granularity * granularity;
+  return RoundedUp(bytes, calls_.Granularity(symmetric));
 }
 
 void Rank::SetUpSynthetic() {
@@ -96,7 +117,7 @@ void Rank::SetUpSynthetic() {
   for (int peer = 0; peer < options_.ranks; ++peer) {
     for (std::uint64_t id = 1; peer != number_ && id <= shared; ++id) {
       const Proxy::Fetched got = proxy_.Fetch({peer, id});
-      ledger_.AddMapping({calls_.MapPeer(got.bytes, got.handle), got.bytes, {peer, id}, true});
+      ledger_.AddMapping({calls_.Place(got.bytes, 0, got.handle), got.bytes, {peer, id}, true});
       // NCCL keeps the handles of peer-to-peer buffers and drops those of symmetric memory.
       if (id % 2 == 0) NcclCalls::Release(got.handle);
     }
@@ -115,7 +136,7 @@ std::vector<CommunicatorBuffer*> Rank::DeviceBuffers(unsigned communicator) {
     CUdeviceptr address = mapping.address;
     if (peer != number_) {
       const Proxy::Fetched got = proxy_.Fetch({peer, id});
-      address = calls_.MapPeer(got.bytes, got.handle);
+      address = calls_.Place(got.bytes, 0, got.handle);
       ledger_.AddMapping({address, got.bytes, {peer, id}, true});
     }
     buffers.push_back(KernelPointer<CommunicatorBuffer>(address));
@@ -123,26 +144,24 @@ std::vector<CommunicatorBuffer*> Rank::DeviceBuffers(unsigned communicator) {
   return buffers;
 }
 
-std::vector<CommunicatorBuffer*> Rank::NetworkBuffers(const Network& network,
-                                                      unsigned communicator) {
-  *network.buffer(communicator, number_) =
-      InitialBuffer({number_, kFirstCommunicatorId + communicator}, communicator);
+std::vector<CommunicatorBuffer*> Rank::NetworkBuffers(CommunicatorBuffer* network,
+                                                      unsigned communicator) const {
   std::vector<CommunicatorBuffer*> buffers;
   for (int peer = 0; peer < options_.ranks; ++peer)
-    buffers.push_back(network.buffer(communicator, peer));
+    buffers.push_back(network + communicator * static_cast<unsigned>(options_.ranks) + peer);
+  *buffers[static_cast<std::size_t>(number_)] =
+      InitialBuffer({number_, kFirstCommunicatorId + communicator}, communicator);
   return buffers;
 }
 
 void Rank::SetUpCommunicators() {
-  std::optional<Network> network;
-  if (options_.network)
-    network.emplace(options_.rendezvous, options_.ranks, options_.communicators);
+  CommunicatorBuffer* const network = options_.network ? MapNetwork(options_) : nullptr;
   for (unsigned index = 0; index < options_.communicators; ++index) {
     CollectivePlan plan;
     plan.rank = number_;
     plan.communicator = index;
     plan.timeout = options_.kernel_timeout;
-    plan.buffers = network ? NetworkBuffers(*network, index) : DeviceBuffers(index);
+    plan.buffers = network != nullptr ? NetworkBuffers(network, index) : DeviceBuffers(index);
 
     std::set<std::uint64_t> stamped;  // a double mapping is one allocation
     for (const Mapping& each : ledger_.Mappings()) {
@@ -313,11 +332,7 @@ void Rank::Corrupt(std::uint64_t id, std::size_t offset) {
   for (const Mapping& mapping : ledger_.Mappings()) {
     if (mapping.key != AllocationKey{number_, id}) continue;
     if (offset >= mapping.bytes) break;
-    unsigned char byte = 0;
-    Check(Cuda().cuMemcpyDtoH(&byte, mapping.address + offset, 1), "cuMemcpyDtoH");
-    byte = static_cast<unsigned char>(byte ^ 1U);
-    Check(Cuda().cuMemcpyHtoD(mapping.address + offset, &byte, 1), "cuMemcpyHtoD");
-    return;
+    return FlipBits(mapping.address + offset, 1);
   }
   throw Failure("no such byte of an own allocation");
 }
@@ -362,11 +377,7 @@ void Rank::Addresses(Answer* answer) const {
 }
 
 void Rank::MemoryInfo(Answer* answer) const {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  Check(Cuda().cuMemGetInfo(&free, &total), "cuMemGetInfo");
-  answer->Number("free", free);
-  answer->Number("total", total);
+  ReportMemory(answer);
   std::set<AllocationKey> counted;
   for (const Mapping& mapping : ledger_.Mappings()) {
     answer->Number(mapping.imported ? "imported_mappings" : "own_mappings", 1);

@@ -16,7 +16,6 @@
 #include "tests/workload/nccl/proxy.h"
 #include "tests/workload/program/contents.h"
 #include "tests/workload/program/ledger.h"
-#include "tests/workload/program/network.h"
 #include "tests/workload/program/options.h"
 #include "tests/workload/program/replay.h"
 
@@ -91,7 +90,8 @@ class Rank {
   void SetUpCommunicators();
   /// Of all ranks, by number: brokered memory of each, or the network's.
   std::vector<CommunicatorBuffer*> DeviceBuffers(unsigned communicator);
-  std::vector<CommunicatorBuffer*> NetworkBuffers(const Network& network, unsigned communicator);
+  std::vector<CommunicatorBuffer*> NetworkBuffers(CommunicatorBuffer* network,
+                                                  unsigned communicator) const;
   void RunLoop(const std::vector<Communicator*>& communicators);
   void RequireStopped(const char* what) const;
   void RequireCollectives(const char* what) const;

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "tests/workload/base/cuda_table.h"
+#include "tests/workload/base/driver.h"
 #include "tests/workload/base/failure.h"
 #include "tests/workload/program/rank.h"
 
@@ -91,9 +91,7 @@ void Replay::CreateOnHost(const TraceCall& call) {
   const std::size_t bytes = Scaled(call.bytes);
   Handle handle = 0;
   Check(NcclCalls::Create(bytes, arguments, &handle), "cuMemCreate on the host");
-  const CUdeviceptr address = NcclCalls::Reserve(bytes, granularity_);
-  NcclCalls::Map(address, bytes, 0, handle);
-  NcclCalls::SetAccess(address, bytes, rank_.calls().here(), CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  rank_.calls().Place(bytes, granularity_, handle);
 }
 
 void Replay::Import(const TraceCall& call) {
