@@ -28,7 +28,8 @@ Proxy::~Proxy() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
     if (listener_) shutdown(listener_.get(), SHUT_RDWR);
-    for (const Fd& socket : served_) shutdown(socket.get(), SHUT_RDWR);
+    // What was asked is answered still: a peer may be in the last barrier.
+    for (const Fd& socket : served_) shutdown(socket.get(), SHUT_RD);
   }
   changed_.notify_all();
   if (acceptor_.joinable()) acceptor_.join();
@@ -94,11 +95,11 @@ void Proxy::AwaitBarrier(std::uint64_t number) {
   std::unique_lock lock(mutex_);
   ++arrived_[number];
   changed_.notify_all();
-  const bool complete = changed_.wait_until(
-      lock, Deadline(), [&] { return stopping_ || arrived_[number] == settings_.ranks; });
-  if (!complete) {
+  const auto complete = [&] { return arrived_[number] == settings_.ranks; };
+  changed_.wait_until(lock, Deadline(), [&] { return stopping_ || complete(); });
+  if (!complete()) {
     throw Failure("barrier: " + std::to_string(arrived_[number]) + " of " +
-                  std::to_string(settings_.ranks) + " ranks came before the deadline");
+                  std::to_string(settings_.ranks) + " ranks came in time");
   }
 }
 
