@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "tests/world/check.h"
-#include "tests/world/ground.h"
 
 namespace amem::world {
 
@@ -19,9 +18,9 @@ bool has_bytes(const Fd& fd, std::uint64_t size, std::uint8_t value) {
          std::memcmp(bytes.data(), bytes.data() + 1, size - 1) == 0;  // each is as the next
 }
 
-Result<CreatedMemory> made_on(const DeviceUuid& device, std::uint64_t size) {
-  const Devices& devices = Ground::get().devices();
-  return devices.create(*devices.find(device), size, false);
+Result<CreatedMemory> made_on(const Devices& devices, const DeviceUuid& device, std::uint64_t size,
+                              bool gpu_direct_rdma) {
+  return devices.create(*devices.find(device), size, gpu_direct_rdma);
 }
 
 bool same_memory(const Fd& a, const Fd& b) {

@@ -1,4 +1,4 @@
-// What ranks of a history do with the simulated driver's memory, by its descriptors.
+// What ranks do with the simulated driver's memory, by its descriptors.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ std::string read_bytes(const Fd& fd, std::uint64_t offset, std::uint64_t length)
 void write_bytes(const Fd& fd, std::uint64_t offset, const std::string& bytes);
 void fill(const Fd& fd, std::uint64_t size, std::uint8_t value);
 /// kResourceExhausted: there is no space.
-Result<CreatedMemory> made_on(const DeviceUuid& device, std::uint64_t size);
+Result<CreatedMemory> made_on(const Devices& devices, const DeviceUuid& device, std::uint64_t size,
+                              bool gpu_direct_rdma = false);
 bool same_memory(const Fd& a, const Fd& b);
 
 }  // namespace amem::world

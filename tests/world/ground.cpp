@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tests/world/check.h"
+#include "tests/world/device_memory.h"
 
 namespace amem::world {
 namespace {
@@ -43,6 +44,10 @@ Ground::Ground() {
 Ground::~Ground() {
   std::error_code ignored;
   std::filesystem::remove_all(dir_, ignored);
+}
+
+Result<CreatedMemory> made_on(const DeviceUuid& device, std::uint64_t size) {
+  return made_on(Ground::get().devices(), device, size);
 }
 
 }  // namespace amem::world

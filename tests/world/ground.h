@@ -31,4 +31,7 @@ class Ground {
   Nvml nvml_;
 };
 
+/// Memory of one of its devices. kResourceExhausted: there is no space.
+Result<CreatedMemory> made_on(const DeviceUuid& device, std::uint64_t size);
+
 }  // namespace amem::world

@@ -1,4 +1,4 @@
-// What a rank of a history makes itself, and makes again when it is told to.
+// What a rank makes itself, and makes again when it is told to.
 #include <utility>
 
 #include "tests/world/check.h"
@@ -14,15 +14,19 @@ void RankProcess::make(const amem_v1_Make& make, Mood mood) {
   amem_v1_Made& made = message.body.made;
   made.epoch = make.epoch;
   made.number = make.number;
-  if (mood == Mood::kFails) made.code = static_cast<std::uint32_t>(Code::kInternal);
+  if (mood == Mood::kFails || mood == Mood::kDenies) {
+    made.code = static_cast<std::uint32_t>(habits.failure);
+    set_text(made.text, habits.why);
+  }
   std::vector<int> fds;
-  for (pb_size_t i = 0; i < make.ids_count && made.code == 0; ++i) {
+  for (pb_size_t i = 0; i < make.ids_count && made.code == 0 && mood != Mood::kLies; ++i) {
     const auto found = memory_.find(make.ids[i]);
     if (found == memory_.end()) continue;  // freed meanwhile
     Memory& memory = found->second;
     require(memory.own && !memory.usable(),
             "only the rank that has made paused memory makes it again");
-    Result<CreatedMemory> anew = made_on(memory.device, memory.size);
+    Result<CreatedMemory> anew =
+        made_on(*driver_, memory.device, memory.size, memory.gpu_direct_rdma);
     if (!anew.ok()) {
       made.code = static_cast<std::uint32_t>(anew.status().code());
       break;
@@ -31,12 +35,7 @@ void RankProcess::make(const amem_v1_Make& make, Mood mood) {
     made.ids[made.ids_count++] = found->first;
     fds.push_back(memory.made.get());
   }
-  for (int times = mood == Mood::kTwice ? 2 : 1; times > 0; --times) {
-    message.seq = ++seq_;
-    const Result<std::string> bytes = encode(message);
-    require(bytes.ok(), "what a rank says can be sent");
-    send_bytes(bytes.value(), fds);
-  }
+  for (int times = mood == Mood::kTwice ? 2 : 1; times > 0; --times) send(message, fds);
 }
 
 void RankProcess::drop_made() {

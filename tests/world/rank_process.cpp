@@ -1,10 +1,7 @@
 #include "tests/world/rank_process.h"
 
 #include <fcntl.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,15 +10,10 @@
 #include <utility>
 
 #include "tests/world/check.h"
-#include "tests/world/death.h"
 #include "tests/world/device_memory.h"
-#include "tests/world/ground.h"
-#include "tests/world/outside.h"
 
 namespace amem::world {
 namespace {
-
-constexpr pid_t kFirstPid = 1000;
 
 /// The shim keeps segments until its process may be asked for something again, and trims nothing
 /// while its gate is shut.
@@ -32,37 +24,30 @@ bool needs_driver(const Message& message) {
 
 }  // namespace
 
-pid_t RankProcess::pid() const { return kFirstPid + number_; }
-
-int RankProcess::begin() {
-  if (!process_) process_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  return process_.get();
+void RankProcess::begin_anew(std::unique_ptr<Process> process) {
+  RankProcess anew(*truths_, std::move(process), driver_, group_, number_, origin_);
+  anew.habits = std::move(habits);
+  anew.shown_ = std::move(shown_);
+  anew.heard_ = std::move(heard_);
+  *this = std::move(anew);
 }
 
 void RankProcess::connect(const std::string& path) {
-  begin();
   require(connect_socket(path), "the broker takes sessions");
   say_hello();
 }
 
 void RankProcess::connect_for_another(const std::string& path) {
   speaks_for_another_ = true;
-  begin();
   if (!connect_socket(path)) socket_.reset();
 }
 
 bool RankProcess::connect_socket(const std::string& path) {
   socket_.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  path.copy(address.sun_path, sizeof address.sun_path - 1);
-  if (::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
-    return false;
-  outside::connects(pid(), origin_.user, process_.get());
-  return true;
+  return process_->connect(socket_.get(), path) == 0;
 }
 
-void RankProcess::say_hello() {
+std::uint64_t RankProcess::say_hello() {
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_hello_tag;
   amem_v1_Hello& hello = message.body.hello;
@@ -70,14 +55,15 @@ void RankProcess::say_hello() {
   hello.rank = number_;
   set_text(hello.group, group_);
   set_text(hello.stage, origin_.stage);
+  set_text(hello.program, origin_.program);
   std::memcpy(hello.session, key_.data(), key_.size());
   hello.gate_shut = gate_shut_;
-  for (const Device& device : Ground::get().devices().all())
+  for (const Device& device : driver_ != nullptr ? driver_->all() : std::vector<Device>())
     if (origin_.sees.empty() || origin_.sees.contains(device.uuid))
       std::memcpy(hello.devices[hello.devices_count++], device.uuid.bytes.data(),
                   device.uuid.bytes.size());
   send(message);
-  hello_ = message.seq;
+  return hello_ = message.seq;
 }
 
 // ---- a broker that dies -------------------------------------------------------------------------
@@ -92,6 +78,10 @@ void RankProcess::lose_broker() {
     else
       ++ends;
   }
+  give_up();
+}
+
+void RankProcess::give_up() {
   socket_.reset();
   commands_.clear();
   hashes_.clear();  // the next broker's pool has other bytes
@@ -106,18 +96,19 @@ void RankProcess::lose_session() {
   commands_.clear();
 }
 
-void RankProcess::come_back(const std::string& path) {
+std::uint64_t RankProcess::come_back(const std::string& path) {
   end_save();  // who copies is who comes back
   taken_.clear();
   paused_ = false;
   require(connect_socket(path), "the broker takes those who come back");
-  say_hello();
+  const std::uint64_t hello = say_hello();
   if (joined_) say_holding();  // else the broker before has not answered its Hello: it joins anew
   for (const auto& [seq, bytes] : unanswered_) {
     const auto asking = asking_for_.find(seq);
     const bool own = asking != asking_for_.end() && asking->second.own;
     send_bytes(bytes, own ? std::vector{asking->second.fd.get()} : std::vector<int>());
   }
+  return hello;
 }
 
 void RankProcess::say_holding() {
@@ -132,11 +123,7 @@ void RankProcess::say_holding() {
 }
 
 void RankProcess::die() {
-  const std::uint64_t one = 1;
-  require(::write(process_.get(), &one, sizeof one) == sizeof one, "a process ends");
-  process_.reset();  // the broker has its own
-  outside::ends(pid());
-  checkpoints_.ends(pid());
+  process_->end();
   socket_.reset();
   memory_.clear();
   commands_.clear();
@@ -146,11 +133,15 @@ void RankProcess::die() {
 
 void RankProcess::fork() { child_.reset(::fcntl(socket_.get(), F_DUPFD_CLOEXEC, 0)); }
 
-void RankProcess::send(Message& message) {
-  message.seq = ++seq_;
+void RankProcess::say(const Message& message, const std::vector<int>& fds) {
   const Result<std::string> bytes = encode(message);
   require(bytes.ok(), "what a rank says can be sent");
-  send_bytes(bytes.value());
+  send_bytes(bytes.value(), fds);
+}
+
+void RankProcess::send(Message& message, const std::vector<int>& fds) {
+  message.seq = ++seq_;
+  say(message, fds);
 }
 
 void RankProcess::ask_for(Message& message, const std::vector<int>& fds) {
@@ -162,43 +153,47 @@ void RankProcess::ask_for(Message& message, const std::vector<int>& fds) {
 }
 
 void RankProcess::send_bytes(const std::string& bytes, const std::vector<int>& fds) const {
-  const death::Others not_the_broker;
-  if (connected()) (void)send_encoded(socket_.get(), bytes, fds);
+  if (connected()) process_->send(socket_.get(), bytes, fds);
 }
 
 // ---- what comes ---------------------------------------------------------------------------------
 
 bool RankProcess::read() {
   bool any = false;
-  while (connected()) {
-    Packet packet;
-    const Status status = receive(socket_.get(), MSG_DONTWAIT, packet);
-    if (status.code() == Code::kResourceExhausted) break;
-    if (!status.ok()) {
-      require(status.code() == Code::kUnavailable, "what the broker sends decodes");
-      lose_session();
-      break;
-    }
-    any = true;
-    take(std::move(packet));
-  }
+  while (connected() && read_one()) any = true;
   return any;
+}
+
+bool RankProcess::read_one() {
+  Packet packet;
+  const Status status = receive(socket_.get(), MSG_DONTWAIT, packet);
+  if (status.code() == Code::kResourceExhausted) return false;
+  if (!status.ok()) {
+    require(status.code() == Code::kUnavailable, "what the broker sends decodes");
+    lose_session();
+    return false;
+  }
+  take(std::move(packet));
+  return true;
 }
 
 void RankProcess::take(Packet packet) {
   if (shown_) shown_(packet);
   if (speaks_for_another_ && packet.message.which_body == amem_v1_SessionMessage_reply_tag)
     return take_unasked(packet);
-  if (packet.message.which_body == amem_v1_SessionMessage_reply_tag) return reply(packet);
+  if (packet.message.which_body == amem_v1_SessionMessage_reply_tag) {
+    reply(packet);
+    if (heard_) heard_(std::move(packet));
+    return;
+  }
   if (packet.message.which_body == amem_v1_SessionMessage_turn_reports_tag) {
     reports_ = packet.message.body.turn_reports.on;
     return say_work();
   }
   commands_.push_back(std::move(packet));
   if (!is_free() && needs_driver(commands_.back().message))
-    wrong_ = "nothing is asked of a process that is " +
-             std::string(word_of(checkpoints_.state(pid()))) + ", but rank " +
-             std::to_string(number_) + " gets " + name_of(commands_.back().message);
+    wrong_ = "nothing is asked of a process that is " + std::string(word_of(process_->state())) +
+             ", but rank " + std::to_string(number_) + " gets " + name_of(commands_.back().message);
 }
 
 bool RankProcess::is_detached() const {
@@ -224,6 +219,7 @@ void RankProcess::reply(Packet& packet) {
     refused_ = reply.code != 0;
     if (refused_) return;
     const amem_v1_Welcome& welcome = reply.result.welcome;
+    id_ = welcome.rank_id;
     // One that comes back is told otherwise what becomes of its gate.
     if (!joined_) gate_shut_ = welcome.gate_shut;
     joined_ = true;
@@ -241,28 +237,31 @@ void RankProcess::reply(Packet& packet) {
     return;
   }
   const auto asking = asking_for_.find(seq);
+  if (asking == asking_for_.end() && heard_) return;  // somebody else has asked
   require(asking != asking_for_.end(), "what was asked is answered once");
   Memory memory = std::move(asking->second);
   asking_for_.erase(asking);
   --pending_;
+  require(reply.code == 0 || packet.fds.empty(), "nothing comes with a refusal");
   if (reply.code == 0) {
     require(packet.fds.size() == (memory.own ? 0U : 1U),
             "memory comes with a descriptor, unless the rank has made it");
     if (!memory.own) memory.fd = std::move(packet.fds.front());
+    if (!habits.keeps) memory.fd.reset();
     std::uint64_t id = 0;
     if (reply.which_result == amem_v1_Reply_created_tag) {
       id = reply.result.created.id;
-      memory.truth = truths_[id] = std::make_shared<Truth>();
+      memory.truth = (*truths_)[id] = std::make_shared<Truth>();
       Truth& truth = *memory.truth;
       std::memcpy(truth.token.data(), reply.result.created.token, truth.token.size());
       truth.group = address();
       truth.device = memory.device;
       truth.value = static_cast<std::uint8_t>(id);
-      fill(memory.fd, memory.size, truth.value);
+      if (habits.fills) fill(memory.fd, memory.size, truth.value);
     } else {
       const amem_v1_Redeemed& redeemed = reply.result.redeemed;
       id = redeemed.id;
-      memory.truth = truths_.at(id);
+      memory.truth = truths_->at(id);
       memory.size = redeemed.size;
       std::memcpy(memory.device.bytes.data(), redeemed.device, memory.device.bytes.size());
       memory.tag = redeemed.tag;
@@ -289,6 +288,8 @@ void RankProcess::report() {
   message.body.cut_status.epoch = epoch_;
   message.body.cut_status.steps = steps_;
   message.body.cut_status.captures = static_cast<std::uint32_t>(pending_);
+  for (const amem_v1_DeviceCut& device : habits.cut)
+    message.body.cut_status.devices[message.body.cut_status.devices_count++] = device;
   send(message);
 }
 
@@ -329,8 +330,16 @@ void RankProcess::handle(Mood mood) {
     end_save();
     return saved(what, mood);
   }
+  carry_out(next_packet(), mood);
+}
+
+Packet RankProcess::next_packet() {
   Packet packet = std::move(commands_.front());
   commands_.pop_front();
+  return packet;
+}
+
+void RankProcess::carry_out(Packet packet, Mood mood) {
   const Message& m = packet.message;
   if (is_lost() && mood != Mood::kSilent) mood = Mood::kFails;
   const bool well = mood != Mood::kFails;
@@ -354,12 +363,14 @@ void RankProcess::handle(Mood mood) {
       epoch_ = m.body.quiesce.epoch;
       steps_ = 0;
       gate_shut_ = quiescing_ = true;
+      if (mood == Mood::kDenies) return done(RankPhase::kQuiet, epoch_, 0, false, mood);
       if (mood != Mood::kFails && mood != Mood::kSilent) report();
       return;
     case amem_v1_SessionMessage_step_tag:
       ++steps_;
       return report();
     case amem_v1_SessionMessage_measure_tag:
+      if (mood != Mood::kSilent) look(m.body.measure);
       if (m.body.measure.last) done(RankPhase::kMeasure, m.body.measure.epoch, 0, well, mood);
       return;
     case amem_v1_SessionMessage_save_tag:
@@ -382,7 +393,7 @@ void RankProcess::handle(Mood mood) {
         done(RankPhase::kMap, m.body.map.epoch, 0, !std::exchange(map_failed_, false), mood);
       return;
     case amem_v1_SessionMessage_load_tag:
-      copy_failed_ = copy_failed_ || !well || !load(m.body.load);
+      copy_failed_ = copy_failed_ || !well || (mood != Mood::kLies && !load(m.body.load));
       if (m.body.load.last)
         done(RankPhase::kLoad, m.body.load.epoch, 0, !std::exchange(copy_failed_, false), mood);
       return;
@@ -424,7 +435,10 @@ void RankProcess::done(RankPhase phase, std::uint64_t epoch, std::uint32_t wave,
   answer.phase = number_of(phase);
   answer.epoch = epoch;
   answer.wave = wave;
-  answer.code = static_cast<std::uint32_t>(well ? Code::kOk : Code::kInternal);
+  if (!well || mood == Mood::kDenies) {
+    answer.code = static_cast<std::uint32_t>(habits.failure);
+    set_text(answer.text, habits.why);
+  }
   send(message);
   if (mood == Mood::kTwice) send(message);
 }
@@ -439,6 +453,7 @@ bool RankProcess::map(Packet& packet) {
     if (memory.made)
       require(same_memory(memory.made, packet.fds[i]), "all have what its maker has made");
     memory.fd = memory.made ? std::move(memory.made) : std::move(packet.fds[i]);
+    if (!habits.keeps) memory.fd.reset();
     memory.arrived = true;
     memory.stale = false;
   }
@@ -472,29 +487,41 @@ void RankProcess::drop_leftovers() {
 
 void RankProcess::create(const DeviceUuid& device, std::uint64_t size, const std::string& tag,
                          bool own) {
+  ask_for_memory({.device = device, .size = size, .tag = tag, .own = own});
+}
+
+std::uint64_t RankProcess::ask_for_memory(const Wish& wish) {
   Memory memory;
-  memory.size = size;
-  memory.tag = tag;
-  memory.device = device;
-  memory.own = own;
-  if (own) {
-    Result<CreatedMemory> made = made_on(device, size);
-    if (!made.ok()) return;
+  memory.size = wish.size;
+  memory.tag = wish.tag;
+  memory.device = wish.device;
+  memory.own = wish.own;
+  memory.gpu_direct_rdma = wish.gpu_direct_rdma;
+  if (wish.own) {
+    Result<CreatedMemory> made = made_on(*driver_, wish.device, wish.size, wish.gpu_direct_rdma);
+    if (!made.ok()) return 0;
     memory.fd = std::move(made.value().fd);
   }
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_create_tag;
-  message.body.create.size = size;
-  std::memcpy(message.body.create.device, device.bytes.data(), device.bytes.size());
-  set_text(message.body.create.tag, tag);
-  message.body.create.made = own;
-  ask_for(message, own ? std::vector{memory.fd.get()} : std::vector<int>());
+  amem_v1_Create& create = message.body.create;
+  create.size = wish.size;
+  std::memcpy(create.device, wish.device.bytes.data(), wish.device.bytes.size());
+  set_text(create.tag, wish.tag);
+  create.made = wish.own;
+  create.gpu_direct_rdma = wish.gpu_direct_rdma;
+  create.policy = wish.policy;
+  ask_for(message, wish.own ? std::vector{memory.fd.get()} : std::vector<int>());
   ++pending_;
   asking_for_[message.seq] = std::move(memory);
+  return message.seq;
 }
 
 void RankProcess::open(std::uint64_t id, const Token& token) {
-  if (memory_.contains(id)) return;
+  if (!memory_.contains(id)) ask_to_open(id, token);
+}
+
+std::uint64_t RankProcess::ask_to_open(std::uint64_t id, const Token& token) {
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_redeem_tag;
   message.body.redeem.id = id;
@@ -502,6 +529,7 @@ void RankProcess::open(std::uint64_t id, const Token& token) {
   ask_for(message);
   ++pending_;
   asking_for_[message.seq].opens = id;
+  return message.seq;
 }
 
 bool RankProcess::is_opening(std::uint64_t id) const {
@@ -514,10 +542,14 @@ void RankProcess::free_one(std::uint64_t chance, bool only_its_own) {
   const auto it = std::next(memory_.begin(), static_cast<std::ptrdiff_t>(chance % memory_.size()));
   if (is_opening(it->first)) return;
   if (only_its_own && it->second.truth.use_count() > 2) return;  // beside the table of all
+  free(it->first);
+}
+
+void RankProcess::free(std::uint64_t id) {
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_free_tag;
-  message.body.free.id = it->first;
-  memory_.erase(it);
+  message.body.free.id = id;
+  memory_.erase(id);
   send(message);
 }
 
@@ -589,6 +621,15 @@ void RankProcess::pin(std::uint64_t id) {
   message.which_body = amem_v1_SessionMessage_pin_tag;
   message.body.pin.id = id;
   message.body.pin.reason = amem_v1_PinReason_PIN_REASON_NIC;
+  send(message);
+}
+
+void RankProcess::unpin(std::uint64_t id) {
+  memory_.at(id).pinned = false;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_unpin_tag;
+  message.body.unpin.id = id;
+  message.body.unpin.reason = amem_v1_PinReason_PIN_REASON_NIC;
   send(message);
 }
 

@@ -1,6 +1,6 @@
-// RankProcess: a rank of a history: the other end of a session, which does what the broker tells it
-// with the bytes of the simulated driver's memory, well or badly, when it is told to go on; and its
-// program, which writes to what it has and finds there what it should.
+// RankProcess: a rank: the other end of a session, which does what the broker tells it with the
+// bytes of the simulated driver's memory, well or badly, when it is told to go on; and its program,
+// which writes to what it has and finds there what it should.
 #pragma once
 
 #include <sys/types.h>
@@ -15,10 +15,13 @@
 #include <string>
 #include <vector>
 
+#include "common/form.h"
 #include "common/packet.h"
 #include "common/protocol.h"
 #include "common/rank_phase.h"
+#include "daemon/memory/devices.h"
 #include "tests/world/checkpoints.h"
+#include "tests/world/process.h"
 
 namespace amem::world {
 
@@ -38,34 +41,71 @@ struct Origin {
   uid_t user = 1001;
   std::string stage = {};
   std::set<DeviceUuid> sees = {};
+  std::string program = {};
 };
 
-/// kSlow: it begins a Save, and ends it with the next command. kLies: copies nothing.
-enum class Mood : std::uint8_t { kWell, kFails, kSilent, kTwice, kSlow, kLies };
+/// kSlow: it begins a Save, and ends it with the next command. kLies: copies and makes nothing, and
+/// says that it has. kDenies: does it, but for a Make, and says that it has not.
+enum class Mood : std::uint8_t { kWell, kFails, kSilent, kTwice, kSlow, kLies, kDenies };
+
+/// What ranks do differently.
+struct Habits {
+  bool fills = true;   // memory that it gets, with bytes by which it is known
+  bool hashes = true;  // takes them where they are wanted
+  bool keeps = true;   // descriptors of memory: one that keeps none only answers
+  /// Not 0: pieces that may be sparse, and whose bytes are all the same, are saved in so many.
+  std::uint64_t sparse_bytes = 0;
+  std::uint64_t checksum = 0;               // told of each piece that it saves; 0: none
+  std::optional<std::uint32_t> mask = {};   // finds it in each group of blocks; none: cannot look
+  std::vector<amem_v1_DeviceCut> cut = {};  // what it says of devices while its gate is shut
+  Code failure = Code::kInternal;           // with which it fails
+  std::string why = {};
+};
+
+/// Memory that a rank asks for. `own`: it makes it itself, and gives it to the broker to keep.
+struct Wish {
+  DeviceUuid device = {};
+  std::uint64_t size = 0;
+  std::string tag = {};
+  bool own = false;
+  bool gpu_direct_rdma = false;
+  amem_v1_RegionPolicy policy = amem_v1_RegionPolicy_REGION_POLICY_UNSPECIFIED;
+};
 
 class RankProcess {
  public:
+  /// Of a simulated node.
   RankProcess(Truths& truths, Checkpoints& checkpoints, std::string group, int number,
-              Origin origin = {})
-      : truths_(truths),
-        checkpoints_(checkpoints),
+              Origin origin = {});
+  /// `driver`: what it makes memory with, and which devices there are; null: it says nothing of
+  /// devices, as an older shim.
+  RankProcess(Truths& truths, std::unique_ptr<Process> process, const Devices* driver,
+              std::string group, int number, Origin origin = {})
+      : process_(std::move(process)),
+        driver_(driver),
         group_(std::move(group)),
         number_(number),
+        truths_(&truths),
         origin_(std::move(origin)) {}
 
+  /// From now on.
+  void use(const Devices& driver) { driver_ = &driver; }
   /// Its process begins, and may connect later. What is readable once it has ended.
-  int begin();
+  int begin() { return process_->begin(); }
   void connect(const std::string& path);
   /// Says nothing by itself: somebody else sends what it says, whatever that is, by its socket. So
   /// what it has is what it is answered. It may find no place to connect.
   void connect_for_another(const std::string& path);
   /// Every packet of the broker is shown, before anything else comes of it.
   void show(std::function<void(const Packet&)> shown) { shown_ = std::move(shown); }
+  /// Every reply is handed over when it has taken effect, also one to what it has not asked.
+  void hear(std::function<void(Packet)> heard) { heard_ = std::move(heard); }
   /// Its broker has died. It takes what answers there are still, gives up what that one had told it
   /// to do, and may come back. One that has not been welcomed goes on without amem. A Save that it
   /// has begun goes on, also where its session ends.
   void lose_broker();
-  void come_back(const std::string& path);
+  /// The request's number.
+  std::uint64_t come_back(const std::string& path);
   /// Its process ends.
   void die();
   /// Its session ends; the process lives on, and its program stands still.
@@ -81,7 +121,7 @@ class RankProcess {
   bool saves() const { return saves_.has_value(); }
   void end_save();
 
-  bool lives() const { return static_cast<bool>(process_); }
+  bool lives() const { return process_->lives(); }
   bool connected() const { return static_cast<bool>(socket_); }
   /// To the broker; -1: none.
   int socket() const { return socket_.get(); }
@@ -98,13 +138,19 @@ class RankProcess {
   }
   bool sees_all() const { return origin_.sees.empty(); }
   int number() const { return number_; }
-  pid_t pid() const;
+  pid_t pid() const { return process_->pid(); }
+  /// As the broker knows it; 0: it has not been welcomed.
+  std::uint32_t id() const { return id_; }
+  bool gate_shut() const { return gate_shut_; }
   /// As far as it knows.
   bool runs() const { return (connected() || paused_) && joined_ && !gate_shut_ && !is_lost(); }
   /// The driver has lost its process.
-  bool is_lost() const { return lives() && checkpoints_.is_lost(pid()); }
+  bool is_lost() const { return lives() && process_->state() == ProcessState::kFailed; }
   /// Its process is neither locked nor checkpointed, so its calls of the driver return.
-  bool is_free() const { return checkpoints_.is_free(pid()); }
+  bool is_free() const {
+    const ProcessState state = process_->state();
+    return state == ProcessState::kRunning || state == ProcessState::kFailed;
+  }
   /// It has done what comes before a checkpoint, or is to do that next.
   bool is_detached() const;
   /// Whether its process may be locked; empty: yes.
@@ -121,6 +167,8 @@ class RankProcess {
 
   /// Takes in what has come. Replies count at once; false: nothing has come.
   bool read();
+  /// One packet; false: none has come, or the session has ended.
+  bool read_one();
   bool has_command() const { return saves_ || !commands_.empty(); }
   /// Carries out the next command. REQUIRES: there is one.
   void handle(Mood mood);
@@ -138,6 +186,7 @@ class RankProcess {
   void work(bool waiting, bool worked);
   /// A NIC knows this memory from now on, until its process ends. REQUIRES: runs(), and it has it.
   void pin(std::uint64_t id);
+  void unpin(std::uint64_t id);
   struct Has {
     std::uint64_t id = 0;
     std::uint64_t size = 0;
@@ -154,7 +203,13 @@ class RankProcess {
   /// `own`: it makes the memory itself, and gives it to the broker to keep. Nothing where there is
   /// no space.
   void create(const DeviceUuid& device, std::uint64_t size, const std::string& tag, bool own);
+  /// The request's number; 0: nothing.
+  std::uint64_t ask_for_memory(const Wish& wish);
+  std::uint64_t ask_to_open(std::uint64_t id, const Token& token);
+  /// Nothing where it has it.
   void open(std::uint64_t id, const Token& token);
+  /// Whether it has it or not.
+  void free(std::uint64_t id);
   /// Nothing where the one that chance takes is just being opened once more: to the broker it stays
   /// this rank's, as the shim sees to. `only_its_own`: nor where any other has it.
   void free_one(std::uint64_t chance, bool only_its_own = false);
@@ -167,14 +222,17 @@ class RankProcess {
   /// Empty: everything that it has is there, with its bytes. `all`: nothing may be paused.
   std::string check(bool all) const;
 
- private:
+  Habits habits;
+
+ protected:
   struct Memory {
     std::uint64_t size = 0;
     std::string tag;
     DeviceUuid device = {};
     bool own = false;  // of its making
-    Fd made;           // in the resume under way, and not mapped yet
-    Fd fd;             // what is mapped
+    bool gpu_direct_rdma = false;
+    Fd made;  // in the resume under way, and not mapped yet
+    Fd fd;    // what is mapped
     std::shared_ptr<Truth> truth;
     bool guest = false;       // another group's
     std::uint64_t opens = 0;  // not answered yet: the one that is asked for
@@ -183,60 +241,84 @@ class RankProcess {
     bool pinned = false;
     bool usable() const { return fd && !arrived && !stale; }
   };
+  /// A piece that it tells of when it has saved it. What stands for its hashes: its bytes.
+  struct Saved {
+    amem_v1_Copy place{};
+    std::uint64_t epoch = 0;
+    std::string bytes;
+    amem_v1_Saved_Piece told{};
+  };
 
+  /// As it was before it began, but for its habits and for who looks on, in another process.
+  void begin_anew(std::unique_ptr<Process> process);
+  bool connect_socket(const std::string& path);
+  /// The request's number.
+  std::uint64_t say_hello();
+  /// Of a broker that is lost: what it was told to do, and what goes with that.
+  void give_up();
+  Packet next_packet();
+  void carry_out(Packet packet, Mood mood);
+  void done(RankPhase phase, std::uint64_t epoch, std::uint32_t wave, bool well, Mood mood);
+  void tell_saved(std::uint64_t epoch, std::uint32_t wave,
+                  const std::vector<amem_v1_Saved_Piece>& pieces);
+  void tell_measured(std::uint64_t epoch, std::uint64_t id, std::uint64_t group,
+                     const std::vector<std::uint32_t>& masks);
+  /// As it is, or with the next number.
+  void say(const Message& message, const std::vector<int>& fds = {});
+  void send(Message& message, const std::vector<int>& fds = {});
+  /// What the broker wants to know while the gate is shut.
+  void report();
+
+  std::unique_ptr<Process> process_;
+  const Devices* driver_;
+  std::string group_;
+  int number_;
+  Token key_{};  // with which it may come back
+  std::map<std::uint64_t, Memory> memory_;
+  std::map<std::uint32_t, Fd> segments_;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, Saved> hashes_;  // by allocation and offset
+
+ private:
   /// What has been read from a device, and where it is to be written.
   struct Write {
     const Fd* segment;
     std::uint64_t offset;
     std::string bytes;
   };
-  /// What stands for the hashes of a piece: its bytes.
-  struct Hashed {
-    amem_v1_Copy place{};
-    std::uint64_t epoch = 0;
-    std::string bytes;
-  };
   struct Saves {
     amem_v1_Copies what;
     std::vector<Write> writes;
-    std::vector<Hashed> hashed;
+    std::vector<Saved> pieces;
   };
 
-  bool connect_socket(const std::string& path);
   void take_unasked(Packet& packet);
   bool is_opening(std::uint64_t id) const;
-  void say_hello();
   void say_holding();
   void say_work();
   void take(Packet packet);
   static std::string name_of(const Message& message);
   void reply(Packet& packet);
-  void send(Message& message);
   /// It will be answered, if need be by another broker.
   void ask_for(Message& message, const std::vector<int>& fds = {});
   void send_bytes(const std::string& bytes, const std::vector<int>& fds = {}) const;
   void make(const amem_v1_Make& make, Mood mood);
   void drop_made();
-  void report();
+  void look(const amem_v1_Measure& measure);
   void begin_save(const amem_v1_Copies& copies, bool well);
+  /// In which it stores these; nothing: its place is too small.
+  std::optional<Form> form_of(const amem_v1_Copy& copy, const std::string& bytes) const;
   void saved(const amem_v1_Copies& what, Mood mood);
   /// Of what the place has, by these hashes; null: they are not known.
   const std::string* known(const amem_v1_Copy& copy) const;
-  void tell_hashed(const amem_v1_Copies& what);
   bool load(const amem_v1_Copies& copies);
   bool map(Packet& packet);
   void release(const amem_v1_Release& release, bool well);
   void take_word(const amem_v1_Ask& ask, bool well, Mood mood);
-  void done(RankPhase phase, std::uint64_t epoch, std::uint32_t wave, bool well, Mood mood);
 
-  Truths& truths_;
-  Checkpoints& checkpoints_;
-  const std::string group_;
-  const int number_;
-  const Origin origin_;
+  Truths* truths_;
+  Origin origin_;
   Fd socket_;
-  Fd process_;   // an eventfd: readable once it has ended
-  Token key_{};  // with which it may come back
+  std::uint32_t id_ = 0;
   bool joined_ = false;
   bool paused_ = false;
   bool refused_ = false;
@@ -251,6 +333,7 @@ class RankProcess {
   bool stopped_ = false;
   Fd child_;  // its copy of the socket
   std::function<void(const Packet&)> shown_;
+  std::function<void(Packet)> heard_;
   std::string wrong_;
   bool copy_failed_ = false;
   bool map_failed_ = false;
@@ -267,12 +350,9 @@ class RankProcess {
   std::map<std::uint64_t, Asks> asks_;  // by sequence number
   int asked_ = 0;
   std::map<std::uint64_t, Memory> asking_for_;  // by sequence number
-  std::map<std::uint64_t, Memory> memory_;
-  std::map<std::uint32_t, Fd> segments_;
   std::deque<Packet> commands_;
   std::optional<Saves> saves_;  // just now
-  std::vector<Hashed> taken_;   // of the Save under way, as far as it is written
-  std::map<std::pair<std::uint64_t, std::uint64_t>, Hashed> hashes_;  // by allocation and offset
+  std::vector<Saved> taken_;    // of the Save under way, as far as it is written
 };
 
 }  // namespace amem::world
