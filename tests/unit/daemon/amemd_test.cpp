@@ -25,7 +25,7 @@
 
 #include "amem/v1/broker.grpc.pb.h"
 #include "common/version.h"
-#include "tests/unit/fixtures/fake_rank.h"
+#include "tests/unit/fixtures/scripted_rank.h"
 
 extern char** environ;
 
@@ -144,9 +144,9 @@ TEST_F(AmemdTest, ServesAndEndsCleanly) {
   struct stat st {};
   ASSERT_EQ(::stat((run_dir + "/session.sock").c_str(), &st), 0);
   ASSERT_EQ(::stat((run_dir + "/control.sock").c_str(), &st), 0);
-  FakeRank rank;
+  ScriptedRank rank;
   rank.connect(run_dir + "/session.sock");
-  ASSERT_EQ(FakeRank::code(rank.hello("train")), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(rank.hello("train")), Code::kOk);
 
   grpc::ClientContext context;
   v1::NodeStatus status;
@@ -179,9 +179,9 @@ TEST_F(AmemdTest, ServesAndEndsCleanly) {
 TEST_F(AmemdTest, ControlCallsOverTheSocket) {
   auto amemd = serve();
   ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready") && amemd->serves()) << amemd->output();
-  FakeRank rank;
+  ScriptedRank rank;
   rank.connect(run_dir + "/session.sock");
-  ASSERT_EQ(FakeRank::code(rank.hello("train")), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(rank.hello("train")), Code::kOk);
   auto control = stub();
   grpc::ClientContext watching;
   auto watch = control->Watch(&watching, {});
@@ -238,9 +238,9 @@ TEST_F(AmemdTest, ControlCallsOverTheSocket) {
 TEST_F(AmemdTest, ACallerThatLeavesStopsNothing) {
   auto amemd = serve();
   ASSERT_TRUE(amemd->says("16 MiB of 16 MiB ready") && amemd->serves()) << amemd->output();
-  FakeRank rank;
+  ScriptedRank rank;
   rank.connect(run_dir + "/session.sock");
-  ASSERT_EQ(FakeRank::code(rank.hello("train")), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(rank.hello("train")), Code::kOk);
   auto control = stub();
   {
     grpc::ClientContext context;

@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "tests/unit/fixtures/making_rank.h"
 #include "tests/unit/fixtures/restart_fixture.h"
 
 namespace amem {
@@ -17,8 +16,8 @@ class BrokerComebackTest : public BrokerRestartTest {
  protected:
   Duration patience() const override { return milliseconds(700); }
 
-  ReturningRank& come_back(ReturningRank& rank) {
-    EXPECT_EQ(FakeRank::code(rank.come_back(socket())), Code::kOk);
+  ScriptedRank& come_back(ScriptedRank& rank) {
+    EXPECT_EQ(ScriptedRank::code(rank.come_back(socket())), Code::kOk);
     settle();
     return rank;
   }
@@ -116,7 +115,7 @@ TEST_F(BrokerComebackTest, NobodyKeepsMemoryOfAPausedGroup) {
   come_back(r1);
   come_back(r2);
   EXPECT_TRUE(eventually([&] { return used(0) + 4 * kMiB == alone; }));
-  EXPECT_TRUE(r2.gate_shut);
+  EXPECT_TRUE(r2.gate_shut());
   ASSERT_TRUE(resume().ok());
   expect_whole();
 }
@@ -132,7 +131,7 @@ TEST_F(BrokerComebackTest, NobodyKeepsATagThatIsPaused) {
   come_back(r2);
   EXPECT_TRUE(eventually([&] { return used(0) + 4 * kMiB == alone; }));
   EXPECT_TRUE(eventually([&] { return r2.received[amem_v1_SessionMessage_ask_tag] > 0; }));
-  EXPECT_FALSE(r2.gate_shut);
+  EXPECT_FALSE(r2.gate_shut());
   EXPECT_TRUE(r2.holds(of_b, 0xbb)) << "what is not paused stays";
   ASSERT_TRUE(complete(begin({Operation::kResume, Selection{{"nccl"}}})).ok());
   expect_whole();
@@ -144,7 +143,7 @@ TEST_F(BrokerComebackTest, WhoComesBackLateLeavesInWaves) {
   ASSERT_NO_FATAL_FAILURE(rollout_is_paused());
   join_here(r1, "train", 0);
   join_here(r2, "train", 1);
-  for (ReturningRank* rank : {&r1, &r2}) {
+  for (ScriptedRank* rank : {&r1, &r2}) {
     of_a = rank->create(gpu(0), 4 * kMiB);
     rank->write(of_a, 0xaa);
   }
@@ -156,7 +155,7 @@ TEST_F(BrokerComebackTest, WhoComesBackLateLeavesInWaves) {
   come_back(r3);
   ASSERT_TRUE(eventually([&] { return group().state() == kRunning; })) << "without the late one";
   come_back(r2);
-  EXPECT_FALSE(r2.gate_shut);
+  EXPECT_FALSE(r2.gate_shut());
   ASSERT_NO_FATAL_FAILURE(expect_to_leave_in_waves());
   b.die();
   b.memory.clear();
@@ -176,8 +175,8 @@ TEST_F(BrokerComebackTest, WhoTookNoPartInAPauseOfSomeRanksLeavesInWaves) {
   r1.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"cache"});
   ASSERT_TRUE(eventually([&] { return r1.received[save] == 1; }));
   restart();
-  for (ReturningRank* rank : {&r1, &r2, &r3}) come_back(*rank);
-  ASSERT_TRUE(eventually([&] { return !r1.gate_shut; }));
+  for (ScriptedRank* rank : {&r1, &r2, &r3}) come_back(*rank);
+  ASSERT_TRUE(eventually([&] { return !r1.gate_shut(); }));
   ASSERT_NO_FATAL_FAILURE(expect_to_leave_in_waves());
 }
 
@@ -207,7 +206,7 @@ TEST_F(BrokerComebackTest, WhatAGuestHadOpenComesBackAfterAResumeThatWasUndone) 
     const Status resumed = resume("guest");
     ASSERT_TRUE(resumed.ok()) << resumed.text();
     EXPECT_TRUE(r3.holds(of_a, 0xaa)) << (late ? "late" : "in time");
-    for (ReturningRank* rank : {&r1, &r3}) {
+    for (ScriptedRank* rank : {&r1, &r3}) {
       rank->lose_session();
       rank->memory.clear();
     }
@@ -229,15 +228,15 @@ TEST_F(BrokerComebackTest, WhoHasNothingLeftHearsThatThePauseHasEnded) {
   r2.received.clear();
   come_back(r2);
   EXPECT_EQ(r2.received[release], 1);
-  EXPECT_TRUE(r2.gate_shut);
+  EXPECT_TRUE(r2.gate_shut());
 }
 
 // It could not bind again what it has made and lets go of.
 TEST_F(BrokerComebackTest, WhatStaysItsMakerKeeps) {
-  Making making(r1, devices);
+  r1.use(devices);
   join_here(r1, "train", 0);
   join_here(r3, "guest", 0);
-  of_a = making.create(gpu(0), 4 * kMiB);
+  of_a = r1.make(gpu(0), 4 * kMiB);
   r1.write(of_a, 0xaa);
   of_b = r1.create(gpu(0), 4 * kMiB);
   r3.share(r1, of_a);
@@ -265,7 +264,7 @@ TEST_F(BrokerComebackTest, WhatAWaveHasSavedOutlivesItsSaver) {
   const bool told = eventually([&] { return r2.received[amem_v1_SessionMessage_release_tag] > 0; });
   ASSERT_TRUE(told) << complete(watcher).text();
   restart();
-  for (FakeRank* rank : {&a, &b}) {
+  for (ScriptedRank* rank : {&a, &b}) {
     rank->die();
     rank->memory.clear();
   }
@@ -367,7 +366,7 @@ TEST_F(BrokerComebackTest, WhatSomebodyGoneMayBeWritingToStaysHisUntilHeEnds) {
 TEST_F(BrokerComebackTest, BytesInAFormThatItDoesNotKnowAreNotLoadedInAnother) {
   join(a);
   a.create(gpu(0), 4 * kMiB);
-  a.sparse_bytes = 4096;
+  a.habits.sparse_bytes = 4096;
   ASSERT_TRUE(pause().ok());
   Fd memory(::dup(supervisor->record().log()->memory().get()));
   end_broker();
@@ -402,10 +401,10 @@ TEST_F(BrokerComebackTest, WhatIsGivenBackTwiceIsNotLostToThePool) {
     log.value().each([&](RowKey key, std::string_view bytes) {
       v1::record::Saved saved;
       if (kind_of_row(key) != RowKind::kSaved || !saved.ParseFromString(std::string(bytes))) return;
-      if (saved.saver() == r1.id && !saved.leaves()) *limbo.mutable_extents() = saved.extents();
+      if (saved.saver() == r1.id() && !saved.leaves()) *limbo.mutable_extents() = saved.extents();
     });
     ASSERT_GT(limbo.extents_size(), 0) << "the second wave is being saved";
-    ASSERT_TRUE(log.value().put(row_key(RowKind::kLimbo, r1.id), limbo.SerializeAsString()).ok());
+    ASSERT_TRUE(log.value().put(row_key(RowKind::kLimbo, r1.id()), limbo.SerializeAsString()).ok());
   }
   supervisor.reset();
   ASSERT_NO_FATAL_FAILURE(begin_broker());

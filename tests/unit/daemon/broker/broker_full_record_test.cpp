@@ -64,8 +64,8 @@ class FullRecordTest : public BrokerTest {
   }
   void expect_running() {
     EXPECT_EQ(group().state(), kRunning);
-    EXPECT_FALSE(r1.gate_shut);
-    EXPECT_FALSE(r2.gate_shut);
+    EXPECT_FALSE(r1.gate_shut());
+    EXPECT_FALSE(r2.gate_shut());
     EXPECT_TRUE(r1.holds(of_a, 0xaa));
     EXPECT_TRUE(r2.holds(of_b, 0xbb));
     EXPECT_EQ(status().pool().used_bytes(), 0U);
@@ -73,7 +73,7 @@ class FullRecordTest : public BrokerTest {
 
   std::unique_ptr<Record> record;
   std::vector<Row> fillers;
-  FakeRank r1, r2;
+  ScriptedRank r1, r2;
   std::uint64_t of_a = 0, of_b = 0;
 };
 
@@ -133,13 +133,13 @@ TEST_F(FullRecordTest, AResumeIsRefusedAndThePausedGroupStaysAsItIs) {
 TEST_F(FullRecordTest, WhatCannotBeOnRecordIsRefused) {
   two();
   fill();
-  FakeRank late;
+  ScriptedRank late;
   late.connect(node->dir() + "/session.sock");
   const Packet refused = late.hello("train", 2);
-  EXPECT_EQ(FakeRank::code(refused), Code::kResourceExhausted);
-  FakeRank other;
+  EXPECT_EQ(ScriptedRank::code(refused), Code::kResourceExhausted);
+  ScriptedRank other;
   other.connect(node->dir() + "/session.sock");
-  EXPECT_EQ(FakeRank::code(other.hello("other", 0)), Code::kResourceExhausted);
+  EXPECT_EQ(ScriptedRank::code(other.hello("other", 0)), Code::kResourceExhausted);
   EXPECT_EQ(status().groups().size(), 1) << "no group without a rank is left";
   EXPECT_EQ(set_policy("weights", v1::POLICY_DISCARD).code(), Code::kResourceExhausted);
   EXPECT_EQ(on_loop([&] {

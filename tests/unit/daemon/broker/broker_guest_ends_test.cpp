@@ -60,7 +60,7 @@ class OpeningTest : public BrokerGuestsTest {
     a.write(of_a, 0xaa);
     ASSERT_TRUE(pause().ok());
     ASSERT_EQ(status().pool().used_bytes(), 4 * kMiB);
-    b.moods[amem_v1_SessionMessage_ask_tag] = FakeRank::Mood::kLate;
+    b.moods[amem_v1_SessionMessage_ask_tag] = ScriptedRank::Mood::kLate;
     resumed = begin(Operation::kResume);
     expect_phase("open");
     c.share(a, of_a);

@@ -18,8 +18,8 @@ TEST_F(BrokerGuestsTest, AGuestMapsTheMemoryAndCountsForNothingElse) {
   const v1::GuestUsage& guest = train.guests(0);
   EXPECT_EQ(guest.owner(), "train");
   EXPECT_EQ(guest.guest(), "rollout");
-  EXPECT_EQ(guest.rank_id(), c.id);
-  EXPECT_EQ(guest.pid(), c.process());
+  EXPECT_EQ(guest.rank_id(), c.id());
+  EXPECT_EQ(guest.pid(), c.pid());
   EXPECT_EQ(guest.tag(), "weights");
   EXPECT_EQ(guest.bytes(), 4 * kMiB);
   EXPECT_FALSE(guest.paused());
@@ -96,7 +96,7 @@ TEST_F(BrokerGuestsTest, AGuestThatClosesBetweenSaveAndDropLosesNothing) {
     EXPECT_EQ(used(0), 4 * kMiB);
     ASSERT_TRUE(resume().ok());
     EXPECT_TRUE(a.holds(of_a, 0xaa));
-    for (FakeRank* rank : {&a, &c}) end(*rank);
+    for (ScriptedRank* rank : {&a, &c}) end(*rank);
     EXPECT_TRUE(eventually([&] { return status().groups_size() == 0; }));
     ranks.clear();
   }
@@ -108,7 +108,7 @@ TEST_F(BrokerGuestsTest, RefusedTheGroupRunsOn) {
   const Status result = complete(refused);
   EXPECT_EQ(result.code(), Code::kFailedPrecondition);
   for (const std::string& text :
-       {"rank 0 (pid " + std::to_string(c.process()) + ") of group 'rollout'",
+       {"rank 0 (pid " + std::to_string(c.pid()) + ") of group 'rollout'",
         std::string("4 MiB of tag 'weights' open"), std::string("the group is running")})
     EXPECT_NE(result.text().find(text), std::string::npos) << result.text();
   EXPECT_EQ(group().state(), kRunning);
@@ -126,7 +126,7 @@ TEST_F(BrokerGuestsTest, AGuestThatComesWhileRanksBecomeQuietIsRefusedToo) {
   a.catch_up();
   EXPECT_EQ(complete(refused).code(), Code::kFailedPrecondition);
   EXPECT_EQ(group().state(), kRunning);
-  EXPECT_FALSE(a.gate_shut);
+  EXPECT_FALSE(a.gate_shut());
   EXPECT_EQ(status().pool().used_bytes(), 0U);
 }
 
@@ -139,14 +139,14 @@ TEST_F(BrokerGuestsTest, NobodyNewComesInOnceBytesAreSaved) {
   a.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
   const auto paused = begin({Operation::kPause, {{"weights"}}});
   expect_phase("save");
-  const Packet late = c.try_redeem(of_a, a.memory[of_a].token);
-  EXPECT_EQ(FakeRank::code(late), Code::kFailedPrecondition);
+  const Packet late = c.try_redeem(of_a, a.token(of_a));
+  EXPECT_EQ(ScriptedRank::code(late), Code::kFailedPrecondition);
   EXPECT_NE(std::string(late.message.body.reply.text).find("is being paused"), std::string::npos);
   c.share(a, stays);
   a.catch_up();
   ASSERT_TRUE(complete(paused).ok());
   EXPECT_EQ(used(0), 2 * kMiB);
-  EXPECT_EQ(FakeRank::code(c.try_redeem(of_a, a.memory[of_a].token)), Code::kFailedPrecondition);
+  EXPECT_EQ(ScriptedRank::code(c.try_redeem(of_a, a.token(of_a))), Code::kFailedPrecondition);
   ASSERT_TRUE(resume().ok());
   c.share(a, of_a);
   EXPECT_TRUE(c.holds(of_a, 0xaa));
@@ -248,7 +248,7 @@ TEST_F(BrokerGuestsTest, TheOwnerEndsWhileAGuestHasItOpen) {
   }
   // A group of that name that begins again is another one.
   join(d, "train", 0);
-  EXPECT_EQ(FakeRank::code(d.try_redeem(of_a, c.memory[of_a].token)), Code::kNotFound);
+  EXPECT_EQ(ScriptedRank::code(d.try_redeem(of_a, c.token(of_a))), Code::kNotFound);
   c.free(of_a);
   c.free(own);
   EXPECT_TRUE(eventually([&] { return used(0) == 0; }));
@@ -376,7 +376,7 @@ TEST_F(BrokerGuestsTest, FromInsideRanksChooseToo) {
                                       amem_v1_GuestRule_GUEST_RULE_REFUSE);
   ASSERT_TRUE(eventually([&] { return !a.replies.empty(); }));
   EXPECT_EQ(a.replies.front().message.seq, seq);
-  EXPECT_EQ(FakeRank::code(a.replies.front()), Code::kFailedPrecondition);
+  EXPECT_EQ(ScriptedRank::code(a.replies.front()), Code::kFailedPrecondition);
 }
 
 class RefusingBrokerTest : public BrokerGuestsTest {

@@ -55,7 +55,7 @@ TEST_F(HangTest, ARankThatAllocatesThereIsTold) {
   hang();
   std::thread allocates([this] {
     const Packet refused = a.try_create(gpu(0), 2 * kMiB, "nccl");
-    EXPECT_EQ(FakeRank::code(refused), Code::kDeadlineExceeded);
+    EXPECT_EQ(ScriptedRank::code(refused), Code::kDeadlineExceeded);
     EXPECT_NE(std::string(refused.message.body.reply.text).find("device 0 ("), std::string::npos)
         << refused.message.body.reply.text;
   });
@@ -92,7 +92,7 @@ TEST_F(HangTest, WhoeverSettlesWaitsForTheCloseOfWhatItFreed) {
   a.ask(nothing);
   EXPECT_EQ(used(0), 4 * kMiB);
   end_of_hang();
-  EXPECT_EQ(FakeRank::code(a.await_reply(settle.seq)), Code::kOk) << "not before the close";
+  EXPECT_EQ(ScriptedRank::code(a.await_reply(settle.seq)), Code::kOk) << "not before the close";
 }
 
 TEST_F(HangTest, APauseThereEndsThoughItsMemoryStays) {

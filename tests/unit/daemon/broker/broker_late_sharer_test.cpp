@@ -12,19 +12,19 @@ TEST_F(BrokerLateSharerTest, WhatARankResumesIsSharedOnceItIsBack) {
   a.write(cache, 0x11);
   a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"cache"});
   ASSERT_TRUE(eventually([&] { return a.replies.size() == 1; }));
-  ASSERT_EQ(FakeRank::code(a.replies[0]), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(a.replies[0]), Code::kOk);
 
   const int asked = a.received[amem_v1_SessionMessage_ask_tag];
-  a.moods[amem_v1_SessionMessage_ask_tag] = FakeRank::Mood::kLate;
+  a.moods[amem_v1_SessionMessage_ask_tag] = ScriptedRank::Mood::kLate;
   a.request(amem_v1_GroupOp_GROUP_OP_RESUME, 0, {"cache"});
   ASSERT_TRUE(eventually([&] { return a.received[amem_v1_SessionMessage_ask_tag] == asked + 1; }));
-  const Packet refused = b.try_redeem(cache, a.memory[cache].token);
-  EXPECT_EQ(FakeRank::code(refused), Code::kFailedPrecondition)
+  const Packet refused = b.try_redeem(cache, a.token(cache));
+  EXPECT_EQ(ScriptedRank::code(refused), Code::kFailedPrecondition)
       << "it would be of no operation, and stay paused";
   a.moods.clear();
   a.catch_up();
   ASSERT_TRUE(eventually([&] { return a.replies.size() == 2; }));
-  ASSERT_EQ(FakeRank::code(a.replies[1]), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(a.replies[1]), Code::kOk);
   EXPECT_EQ(status().pool().used_bytes(), 0U);
 
   b.share(a, cache);

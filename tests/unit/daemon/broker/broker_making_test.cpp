@@ -2,9 +2,9 @@
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 
-#include "tests/unit/fixtures/making_rank.h"
 #include "tests/unit/fixtures/restart_fixture.h"
 #include "tests/unit/fixtures/swap_fixture.h"
+#include "tests/world/device_memory.h"
 
 namespace amem {
 namespace {
@@ -16,10 +16,14 @@ constexpr pb_size_t kMake = amem_v1_SessionMessage_make_tag;
 /// Of two ranks the first makes its memory itself; the second has it too.
 class MakingTest : public BrokerRestartTest {
  protected:
+  void SetUp() override {
+    BrokerRestartTest::SetUp();
+    r1.use(devices);
+  }
   void two_making() {
     join_here(r1, "train", 0);
     join_here(r2, "train", 1);
-    of_a = making.create(gpu(0), 4 * kMiB);
+    of_a = r1.make(gpu(0), 4 * kMiB);
     of_b = r2.create(gpu(1), 6 * kMiB);
     r2.share(r1, of_a);
     r1.share(r2, of_b);
@@ -41,8 +45,6 @@ class MakingTest : public BrokerRestartTest {
     ASSERT_TRUE(resumed.ok()) << resumed.text();
     expect_whole();
   }
-
-  Making making{r1, devices};
 };
 
 TEST_F(MakingTest, ThePeersHaveItAndItComesBackWithItsBytes) {
@@ -52,7 +54,7 @@ TEST_F(MakingTest, ThePeersHaveItAndItComesBackWithItsBytes) {
     ASSERT_TRUE(pause().ok());
     EXPECT_EQ(used(0) + used(1), 0U);
     ASSERT_TRUE(resume().ok());
-    EXPECT_EQ(making.makes, i);
+    EXPECT_EQ(r1.makes, i);
     expect_whole();
     r2.write(of_a, 0xaa);
     EXPECT_TRUE(r1.holds(of_a, 0xaa));
@@ -66,23 +68,29 @@ TEST_F(MakingTest, ThePeersHaveItAndItComesBackWithItsBytes) {
 TEST_F(MakingTest, WhatIsNoMemoryOfTheDeviceIsRefused) {
   join_here(r1, "train", 0);
   const auto refused = [&](const std::vector<int>& fds, std::uint64_t size = 4 * kMiB) {
-    const Packet answer = making.give(gpu(0), size, fds);
-    EXPECT_EQ(FakeRank::code(answer), Code::kInvalidArgument);
+    Message message = amem_v1_SessionMessage_init_zero;
+    message.which_body = amem_v1_SessionMessage_create_tag;
+    message.body.create.size = size;
+    std::memcpy(message.body.create.device, gpu(0).bytes.data(), gpu(0).bytes.size());
+    set_text(message.body.create.tag, "nccl");
+    message.body.create.made = true;
+    const Packet answer = r1.ask(message, fds);
+    EXPECT_EQ(ScriptedRank::code(answer), Code::kInvalidArgument);
     return std::string(answer.message.body.reply.text);
   };
   EXPECT_THAT(refused({}), HasSubstr("came with 0 descriptors"));
   const Fd file(::memfd_create("no memory of a device", MFD_CLOEXEC));
   EXPECT_THAT(refused({file.get()}), HasSubstr("cuMemImportFromShareableHandle"));
-  const Fd elsewhere = making.made(gpu(1), 4 * kMiB);
-  EXPECT_THAT(refused({elsewhere.get()}), HasSubstr("it is on another device"));
-  EXPECT_THAT(refused({elsewhere.get()}, kMiB), HasSubstr("multiple"));
-  EXPECT_THAT(refused({file.get(), elsewhere.get()}), HasSubstr("came with 2 descriptors"));
+  const CreatedMemory elsewhere = world::made_on(devices, gpu(1), 4 * kMiB).value();
+  EXPECT_THAT(refused({elsewhere.fd.get()}), HasSubstr("it is on another device"));
+  EXPECT_THAT(refused({elsewhere.fd.get()}, kMiB), HasSubstr("multiple"));
+  EXPECT_THAT(refused({file.get(), elsewhere.fd.get()}), HasSubstr("came with 2 descriptors"));
   EXPECT_EQ(group().allocation_count(), 0U);
 }
 
 TEST_F(MakingTest, ARankThatCannotIsNamed) {
   two_paused();
-  r1.moods[kMake] = FakeRank::Mood::kFailing;
+  r1.moods[kMake] = ScriptedRank::Mood::kFailing;
   const Status failed = resume();
   EXPECT_EQ(failed.code(), Code::kInternal) << failed.text();
   EXPECT_THAT(failed.text(), HasSubstr("create: rank 0 (pid "));
@@ -92,19 +100,19 @@ TEST_F(MakingTest, ARankThatCannotIsNamed) {
 
 TEST_F(MakingTest, WithoutSpaceNothingComesBack) {
   two_paused();
-  making.failure = Code::kResourceExhausted;
-  r1.moods[kMake] = FakeRank::Mood::kFailing;
+  r1.habits.failure = Code::kResourceExhausted;
+  r1.moods[kMake] = ScriptedRank::Mood::kFailing;
   EXPECT_EQ(resume().code(), Code::kResourceExhausted);
   expect_paused_and_usable();
 }
 
 TEST_F(MakingTest, WhatIsLeftOutIsMissed) {
   two_paused();
-  making.leaves_out = true;
+  r1.leaves_out = true;
   const Status failed = resume();
   EXPECT_EQ(failed.code(), Code::kInternal);
   EXPECT_THAT(failed.text(), HasSubstr("omits allocation " + std::to_string(of_a)));
-  making.leaves_out = false;
+  r1.leaves_out = false;
   expect_paused_and_usable();
 }
 
@@ -116,7 +124,7 @@ class ImpatientMakingTest : public MakingTest {
 
 TEST_F(ImpatientMakingTest, ASilentRankIsNamedBeforeThePhaseIsOver) {
   two_paused();
-  r1.moods[kMake] = FakeRank::Mood::kSilent;
+  r1.moods[kMake] = ScriptedRank::Mood::kSilent;
   const Status failed = resume();
   EXPECT_EQ(failed.code(), Code::kDeadlineExceeded) << failed.text();
   EXPECT_THAT(failed.text(), HasSubstr("rank 0 (pid "));
@@ -126,13 +134,15 @@ TEST_F(ImpatientMakingTest, ASilentRankIsNamedBeforeThePhaseIsOver) {
 
 TEST_F(ImpatientMakingTest, AnAnswerThatComesTwiceOrTooLateCountsForNothing) {
   two_paused();
-  r1.moods[kMake] = FakeRank::Mood::kLate;
+  // What it is told after that it does after that.
+  for (const pb_size_t what : {kMake, pb_size_t{amem_v1_SessionMessage_release_tag}})
+    r1.moods[what] = ScriptedRank::Mood::kLate;
   EXPECT_EQ(resume().code(), Code::kDeadlineExceeded);
   r1.catch_up();
   settle();
   EXPECT_EQ(used(0), 0U);
   ASSERT_TRUE(resume().ok());
-  making.repeat();
+  r1.make_again();
   settle();
   expect_whole();
 }
@@ -140,17 +150,17 @@ TEST_F(ImpatientMakingTest, AnAnswerThatComesTwiceOrTooLateCountsForNothing) {
 TEST_F(MakingTest, WhenItsMakerEndsTheBrokerMakesIt) {
   join(a, "train", 0);
   join(b, "train", 1);
-  Making mortal(a, devices);
-  of_a = mortal.create(gpu(0), 4 * kMiB);
-  const std::uint64_t more = mortal.create(gpu(0), 2 * kMiB);
+  a.use(devices);
+  of_a = a.make(gpu(0), 4 * kMiB);
+  const std::uint64_t more = a.make(gpu(0), 2 * kMiB);
   b.share(a, of_a);
   a.write(of_a, 0xaa);
   a.write(more, 0xcc);
   ASSERT_TRUE(pause().ok());
-  a.moods[kMake] = FakeRank::Mood::kDying;
+  a.moods[kMake] = ScriptedRank::Mood::kDying;
   const Status resumed = resume();
   ASSERT_TRUE(resumed.ok()) << resumed.text();
-  EXPECT_EQ(mortal.makes, 0);
+  EXPECT_EQ(a.makes, 0);
   EXPECT_TRUE(b.holds(of_a, 0xaa));
   EXPECT_EQ(used(0), 4 * kMiB) << "nobody has the rest";
   ASSERT_TRUE(pause().ok());
@@ -164,12 +174,12 @@ TEST_F(MakingTest, WhatItsMakerHasFreedTheBrokerMakes) {
   settle();
   ASSERT_TRUE(pause().ok());
   ASSERT_TRUE(resume().ok());
-  EXPECT_EQ(making.makes, 0);
+  EXPECT_EQ(r1.makes, 0);
   EXPECT_TRUE(r2.holds(of_a, 0xaa));
   r1.share(r2, of_a);
   ASSERT_TRUE(pause().ok());
   ASSERT_TRUE(resume().ok());
-  EXPECT_EQ(making.makes, 0) << "it has it as a peer's now";
+  EXPECT_EQ(r1.makes, 0) << "it has it as a peer's now";
   expect_whole();
 }
 
@@ -177,7 +187,7 @@ TEST_F(MakingTest, WhatIsFreedWhileItIsToBeMadeIsMadeByTheBroker) {
   two_making();
   const std::uint64_t more = r1.create(gpu(0), 2 * kMiB, "more");
   ASSERT_TRUE(complete(begin({Operation::kPause, Selection{{"nccl"}}})).ok());
-  r1.moods[kMake] = FakeRank::Mood::kLate;
+  r1.moods[kMake] = ScriptedRank::Mood::kLate;
   const auto watcher = begin({Operation::kResume, Selection{{"nccl"}}});
   ASSERT_TRUE(eventually([&] { return r1.received[kMake] > 0; }));
   r1.free(of_a);  // the program runs
@@ -202,14 +212,14 @@ TEST_F(MakingTest, WhatAnotherRanksNicKeepsOnItsDeviceItsMakerKeepsToo) {
     restart();
     both_come_back();
     ASSERT_TRUE(complete(begin({Operation::kResume, what})).ok());
-    EXPECT_EQ(making.makes, 0);
+    EXPECT_EQ(r1.makes, 0);
     expect_whole();
   }
   r2.unpin(of_a);
   ASSERT_TRUE(pause().ok());
   EXPECT_EQ(used(0), 0U);
   ASSERT_TRUE(resume().ok());
-  EXPECT_EQ(making.makes, 1);
+  EXPECT_EQ(r1.makes, 1);
   expect_whole();
 }
 
@@ -221,7 +231,7 @@ TEST_F(MakingTest, TheNextBrokerAsksItsMakerToo) {
   restart();
   both_come_back();
   ASSERT_TRUE(resume().ok());
-  EXPECT_EQ(making.makes, 1);
+  EXPECT_EQ(r1.makes, 1);
   expect_whole();
 }
 
@@ -231,7 +241,7 @@ TEST_F(MakingTest, ABrokerThatEndsMeanwhileLeavesThePauseAsItWas) {
       ASSERT_TRUE(pause().ok());
     else
       two_paused();
-    r1.moods[kMake] = FakeRank::Mood::kLate;
+    r1.moods[kMake] = ScriptedRank::Mood::kLate;
     const int before = r1.received[kMake];
     const auto watcher = begin(Operation::kResume);
     ASSERT_TRUE(eventually([&] { return r1.received[kMake] > before; }));
@@ -249,13 +259,13 @@ class MakingSwapTest : public SwapTest {};
 
 TEST_F(MakingSwapTest, WithoutSpaceItIsAskedAgainWhenSomethingHasLeft) {
   join(b, "rollout");
-  Making making(b, devices);
-  const std::uint64_t own = making.create(gpu(0), 4 * kMiB);
+  b.use(devices);
+  const std::uint64_t own = b.make(gpu(0), 4 * kMiB);
   b.write(own, 0x44);
   ASSERT_TRUE(pause("rollout").ok());
   make(a, train, 10 * kMiB, 3);
-  b.moods[kMake] = FakeRank::Mood::kFailing;
-  making.failure = Code::kResourceExhausted;
+  b.moods[kMake] = ScriptedRank::Mood::kFailing;
+  b.habits.failure = Code::kResourceExhausted;
   const auto watcher = swap_with_a_late_save();
   ASSERT_TRUE(eventually([&] { return b.received[kMake] > 0; }));
   settle();

@@ -13,8 +13,8 @@ class BrokerMeasureTest : public BrokerTest {
   /// A rank with more than the pool has, all but nothing of which is to be stored.
   std::uint64_t make_large(const std::string& tag = "nccl") {
     join(a);
-    a.mask = 0;
-    a.sparse_bytes = 4096;
+    a.habits.mask = 0;
+    a.habits.sparse_bytes = 4096;
     const std::uint64_t id = a.create(gpu(0), 2 * kPool, tag);
     a.write(id, 0x21);
     return id;
@@ -23,7 +23,7 @@ class BrokerMeasureTest : public BrokerTest {
     EXPECT_EQ(status.code(), code);
     EXPECT_NE(status.text().find(text), std::string::npos) << status.text();
     EXPECT_EQ(group().state(), kRunning);
-    EXPECT_FALSE(a.gate_shut);
+    EXPECT_FALSE(a.gate_shut());
     EXPECT_EQ(status_of_pool(), 0U) << "all space is free again";
   }
   std::uint64_t status_of_pool() { return status().pool().used_bytes(); }
@@ -60,7 +60,7 @@ TEST_F(BrokerMeasureTest, WhatHasSpaceIsNotMeasured) {
 TEST_F(BrokerMeasureTest, TheRefusalHasTheFiguresAndDiscardingHelps) {
   join(a);
   join(b, "train", 1);
-  a.mask = b.mask = ~0U;
+  a.habits.mask = b.habits.mask = ~0U;
   const std::uint64_t cache =
       a.create(gpu(0), 26 * kMiB, "cache", amem_v1_RegionPolicy_REGION_POLICY_DISCARD);
   const std::uint64_t weights = b.create(gpu(1), 10 * kMiB, "weights");
@@ -86,7 +86,7 @@ TEST_F(BrokerMeasureTest, TheRefusalNamesWhoElseHasSpaceInThePool) {
   b.create(gpu(1), 20 * kMiB, "cache");
   ASSERT_TRUE(pause("rollout").ok());
   join(a);
-  a.mask = ~0U;
+  a.habits.mask = ~0U;
   a.create(gpu(0), 20 * kMiB);
   const Status status = pause();
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
@@ -98,7 +98,7 @@ TEST_F(BrokerMeasureTest, TheRefusalNamesWhoElseHasSpaceInThePool) {
 
 TEST_F(BrokerMeasureTest, WhatNobodyCanLookAtCounts) {
   make_large("cache");
-  a.mask.reset();
+  a.habits.mask.reset();
   expect_runs_on(pause(), Code::kResourceExhausted, "could not look for zeros in 64 MiB of it");
 }
 
@@ -118,7 +118,7 @@ TEST_F(BrokerMeasureTest, WhatIsSavedDenseIsNotLookedAt) {
 
 TEST_F(BrokerMeasureTest, WhatNoSegmentHasSpaceForIsSavedInPieces) {
   const std::uint64_t id = make_large();
-  a.mask = 0xff;  // 16 MiB, twice what a segment has
+  a.habits.mask = 0xff;  // 16 MiB, twice what a segment has
   const Status paused = pause();
   ASSERT_TRUE(paused.ok()) << paused.text();
   ASSERT_GE(a.saves.size(), 3U);
@@ -198,7 +198,7 @@ TEST_F(BrokerMeasureTest, WhoHasStoredMoreThanItsPlaceHasIsDisconnected) {
   a.moods[kSave] = Mood::kSilent;
   auto watcher = begin(Operation::kPause);
   ASSERT_TRUE(eventually([&] { return a.received[kSave] == 1; }));
-  a.send_saved(id, 0, 2 * kMiB + 4096, true);
+  a.send_saved(id, 0, 2 * kMiB + 4096);
   EXPECT_EQ(complete(watcher).code(), Code::kAborted);
   EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
 }

@@ -35,7 +35,7 @@ TEST_F(BrokerTest, PauseFreesTheDeviceAndResumeBringsEveryByteBack) {
   EXPECT_GT(info.last_pause_us(), 0U);
   EXPECT_EQ(status().pool().used_bytes(), 10 * kMiB);
   EXPECT_EQ(status().devices(0).brokered_bytes(), 0U);
-  EXPECT_TRUE(a.gate_shut);
+  EXPECT_TRUE(a.gate_shut());
 
   watcher = begin(Operation::kResume);
   ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
@@ -46,8 +46,8 @@ TEST_F(BrokerTest, PauseFreesTheDeviceAndResumeBringsEveryByteBack) {
   EXPECT_EQ(info.state(), v1::GROUP_STATE_RUNNING);
   EXPECT_EQ(info.resident_bytes(), 10 * kMiB);
   EXPECT_EQ(status().pool().used_bytes(), 0U);
-  EXPECT_FALSE(a.gate_shut);
-  EXPECT_FALSE(b.gate_shut);
+  EXPECT_FALSE(a.gate_shut());
+  EXPECT_FALSE(b.gate_shut());
 }
 
 TEST_F(BrokerTest, ARankReachesAsMuchOfThePoolAsItMayHaveToSave) {
@@ -166,7 +166,7 @@ TEST_F(BrokerTest, APoolTooSmallLeavesEverythingRunning) {
             std::string::npos)
       << status_of_pause.text();
   EXPECT_EQ(group().state(), v1::GROUP_STATE_RUNNING);
-  EXPECT_FALSE(a.gate_shut);
+  EXPECT_FALSE(a.gate_shut());
   EXPECT_TRUE(a.holds(id, 3));
   EXPECT_EQ(status().pool().used_bytes(), 0U);
 }
@@ -214,8 +214,8 @@ TEST_F(BrokerTest, WhatIsRefusedHasNoNumber) {
 TEST_F(BrokerTest, NothingIsServedWhilePaused) {
   two_sharing();
   ASSERT_TRUE(pause().ok());
-  EXPECT_EQ(FakeRank::code(a.try_create(gpu(0), 2 * kMiB, "nccl")), Code::kFailedPrecondition);
-  EXPECT_EQ(FakeRank::code(a.try_redeem(of_b, b.memory.at(of_b).token)), Code::kFailedPrecondition);
+  EXPECT_EQ(ScriptedRank::code(a.try_create(gpu(0), 2 * kMiB, "nccl")), Code::kFailedPrecondition);
+  EXPECT_EQ(ScriptedRank::code(a.try_redeem(of_b, b.token(of_b))), Code::kFailedPrecondition);
   a.free(of_a);
   b.free(of_a);
   EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 6 * kMiB; }))
@@ -228,9 +228,9 @@ TEST_F(BrokerTest, ALateJoinerIsOpenedWithTheOthers) {
   two_sharing();
   ASSERT_TRUE(pause().ok());
   join(c, "train", 2);
-  EXPECT_TRUE(c.gate_shut);
+  EXPECT_TRUE(c.gate_shut());
   ASSERT_TRUE(resume().ok());
-  EXPECT_FALSE(c.gate_shut);
+  EXPECT_FALSE(c.gate_shut());
   EXPECT_NE(c.create(gpu(0), 2 * kMiB), 0U);
 }
 
@@ -245,7 +245,7 @@ TEST_F(BrokerTest, TheRanksAreToldWhoHasPausedThem) {
   EXPECT_EQ(b.paused_by, a.paused_by);
   c.connect(node->dir() + "/session.sock");
   const Packet welcome = c.hello("train", 2);
-  ASSERT_EQ(FakeRank::code(welcome), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(welcome), Code::kOk);
   EXPECT_TRUE(welcome.message.body.reply.result.welcome.gate_shut);
   EXPECT_STREQ(welcome.message.body.reply.result.welcome.paused_by, "pid 12 of uid 1000");
   c.die();
@@ -318,7 +318,7 @@ TEST_F(BrokerTest, LostDataIsToldFromOtherFailures) {
   ASSERT_TRUE(pause().ok());
   a.moods[amem_v1_SessionMessage_load_tag] = Mood::kFailing;
   EXPECT_EQ(resume().code(), Code::kAborted);
-  a.failure = Code::kDataLoss;
+  a.habits.failure = Code::kDataLoss;
   EXPECT_EQ(resume().code(), Code::kDataLoss);
   EXPECT_EQ(group().state(), kPaused);
   a.moods.clear();
@@ -331,7 +331,7 @@ TEST_F(BrokerTest, WhatIsPinnedWhileOthersStillOpenStays) {
   ASSERT_TRUE(pause().ok());
   b.moods[amem_v1_SessionMessage_ask_tag] = Mood::kLate;
   const auto watcher = begin(Operation::kResume, "train");
-  ASSERT_TRUE(eventually([&] { return !a.gate_shut && group().phase() == "open"; }));
+  ASSERT_TRUE(eventually([&] { return !a.gate_shut() && group().phase() == "open"; }));
   a.pin(of_a);
   settle();
   b.catch_up();
@@ -376,18 +376,20 @@ TEST_F(BrokerTest, TwentyCyclesLeaveNothingBehind) {
 
 TEST_F(BrokerTest, ABusyRankGetsItsPeerStepped) {
   two_sharing();
-  auto device = [&](FakeRank& rank, std::size_t ordinal, bool busy, std::uint32_t waiting) {
-    rank.cut.devices_count = 1;
-    std::memcpy(rank.cut.devices[0].device, gpu(ordinal).bytes.data(), 16);
-    rank.cut.devices[0].busy = busy;
-    rank.cut.devices[0].waiting = waiting;
+  auto device = [&](ScriptedRank& rank, std::size_t ordinal, bool busy, std::uint32_t waiting) {
+    amem_v1_DeviceCut& cut = rank.habits.cut.emplace_back();
+    cut = amem_v1_DeviceCut_init_zero;
+    std::memcpy(cut.device, gpu(ordinal).bytes.data(), 16);
+    cut.busy = busy;
+    cut.waiting = waiting;
   };
   device(a, 0, true, 0);
   device(b, 1, false, 1);
-  b.on_step = [&](FakeRank&) {  // launches what a waits for: both become idle
+  b.on_step = [&](ScriptedRank&) {  // launches what a waits for: both become idle
+    for (ScriptedRank* rank : {&a, &b}) rank->habits.cut.clear();
     device(b, 1, false, 0);
     device(a, 0, false, 0);
-    a.send_cut();
+    a.report();
   };
   const Status paused = pause();
   ASSERT_TRUE(paused.ok()) << paused.text();
@@ -406,8 +408,8 @@ TEST_F(BrokerTest, RanksPauseAndResumeFromInside) {
     EXPECT_TRUE(a.replies.empty()) << "not before every rank has asked";
     b.request(op);
     ASSERT_TRUE(eventually([&] { return a.replies.size() == 1 && b.replies.size() == 1; }));
-    EXPECT_EQ(FakeRank::code(a.replies[0]), Code::kOk) << a.replies[0].message.body.reply.text;
-    EXPECT_EQ(FakeRank::code(b.replies[0]), Code::kOk);
+    EXPECT_EQ(ScriptedRank::code(a.replies[0]), Code::kOk) << a.replies[0].message.body.reply.text;
+    EXPECT_EQ(ScriptedRank::code(b.replies[0]), Code::kOk);
     a.replies.clear();
     b.replies.clear();
   }
@@ -418,7 +420,7 @@ TEST_F(BrokerTest, ARequestThatNotAllMakeTimesOutNamingTheMissing) {
   two_sharing();
   a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 50);
   ASSERT_TRUE(eventually([&] { return a.replies.size() == 1; }));
-  EXPECT_EQ(FakeRank::code(a.replies[0]), Code::kDeadlineExceeded);
+  EXPECT_EQ(ScriptedRank::code(a.replies[0]), Code::kDeadlineExceeded);
   EXPECT_NE(std::string(a.replies[0].message.body.reply.text).find("missing: rank 1 (pid "),
             std::string::npos)
       << a.replies[0].message.body.reply.text;

@@ -136,8 +136,8 @@ TEST_F(OwnersTest, MemoryIsNotOpenedAcrossOwners) {
   join_as(kAlice, a, "one");
   join_as(kBob, b, "two");
   const std::uint64_t memory = a.create(gpu(0), 2 * kMiB);
-  const Packet reply = b.try_redeem(memory, a.memory.at(memory).token);
-  EXPECT_EQ(FakeRank::code(reply), Code::kNotFound) << "whose it is is not told";
+  const Packet reply = b.try_redeem(memory, a.token(memory));
+  EXPECT_EQ(ScriptedRank::code(reply), Code::kNotFound) << "whose it is is not told";
   EXPECT_THAT(reply.message.body.reply.text, Not(HasSubstr("65533")));
   EXPECT_TRUE(reply.fds.empty());
 }
@@ -149,7 +149,7 @@ TEST_F(OwnersTest, ASegmentOfThePoolIsMadeAnewForAnother) {
     ino_t inode;
     auto operator<=>(const Keep&) const = default;
   };
-  const auto identities = [](const FakeRank& rank) {
+  const auto identities = [](const ScriptedRank& rank) {
     std::set<Keep> all;
     for (const auto& [index, fd] : rank.segments) {
       struct stat st {};
@@ -235,23 +235,23 @@ TEST_F(OwnersTest, QuotasRefuseByNameAndHurtNobodyElse) {
   join_as(kAlice, b, "one", 1);
   ground::as_user(kAlice, [&] {  // sessions: refused, not queued
     c.connect(node->dir() + "/session.sock");
-    EXPECT_EQ(FakeRank::code(c.hello("one", 2)), Code::kUnavailable);
+    EXPECT_EQ(ScriptedRank::code(c.hello("one", 2)), Code::kUnavailable);
   });
   join_as(kBob, d, "two");
   EXPECT_EQ(quota(kAlice, Resource::kSessions).refusals(), 1U);
 
   // Of a quota only its owner's ranks hear.
-  for (FakeRank* rank : {&a, &b}) rank->moods[amem_v1_SessionMessage_trim_tag] = Mood::kSilent;
+  for (ScriptedRank* rank : {&a, &b}) rank->moods[amem_v1_SessionMessage_trim_tag] = Mood::kSilent;
   const std::uint64_t first = a.create(gpu(0), 4 * kMiB);
   a.create(gpu(0), 4 * kMiB);
   Packet reply = a.try_create(gpu(0), 12 * kMiB, "heap");
-  EXPECT_EQ(FakeRank::code(reply), Code::kResourceExhausted);
+  EXPECT_EQ(ScriptedRank::code(reply), Code::kResourceExhausted);
   EXPECT_THAT(
       reply.message.body.reply.text,
       HasSubstr("uid 65533 has 8 MiB of at most 16 MiB (quotas.device) and requests 12 MiB more"));
   b.create(gpu(0), 2 * kMiB);
   reply = b.try_create(gpu(0), 2 * kMiB, "heap");
-  EXPECT_EQ(FakeRank::code(reply), Code::kResourceExhausted);
+  EXPECT_EQ(ScriptedRank::code(reply), Code::kResourceExhausted);
   EXPECT_THAT(reply.message.body.reply.text, HasSubstr("3 of at most 3 (quotas.allocations)"));
   EXPECT_NE(d.create(gpu(0), 12 * kMiB), 0U);
 
@@ -324,7 +324,7 @@ TEST_F(OwnersTest, WhatOthersKeepOfThePoolIsNotFreeAndOnlyOperatorsLearnWhoKeeps
   join_as(kBob, b, "two");
   b.create(gpu(1), 12 * kMiB);
   join_as(kCarol, d, "three");
-  d.mask = ~0U;
+  d.habits.mask = ~0U;
   d.create(gpu(0), 6 * kMiB);
   const Caller carol = caller(kCarol);
   EXPECT_EQ(status_for(carol).pool().shares_size(), 1);
@@ -364,7 +364,7 @@ class GuardedTest : public OwnersTest {
     std::filesystem::create_symlink("/dev/null", dir + "/nvidia0");
     set.device_nodes = dir;
   }
-  static void show(FakeRank& rank, const char* path, int flags) {
+  static void show(ScriptedRank& rank, const char* path, int flags) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = amem_v1_SessionMessage_device_nodes_tag;
     const Fd fd(::open(path, flags | O_CLOEXEC));
@@ -376,10 +376,10 @@ class GuardedTest : public OwnersTest {
 TEST_F(GuardedTest, ADeviceIsServedToWhoMayOpenItsNode) {
   join_as(kAlice, a);
   const auto code = [&](std::size_t device) {
-    return FakeRank::code(a.try_create(gpu(device), 2 * kMiB, "heap"));
+    return ScriptedRank::code(a.try_create(gpu(device), 2 * kMiB, "heap"));
   };
   const Packet refused = a.try_create(gpu(0), 2 * kMiB, "heap");
-  EXPECT_EQ(FakeRank::code(refused), Code::kPermissionDenied);
+  EXPECT_EQ(ScriptedRank::code(refused), Code::kPermissionDenied);
   EXPECT_THAT(refused.message.body.reply.text, HasSubstr("/nvidia0"));
   EXPECT_TRUE(refused.fds.empty());
   EXPECT_EQ(code(1), Code::kOk) << "has no node, as of a simulated driver";
@@ -392,7 +392,7 @@ TEST_F(GuardedTest, ADeviceIsServedToWhoMayOpenItsNode) {
   show(a, "/dev/null", O_RDWR);
   EXPECT_EQ(code(0), Code::kOk);
   join_as(kAlice, b, "train", 1);
-  EXPECT_EQ(FakeRank::code(b.try_create(gpu(0), 2 * kMiB, "heap")), Code::kPermissionDenied)
+  EXPECT_EQ(ScriptedRank::code(b.try_create(gpu(0), 2 * kMiB, "heap")), Code::kPermissionDenied)
       << "each process shows its own";
 }
 
@@ -425,20 +425,20 @@ TEST_F(GuardedTest, SoIsWhatATicketIsFor) {
   join_as(kAlice, c, "guests");
   show(a, "/dev/null", O_RDWR);
   const std::uint64_t memory = a.create(gpu(0), 2 * kMiB);
-  for (FakeRank* rank : {&b, &c}) {
-    const Packet refused = rank->try_redeem(memory, a.memory.at(memory).token);
-    EXPECT_EQ(FakeRank::code(refused), Code::kPermissionDenied);
+  for (ScriptedRank* rank : {&b, &c}) {
+    const Packet refused = rank->try_redeem(memory, a.token(memory));
+    EXPECT_EQ(ScriptedRank::code(refused), Code::kPermissionDenied);
     EXPECT_THAT(refused.message.body.reply.text, HasSubstr("has not shown that it may open"));
     EXPECT_THAT(refused.message.body.reply.text, HasSubstr("/nvidia0"));
     EXPECT_TRUE(refused.fds.empty());
     const Packet wrong = rank->try_redeem(memory, Token{});
     EXPECT_THAT(wrong.message.body.reply.text, Not(HasSubstr("/nvidia0")));
     show(*rank, "/dev/null", O_RDWR);
-    EXPECT_EQ(FakeRank::code(rank->try_redeem(memory, a.memory.at(memory).token)), Code::kOk);
+    EXPECT_EQ(ScriptedRank::code(rank->try_redeem(memory, a.token(memory))), Code::kOk);
   }
   join_as(kBob, d);
-  const Packet others = d.try_redeem(memory, a.memory.at(memory).token);
-  EXPECT_EQ(FakeRank::code(others), Code::kNotFound) << "of others' memory not even the device";
+  const Packet others = d.try_redeem(memory, a.token(memory));
+  EXPECT_EQ(ScriptedRank::code(others), Code::kNotFound) << "of others' memory not even the device";
 }
 
 }  // namespace

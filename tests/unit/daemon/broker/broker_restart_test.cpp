@@ -40,7 +40,7 @@ TEST_F(BrokerRestartTest, APausedGroupComesBackWithItsBytes) {
   ASSERT_TRUE(pause("other").ok());
   restart();
   both_come_back();
-  ASSERT_EQ(FakeRank::code(r3.come_back(socket())), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(r3.come_back(socket())), Code::kOk);
   settle();
   ASSERT_TRUE(resume("other").ok());
   EXPECT_TRUE(r3.holds(other, 0x33));
@@ -76,8 +76,8 @@ TEST_P(BrokerRestartAtTest, NothingIsLostAndNothingIsBetween) {
   ASSERT_TRUE(eventually([&] { return at_rest(); })) << group().phase();
   settle();
   EXPECT_EQ(group().state(), point.paused ? kPaused : kRunning);
-  EXPECT_EQ(r1.gate_shut, point.paused);
-  EXPECT_EQ(r2.gate_shut, point.paused);
+  EXPECT_EQ(r1.gate_shut(), point.paused);
+  EXPECT_EQ(r2.gate_shut(), point.paused);
   if (point.paused) {
     EXPECT_EQ(used(0) + 4 * kMiB, alone);
     ASSERT_TRUE(resume().ok());
@@ -152,8 +152,8 @@ TEST_F(BrokerRestartTest, WhatARankLetGoOfMeanwhileIsFree) {
   ASSERT_TRUE(resume().ok());
   const std::uint64_t before = used(0);
   restart();
-  ASSERT_EQ(FakeRank::code(r1.come_back(socket(), false, {own, of_a})), Code::kOk);
-  ASSERT_EQ(FakeRank::code(r2.come_back(socket())), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(r1.come_back(socket(), false, {own, of_a})), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(r2.come_back(socket())), Code::kOk);
   settle();
   EXPECT_TRUE(eventually([&] { return used(0) == before - 2 * kMiB; }));
   EXPECT_TRUE(r2.holds(of_a, 0xaa)) << "the other has it still";
@@ -186,7 +186,7 @@ TEST_F(BrokerRestartTest, ARankThatEndsMeanwhileGivesItsMemoryBack) {
 TEST_F(BrokerRestartTest, NoIdIsZeroWhereThereWasNone) {
   join_here(r1, "train", 0);
   restart();
-  ASSERT_EQ(FakeRank::code(r1.come_back(socket())), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(r1.come_back(socket())), Code::kOk);
   EXPECT_NE(r1.create(gpu(0), 2 * kMiB), 0U);
 }
 
@@ -218,7 +218,7 @@ TEST_F(BrokerRestartTest, WhatIsFreedWhilePausedAndOnlyAGuestsBringsNoGroupDown)
   ASSERT_TRUE(pause().ok());
   restart();
   both_come_back();
-  for (FakeRank* rank : {&r1, &r2}) rank->free(of_a);
+  for (ScriptedRank* rank : {&r1, &r2}) rank->free(of_a);
   settle();
   restart();
   both_come_back();
@@ -246,11 +246,11 @@ TEST_F(BrokerRestartTest, WhatARankWasSavingToIsFreeWithItsProcess) {
 TEST_F(BrokerRestartTest, WhoIsNotExpectedIsRefused) {
   two();
   restart();
-  ReturningRank stranger;
+  ScriptedRank stranger;
   stranger.key = r1.key;
   stranger.key[3] ^= 1;
   const Packet answer = stranger.come_back(socket());
-  EXPECT_EQ(FakeRank::code(answer), Code::kNotFound);
+  EXPECT_EQ(ScriptedRank::code(answer), Code::kNotFound);
   EXPECT_THAT(answer.message.body.reply.text, HasSubstr("does not know the session"));
   both_come_back();
   ASSERT_TRUE(pause().ok());
@@ -261,9 +261,9 @@ TEST_F(BrokerRestartTest, WhoIsNotExpectedIsRefused) {
 // A shim whose connection has failed may be faster than amemd. kNotFound would be final for it.
 TEST_F(BrokerRestartTest, WhoReturnsBeforeItsSessionHasEndedIsToTryAgain) {
   two();
-  ReturningRank early;
+  ScriptedRank early;
   early.key = r1.key;
-  EXPECT_EQ(FakeRank::code(early.come_back(socket())), Code::kUnavailable);
+  EXPECT_EQ(ScriptedRank::code(early.come_back(socket())), Code::kUnavailable);
   ASSERT_TRUE(pause().ok()) << "the session goes on";
   ASSERT_TRUE(resume().ok());
   expect_whole();
@@ -278,7 +278,7 @@ TEST_F(BrokerRestartTest, ARankThatWasNotWelcomedJoinsAnew) {
   EXPECT_EQ(pause().code(), Code::kUnavailable) << "rank 2 has not come back";
   r3.lose_session();
   r3.connect_here(socket());
-  ASSERT_EQ(FakeRank::code(r3.hello("train", 2)), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(r3.hello("train", 2)), Code::kOk);
   settle();
   EXPECT_EQ(group().rank_count(), 3U);
   ASSERT_TRUE(pause().ok());
@@ -301,7 +301,7 @@ TEST_F(BrokerRestartTest, GuestsAreGuestsAgain) {
   r3.share(r1, of_a);
   restart();
   both_come_back();
-  ASSERT_EQ(FakeRank::code(r3.come_back(socket())), Code::kOk);
+  ASSERT_EQ(ScriptedRank::code(r3.come_back(socket())), Code::kOk);
   settle();
   ASSERT_TRUE(complete(begin(Operation::kPause)).ok()) << "it stays where it is";
   EXPECT_EQ(used(0), alone);
@@ -503,8 +503,8 @@ TEST_F(UnusableTest, AGroupWhoseMemoryIsMissingIsNamedAndOthersAreTakenUp) {
   two();
   ASSERT_NO_FATAL_FAILURE(restart_without(of_b));
   EXPECT_EQ(status().groups_size(), 1);
-  EXPECT_EQ(FakeRank::code(r1.come_back(socket())), Code::kNotFound);
-  ASSERT_EQ(FakeRank::code(r3.come_back(socket())), Code::kOk);
+  EXPECT_EQ(ScriptedRank::code(r1.come_back(socket())), Code::kNotFound);
+  ASSERT_EQ(ScriptedRank::code(r3.come_back(socket())), Code::kOk);
   settle();
   ASSERT_TRUE(pause("other").ok());
   ASSERT_TRUE(resume("other").ok());
@@ -531,7 +531,7 @@ TEST_F(UnusableTest, WhatItsRanksMayBeWritingToIsNobodysUntilTheyEnd) {
 TEST_F(UnusableTest, ARankWhoseProcessTheHolderLacksIsFoundByItsNumber) {
   two();
   end_broker();
-  ASSERT_NO_FATAL_FAILURE(lose_processes({r1.id, r2.id}));
+  ASSERT_NO_FATAL_FAILURE(lose_processes({r1.id(), r2.id()}));
   ASSERT_NO_FATAL_FAILURE(begin_broker());
   EXPECT_EQ(pause().code(), Code::kUnavailable) << "nobody has come back";
   both_come_back();
@@ -548,7 +548,7 @@ TEST_F(UnusableTest, ARankThatEndsMeanwhileIsGoneThoughTheHolderLacksItsProcess)
   const std::uint64_t memory = a.create(gpu(0), 4 * kMiB);
   b.share(a, memory);
   end_broker();
-  ASSERT_NO_FATAL_FAILURE(lose_processes({a.id, b.id}));
+  ASSERT_NO_FATAL_FAILURE(lose_processes({a.id(), b.id()}));
   b.die();
   ASSERT_NO_FATAL_FAILURE(begin_broker());
   EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
@@ -559,11 +559,11 @@ TEST_F(UnusableTest, ARankThatEndsMeanwhileIsGoneThoughTheHolderLacksItsProcess)
 TEST_F(UnusableTest, AGroupOneOfWhoseProcessesIsNotKnownIsNotTakenUp) {
   two();
   end_broker();
-  ASSERT_NO_FATAL_FAILURE(lose_processes({r1.id}));
+  ASSERT_NO_FATAL_FAILURE(lose_processes({r1.id()}));
   ASSERT_NO_FATAL_FAILURE(begin_broker());
   EXPECT_EQ(status().groups_size(), 0) << "r2 could write to what a pause of r1 saves";
-  EXPECT_EQ(FakeRank::code(r1.come_back(socket())), Code::kNotFound);
-  EXPECT_EQ(FakeRank::code(r2.come_back(socket())), Code::kNotFound);
+  EXPECT_EQ(ScriptedRank::code(r1.come_back(socket())), Code::kNotFound);
+  EXPECT_EQ(ScriptedRank::code(r2.come_back(socket())), Code::kNotFound);
 }
 
 TEST_F(UnusableTest, NorIsOneWhoseMemorySuchARankMayHaveOpen) {
@@ -573,10 +573,10 @@ TEST_F(UnusableTest, NorIsOneWhoseMemorySuchARankMayHaveOpen) {
   of_a = r1.create(gpu(0), 4 * kMiB);
   r1.share(r3, others);
   end_broker();
-  ASSERT_NO_FATAL_FAILURE(lose_processes({r3.id}));
+  ASSERT_NO_FATAL_FAILURE(lose_processes({r3.id()}));
   ASSERT_NO_FATAL_FAILURE(begin_broker());
   EXPECT_EQ(status().groups_size(), 0);
-  EXPECT_EQ(FakeRank::code(r3.come_back(socket())), Code::kNotFound);
+  EXPECT_EQ(ScriptedRank::code(r3.come_back(socket())), Code::kNotFound);
 }
 
 TEST_F(UnusableTest, WhatARankThatIsNotKnownMayBeWritingToIsNobodysEver) {
@@ -597,12 +597,12 @@ TEST_F(UnusableTest, WhatARankThatIsFoundMayBeWritingToIsNobodysUntilItEnds) {
   const std::uint64_t lost = a.create(gpu(0), 2 * kMiB);
   ASSERT_NO_FATAL_FAILURE(begin_to_save());
   end_broker();
-  ASSERT_NO_FATAL_FAILURE(lose_processes({a.id}));
+  ASSERT_NO_FATAL_FAILURE(lose_processes({a.id()}));
   ASSERT_NO_FATAL_FAILURE(begin_broker());
   ASSERT_NO_FATAL_FAILURE(restart_without(lost));
   EXPECT_EQ(status().groups_size(), 0);
   end_broker();
-  ASSERT_NO_FATAL_FAILURE(lose_processes({a.id}));
+  ASSERT_NO_FATAL_FAILURE(lose_processes({a.id()}));
   ASSERT_NO_FATAL_FAILURE(begin_broker());
   EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB);
   a.die();

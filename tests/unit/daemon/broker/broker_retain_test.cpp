@@ -12,10 +12,10 @@ class BrokerRetainTest : public BrokerTest {
   std::uint64_t used() { return status().pool().used_bytes(); }
   std::uint64_t retained() { return status().pool().retained_bytes(); }
   /// A rank that takes hashes and has some memory, which a pause has saved and a resume loaded.
-  std::uint64_t cycle_of(FakeRank& rank, const std::string& name, std::uint64_t size,
+  std::uint64_t cycle_of(ScriptedRank& rank, const std::string& name, std::uint64_t size,
                          std::size_t device = 0, const std::string& tag = "weights") {
     join(rank, name);
-    rank.hashes = true;
+    rank.habits.hashes = true;
     const std::uint64_t id = rank.create(gpu(device), size, tag);
     rank.write(id, 0x21);
     cycle(name);
@@ -28,7 +28,7 @@ class BrokerRetainTest : public BrokerTest {
     ASSERT_TRUE(resumed.ok()) << resumed.text();
   }
   /// Of the first copy of the last Save.
-  static std::uint64_t since(const FakeRank& rank, std::size_t of = 0) {
+  static std::uint64_t since(const ScriptedRank& rank, std::size_t of = 0) {
     return rank.saves.at(of).since;
   }
 };
@@ -42,7 +42,7 @@ TEST_F(BrokerRetainTest, TheNextSaveIsToldWhichSavesBytesAreThere) {
   EXPECT_EQ(retained(), 12 * kMiB);
   EXPECT_EQ(group().retained_bytes(), 12 * kMiB);
   EXPECT_EQ(group().tags(0).retained_bytes(), 12 * kMiB);
-  const std::uint64_t first = a.hashed[{id, 0}];
+  const std::uint64_t first = a.hashed.at({id, 0}).epoch;
   const std::vector<amem_v1_Copy> before = std::exchange(a.saves, {});
   auto watcher = begin(Operation::kPause);
   ASSERT_TRUE(complete(watcher).ok());
@@ -109,7 +109,7 @@ TEST_F(BrokerRetainTest, APauseDoesNotTakeTheSpaceOfItsOwnBytes) {
 TEST_F(BrokerRetainTest, APauseThatThePoolIsTooSmallForLeavesThemThere) {
   const std::uint64_t id = cycle_of(a, "train", 12 * kMiB);
   const std::uint64_t more = a.create(gpu(0), 40 * kMiB, "weights");
-  a.mask = ~0U;
+  a.habits.mask = ~0U;
   EXPECT_EQ(pause().code(), Code::kResourceExhausted);
   EXPECT_EQ(used(), 0U);
   a.free(more);
@@ -135,7 +135,7 @@ TEST_F(BrokerRetainTest, ASaveThatFailsLeavesNothingToCompareWith) {
 TEST_F(BrokerRetainTest, WhatOneRankHasSavedBeforeAnotherFailedIsRetained) {
   const std::uint64_t id = cycle_of(a, "train", 4 * kMiB);
   join(b, "train", 1);
-  b.hashes = true;
+  b.habits.hashes = true;
   const std::uint64_t of_other = b.create(gpu(1), 2 * kMiB, "weights");
   b.write(of_other, 5);
   cycle();
@@ -150,7 +150,7 @@ TEST_F(BrokerRetainTest, WhatOneRankHasSavedBeforeAnotherFailedIsRetained) {
   EXPECT_EQ(retained(), 4 * kMiB) << "with the bytes of this Save";
   a.saves.clear();
   b.saves.clear();
-  const std::uint64_t last = a.hashed[{id, 0}];
+  const std::uint64_t last = a.hashed.at({id, 0}).epoch;
   cycle();
   EXPECT_EQ(since(a), last);
   EXPECT_EQ(since(b), 0U);
@@ -177,7 +177,7 @@ TEST_F(BrokerRetainTest, AFreeAPinAndADiscardEndThem) {
 TEST_F(BrokerRetainTest, AnotherKeeperCopiesAll) {
   const std::uint64_t id = cycle_of(a, "train", 4 * kMiB);
   join(b, "train", 1);
-  b.hashes = true;
+  b.habits.hashes = true;
   b.share(a, id);
   a.free(id);
   settle();
@@ -203,7 +203,7 @@ TEST_F(BrokerRetainTest, WhatARankWithoutASessionMayHaveWrittenIsNotRetained) {
   const std::uint64_t shared = cycle_of(a, "train", 4 * kMiB);
   a.create(gpu(0), 2 * kMiB, "weights");
   join(b, "train", 1);
-  b.hashes = true;
+  b.habits.hashes = true;
   b.share(a, shared);
   b.create(gpu(1), 6 * kMiB, "weights");
   cycle();
@@ -273,11 +273,10 @@ TEST_F(BrokerRetainOffTest, NobodyIsToldToTakeHashes) {
 
 TEST_F(BrokerRetainTest, WhatChangesIsCopiedPlainlyAndLookedAtNowAndThen) {
   join(a);
-  a.hashes = true;
+  a.habits.hashes = true;
   const std::uint64_t id = a.create(gpu(0), 4 * kMiB, "state");
   std::vector<int> hashed;
   for (int i = 0; i < 12; ++i) {
-    a.hashed.clear();  // it finds that all has changed
     a.write(id, static_cast<std::uint8_t>(i + 1));
     a.saves.clear();
     cycle();
@@ -289,7 +288,7 @@ TEST_F(BrokerRetainTest, WhatChangesIsCopiedPlainlyAndLookedAtNowAndThen) {
 
 TEST_F(BrokerRetainTest, OfCallsThatPassNoGateEverythingIsCopied) {
   join(a);
-  a.hashes = true;
+  a.habits.hashes = true;
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_unknown_calls_tag;
   message.body.unknown_calls.calls_count = 1;

@@ -9,7 +9,7 @@ class BrokerSparseTest : public BrokerTest {};
 
 TEST_F(BrokerSparseTest, WhatARankDoesNotNeedGoesBackToThePool) {
   join(a);
-  a.sparse_bytes = 4096;
+  a.habits.sparse_bytes = 4096;
   const std::uint64_t id = a.create(gpu(0), 20 * kMiB);  // more than one segment of the pool
   a.write(id, 0x21);
   const Status paused = pause();
@@ -33,12 +33,12 @@ TEST_F(BrokerSparseTest, WhatARankDoesNotNeedGoesBackToThePool) {
 
 TEST_F(BrokerSparseTest, SecondPauseBeginsAnew) {
   join(a);
-  a.sparse_bytes = 4096;
+  a.habits.sparse_bytes = 4096;
   const std::uint64_t id = a.create(gpu(0), 6 * kMiB);
   a.write(id, 5);
   ASSERT_TRUE(pause().ok());
   ASSERT_TRUE(resume().ok());
-  a.sparse_bytes = 0;
+  a.habits.sparse_bytes = 0;
   a.write(id, 6);
   ASSERT_TRUE(pause().ok());
   EXPECT_EQ(status().pool().used_bytes(), 6 * kMiB);
@@ -72,8 +72,8 @@ TEST_F(BrokerSparseTest, TheFormIsTheTagsOrTheConfiguredOne) {
 TEST_F(BrokerSparseTest, ChecksumsComeBackWithTheLoadAlsoToAnotherKeeper) {
   join(a);
   join(b, "train", 1);
-  a.checksum = 0x1234567890abcdef;
-  a.sparse_bytes = 4096;
+  a.habits.checksum = 0x1234567890abcdef;
+  a.habits.sparse_bytes = 4096;
   const std::uint64_t id = a.create(gpu(0), 4 * kMiB);
   a.write(id, 7);
   b.share(a, id);
@@ -91,7 +91,7 @@ TEST_F(BrokerSparseTest, ChecksumsComeBackWithTheLoadAlsoToAnotherKeeper) {
 TEST_F(BrokerSparseTest, APauseThatIsCalledOffLeavesNothingInThePool) {
   join(a);
   join(b, "train", 1);
-  a.sparse_bytes = 4096;
+  a.habits.sparse_bytes = 4096;
   const std::uint64_t id = a.create(gpu(0), 6 * kMiB);
   b.create(gpu(1), 2 * kMiB);
   a.write(id, 7);
@@ -107,11 +107,11 @@ TEST_F(BrokerSparseTest, WhoClaimsToHaveSavedWhatItWasNotToldIsDisconnected) {
   join(b, "train", 1);
   const std::uint64_t id = a.create(gpu(0), 4 * kMiB);
   b.create(gpu(1), 2 * kMiB);
-  b.send_saved(id, 0, 4096, true);  // of no pause: has no effect
+  b.send_saved(id, 0, 4096);  // of no pause: has no effect
   b.moods[amem_v1_SessionMessage_save_tag] = Mood::kSilent;
   auto watcher = begin(Operation::kPause);
   ASSERT_TRUE(eventually([&] { return b.received[amem_v1_SessionMessage_save_tag] == 1; }));
-  b.send_saved(id, 0, 4096, true);
+  b.send_saved(id, 0, 4096);
   EXPECT_EQ(complete(watcher).code(), Code::kAborted);
   EXPECT_TRUE(eventually([&] { return group().rank_count() == 1; }));
   EXPECT_EQ(group().state(), v1::GROUP_STATE_RUNNING);

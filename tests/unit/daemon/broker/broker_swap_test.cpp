@@ -43,11 +43,11 @@ TEST_F(SwapTest, WithSpaceForBothOneLoadsWhileTheOtherSaves) {
   EXPECT_EQ(group("train").phase(), "save");
   EXPECT_EQ(used(0), 32 * kMiB) << "both are there";
   expect_intact(b, rollout);
-  EXPECT_TRUE(b.gate_shut) << "but only one runs";
-  EXPECT_EQ(FakeRank::code(b.try_create(gpu(0), 2 * kMiB, "nccl")), Code::kFailedPrecondition);
+  EXPECT_TRUE(b.gate_shut()) << "but only one runs";
+  EXPECT_EQ(ScriptedRank::code(b.try_create(gpu(0), 2 * kMiB, "nccl")), Code::kFailedPrecondition);
   a.catch_up();
   ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
-  EXPECT_FALSE(b.gate_shut);
+  EXPECT_FALSE(b.gate_shut());
   expect_states(kPaused, kRunning);
   EXPECT_EQ(used(0), 16 * kMiB);
   expect_usable();
@@ -138,7 +138,7 @@ TEST_F(SwapTest, AFailedSaveTakesTheOtherGroupBack) {
   EXPECT_NE(failed.text().find("resume of group 'rollout': turn: called off"), std::string::npos)
       << failed.text();
   expect_states(kRunning, kPaused);
-  EXPECT_FALSE(a.gate_shut);
+  EXPECT_FALSE(a.gate_shut());
   EXPECT_EQ(used(0), 16 * kMiB) << "rollout's memory is gone again";
   EXPECT_EQ(group("rollout").saved_bytes(), 6 * kMiB) << "and its bytes are not";
   expect_usable();
@@ -238,7 +238,7 @@ TEST_F(SwapTest, AGroupThatRunsWithoutSomeTagsGetsThemBack) {
   make(a, train, 10 * kMiB, 3);
   auto watcher = swap_with_a_late_save();
   EXPECT_TRUE(rollout_reaches("turn"));
-  EXPECT_FALSE(b.gate_shut);
+  EXPECT_FALSE(b.gate_shut());
   a.moods.clear();
   a.done(RankPhase::kSave, a.epoch, true);
   EXPECT_EQ(complete(watcher).code(), Code::kAborted);

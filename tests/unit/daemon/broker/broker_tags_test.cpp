@@ -37,7 +37,7 @@ TEST_F(BrokerTagsTest, OnlyTheChosenTagLeaves) {
   ASSERT_TRUE(pause_tags({"weights"}).ok());
   EXPECT_FALSE(a.memory[weights].fd);
   EXPECT_FALSE(b.memory[weights].fd);
-  EXPECT_FALSE(a.gate_shut);
+  EXPECT_FALSE(a.gate_shut());
   expect_intact();
   EXPECT_TRUE(b.holds(cache, 0x22));
   EXPECT_EQ(used(0), 4 * kMiB);
@@ -168,8 +168,8 @@ TEST_F(BrokerTagsTest, ATicketForPausedMemoryIsRefused) {
   two_with_tags();
   join(c, "train", 2);
   ASSERT_TRUE(pause_tags({"weights"}).ok());
-  const Packet refused = c.try_redeem(weights, a.memory[weights].token);
-  EXPECT_EQ(FakeRank::code(refused), Code::kFailedPrecondition);
+  const Packet refused = c.try_redeem(weights, a.token(weights));
+  EXPECT_EQ(ScriptedRank::code(refused), Code::kFailedPrecondition);
   EXPECT_NE(std::string(refused.message.body.reply.text).find("paused with its tag 'weights'"),
             std::string::npos);
 }
@@ -182,7 +182,7 @@ TEST_F(BrokerTagsTest, UnknownTagsAreNamed) {
       unknown.text(),
       "the group has no memory of tag 'wieghts'; it has memory of tags kv_cache, nccl, weights");
   const Packet reply = a.await_reply(a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"wieghts"}));
-  EXPECT_EQ(FakeRank::code(reply), Code::kNotFound);
+  EXPECT_EQ(ScriptedRank::code(reply), Code::kNotFound);
 }
 
 TEST_F(BrokerTagsTest, FromInsideWhenAllAskForTheSameTags) {
@@ -194,7 +194,7 @@ TEST_F(BrokerTagsTest, FromInsideWhenAllAskForTheSameTags) {
   b.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"kv_cache"});
   ASSERT_TRUE(eventually([&] { return !a.replies.empty() && !b.replies.empty(); }));
   EXPECT_EQ(a.replies.front().message.seq, of_a_seq);
-  EXPECT_EQ(FakeRank::code(a.replies.front()), Code::kOk);
+  EXPECT_EQ(ScriptedRank::code(a.replies.front()), Code::kOk);
   EXPECT_FALSE(a.memory[cache].fd);
   expect_intact();
 }
@@ -279,7 +279,7 @@ TEST_F(BrokerTagsTest, AllButATagLeavesAndComesBack) {
   EXPECT_TRUE(b.memory[weights].fd);
   EXPECT_FALSE(a.memory[cache].fd);
   EXPECT_FALSE(b.memory[cache].fd);
-  EXPECT_FALSE(a.gate_shut);
+  EXPECT_FALSE(a.gate_shut());
   EXPECT_EQ(tag("nccl").resident_bytes(), 0U);
   EXPECT_EQ(tag("weights").resident_bytes(), 8 * kMiB);
   EXPECT_EQ(a.received[amem_v1_SessionMessage_release_tag], 1);
@@ -342,11 +342,11 @@ TEST_F(BrokerTagsTest, FromInsideARankDropsAndExcepts) {
   constexpr auto kPause = amem_v1_GroupOp_GROUP_OP_PAUSE;
   constexpr auto kResume = amem_v1_GroupOp_GROUP_OP_RESUME;
   Packet reply = a.await_reply(a.request(kPause, 0, {}, true));
-  EXPECT_EQ(FakeRank::code(reply), Code::kInvalidArgument) << "all but nothing";
+  EXPECT_EQ(ScriptedRank::code(reply), Code::kInvalidArgument) << "all but nothing";
   reply = a.await_reply(a.request(kPause, 0, {}, false, {"nccl"}));
-  EXPECT_EQ(FakeRank::code(reply), Code::kInvalidArgument);
+  EXPECT_EQ(ScriptedRank::code(reply), Code::kInvalidArgument);
   reply = a.await_reply(a.request(kPause, 0, {"cash"}, true));
-  EXPECT_EQ(FakeRank::code(reply), Code::kNotFound);
+  EXPECT_EQ(ScriptedRank::code(reply), Code::kNotFound);
 
   const auto both_ask = [&](amem_v1_GroupOp op, bool except, std::vector<std::string> discard) {
     std::vector<std::string> tags;
@@ -356,8 +356,8 @@ TEST_F(BrokerTagsTest, FromInsideARankDropsAndExcepts) {
     a.request(op, 0, tags, except, discard);
     b.request(op, 0, tags, except, discard);
     ASSERT_TRUE(eventually([&] { return !a.replies.empty() && !b.replies.empty(); }));
-    EXPECT_EQ(FakeRank::code(a.replies.front()), Code::kOk);
-    EXPECT_EQ(FakeRank::code(b.replies.front()), Code::kOk);
+    EXPECT_EQ(ScriptedRank::code(a.replies.front()), Code::kOk);
+    EXPECT_EQ(ScriptedRank::code(b.replies.front()), Code::kOk);
   };
   both_ask(kPause, false, {"weights"});
   EXPECT_EQ(group().state(), kPaused);
@@ -379,7 +379,7 @@ TEST_F(BrokerTagsTest, ARankSetsAPolicyAndTheOperatorsGoesBeforeIt) {
     set_text(message.body.set_policy.tag, name);
     message.body.set_policy.policy = policy;
     a.send(message);
-    return FakeRank::code(a.await_reply(message.seq));
+    return ScriptedRank::code(a.await_reply(message.seq));
   };
   constexpr auto kKeep = amem_v1_RegionPolicy_REGION_POLICY_KEEP;
   constexpr auto kDiscard = amem_v1_RegionPolicy_REGION_POLICY_DISCARD;
@@ -412,7 +412,7 @@ TEST_F(BrokerTagsTest, RanksDropTheHeapOnlyByForce) {
   const std::uint64_t heap = a.create(gpu(0), 4 * kMiB, "heap");
   a.write(heap, 0x33);
   std::uint64_t seq = 2'000'000;
-  const auto asks = [&](FakeRank& rank, bool force) {
+  const auto asks = [&](ScriptedRank& rank, bool force) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.seq = ++seq;
     message.which_body = amem_v1_SessionMessage_group_request_tag;
@@ -424,7 +424,7 @@ TEST_F(BrokerTagsTest, RanksDropTheHeapOnlyByForce) {
     return message.seq;
   };
   const Packet refused = a.await_reply(asks(a, false));
-  EXPECT_EQ(FakeRank::code(refused), Code::kInvalidArgument);
+  EXPECT_EQ(ScriptedRank::code(refused), Code::kInvalidArgument);
   EXPECT_NE(std::string(refused.message.body.reply.text).find("would lose 4 MiB"),
             std::string::npos);
   EXPECT_EQ(group().state(), v1::GROUP_STATE_RUNNING);
@@ -433,8 +433,8 @@ TEST_F(BrokerTagsTest, RanksDropTheHeapOnlyByForce) {
   asks(a, true);
   asks(b, true);
   ASSERT_TRUE(eventually([&] { return !a.replies.empty() && !b.replies.empty(); }));
-  EXPECT_EQ(FakeRank::code(a.replies.front()), Code::kOk);
-  EXPECT_EQ(FakeRank::code(b.replies.front()), Code::kOk);
+  EXPECT_EQ(ScriptedRank::code(a.replies.front()), Code::kOk);
+  EXPECT_EQ(ScriptedRank::code(b.replies.front()), Code::kOk);
   EXPECT_EQ(group().dropped_bytes(), 4 * kMiB);
 }
 

@@ -8,8 +8,8 @@ namespace {
 
 TEST_F(BrokerTest, ARankIsWelcomed) {
   join(a, "train", 3);
-  EXPECT_GT(a.id, 0U);
-  EXPECT_FALSE(a.gate_shut);
+  EXPECT_GT(a.id(), 0U);
+  EXPECT_FALSE(a.gate_shut());
   const v1::NodeStatus s = status();
   ASSERT_EQ(s.groups_size(), 1);
   EXPECT_EQ(s.groups(0).name(), "train");
@@ -19,8 +19,8 @@ TEST_F(BrokerTest, ARankIsWelcomed) {
   const auto infos = on_loop([&] { return broker->ranks(Caller{}, ""); });
   ASSERT_EQ(infos.value().size(), 1U);
   EXPECT_EQ(infos.value()[0].rank(), 3);
-  EXPECT_EQ(infos.value()[0].pid(), a.process());
-  EXPECT_EQ(infos.value()[0].program(), "fake_rank");
+  EXPECT_EQ(infos.value()[0].pid(), a.pid());
+  EXPECT_EQ(infos.value()[0].program(), "a program");
 }
 
 TEST_F(BrokerTest, AGroupGoesWithItsLastRank) {
@@ -40,13 +40,13 @@ TEST_F(BrokerTest, AWrongHelloIsRefused) {
   message.body.hello.protocol = kProtocolVersion + 1;
   set_text(message.body.hello.group, "train");
   Packet reply = a.ask(message);
-  EXPECT_EQ(FakeRank::code(reply), Code::kFailedPrecondition);
+  EXPECT_EQ(ScriptedRank::code(reply), Code::kFailedPrecondition);
   EXPECT_NE(std::string(reply.message.body.reply.text).find("protocol"), std::string::npos);
 
   for (const char* name : {"", "../x", "a b"}) {
-    FakeRank rank;
+    ScriptedRank rank;
     rank.connect(node->dir() + "/session.sock");
-    EXPECT_EQ(FakeRank::code(rank.hello(name)), Code::kInvalidArgument) << name;
+    EXPECT_EQ(ScriptedRank::code(rank.hello(name)), Code::kInvalidArgument) << name;
     rank.pump(seconds(5));
     EXPECT_FALSE(rank.alive()) << "the broker ends such a session";
   }
@@ -58,36 +58,37 @@ TEST_F(BrokerTest, AWrongHelloIsRefused) {
 TEST_F(BrokerTest, WrongMessagesDisconnectOnlyTheirSender) {
   join(a);
   const std::uint64_t id = a.create(gpu(0), 2 * kMiB);
-  auto expect_disconnected = [&](const char* what, const std::function<void(FakeRank&)>& wrong) {
-    FakeRank rank;
+  auto expect_disconnected = [&](const char* what,
+                                 const std::function<void(ScriptedRank&)>& wrong) {
+    ScriptedRank rank;
     join(rank, "other");
     wrong(rank);
     EXPECT_TRUE(eventually([&] { return !rank.alive(); })) << what;
     std::erase(ranks, &rank);
     EXPECT_TRUE(eventually([&] { return status().groups_size() == 1; })) << what;
   };
-  expect_disconnected("junk",
-                      [](FakeRank& r) { ASSERT_GT(::send(r.socket(), "\xff\xff\xff", 3, 0), 0); });
-  expect_disconnected("oversized", [](FakeRank& r) {
+  expect_disconnected(
+      "junk", [](ScriptedRank& r) { ASSERT_GT(::send(r.socket(), "\xff\xff\xff", 3, 0), 0); });
+  expect_disconnected("oversized", [](ScriptedRank& r) {
     const std::string large(static_cast<std::size_t>(amem_v1_SessionMessage_size) + 1, 'x');
     ASSERT_GT(::send(r.socket(), large.data(), large.size(), 0), 0);
   });
-  expect_disconnected("second Hello", [](FakeRank& r) { (void)r.hello("other"); });
-  expect_disconnected("a broker's message", [](FakeRank& r) {
+  expect_disconnected("second Hello", [](ScriptedRank& r) { (void)r.hello("other"); });
+  expect_disconnected("a broker's message", [](ScriptedRank& r) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = amem_v1_SessionMessage_ask_tag;
     r.send(message);
   });
-  expect_disconnected("empty message", [](FakeRank& r) {
+  expect_disconnected("empty message", [](ScriptedRank& r) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.seq = 1;
     r.send(message);
   });
   expect_disconnected("answer to a phase of the broker's",
-                      [](FakeRank& r) { r.done(static_cast<RankPhase>(99), 1); });
+                      [](ScriptedRank& r) { r.done(static_cast<RankPhase>(99), 1); });
   expect_disconnected("quiet by the wrong message",
-                      [](FakeRank& r) { r.done(RankPhase::kQuiet, 1); });
-  FakeRank silent;
+                      [](ScriptedRank& r) { r.done(RankPhase::kQuiet, 1); });
+  ScriptedRank silent;
   silent.connect(node->dir() + "/session.sock");
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_free_tag;
@@ -111,7 +112,7 @@ TEST_F(BrokerTest, MemoryThatARankKeepsOrIsJustFreeingGoesToTheOneThatFindsNone)
   const std::uint64_t asked = b.ask_to_create(gpu(0), 4 * kMiB, "nccl");
   while (a.received[trim] == 0) ASSERT_TRUE(a.pump(seconds(10)));
   a.free(kept);
-  EXPECT_EQ(FakeRank::code(b.await_reply(asked)), Code::kOk);
+  EXPECT_EQ(ScriptedRank::code(b.await_reply(asked)), Code::kOk);
 }
 
 TEST_F(BrokerTest, ASettleIsAnsweredWhenWhatWasFreedIsFree) {
@@ -121,7 +122,7 @@ TEST_F(BrokerTest, ASettleIsAnsweredWhenWhatWasFreedIsFree) {
   a.free(freed);
   Message settle = amem_v1_SessionMessage_init_zero;
   settle.which_body = amem_v1_SessionMessage_settle_tag;
-  EXPECT_EQ(FakeRank::code(a.ask(settle)), Code::kOk);
+  EXPECT_EQ(ScriptedRank::code(a.ask(settle)), Code::kOk);
   EXPECT_EQ(used(0), 0U);
 }
 
@@ -130,18 +131,18 @@ TEST_F(BrokerTest, WrongRequestsAreAnsweredWithAnError) {
   auto create = [&](const DeviceUuid& device, std::uint64_t size) {
     return a.try_create(device, size, "nccl");
   };
-  EXPECT_EQ(FakeRank::code(create(gpu(0), 0)), Code::kInvalidArgument);
-  EXPECT_EQ(FakeRank::code(create(gpu(0), 4096)), Code::kInvalidArgument);
-  EXPECT_EQ(FakeRank::code(create(DeviceUuid(), 2 * kMiB)), Code::kInvalidArgument);
+  EXPECT_EQ(ScriptedRank::code(create(gpu(0), 0)), Code::kInvalidArgument);
+  EXPECT_EQ(ScriptedRank::code(create(gpu(0), 4096)), Code::kInvalidArgument);
+  EXPECT_EQ(ScriptedRank::code(create(DeviceUuid(), 2 * kMiB)), Code::kInvalidArgument);
   const Packet full = create(gpu(0), 2 * kDeviceMemory);
-  EXPECT_EQ(FakeRank::code(full), Code::kResourceExhausted);
+  EXPECT_EQ(ScriptedRank::code(full), Code::kResourceExhausted);
   EXPECT_NE(std::string(full.message.body.reply.text).find("256 MiB on device 0 (GPU-"),
             std::string::npos)
       << full.message.body.reply.text;
   a.free(4711);
   Message bad_op = amem_v1_SessionMessage_init_zero;
   bad_op.which_body = amem_v1_SessionMessage_group_request_tag;
-  EXPECT_EQ(FakeRank::code(a.ask(bad_op)), Code::kInvalidArgument);
+  EXPECT_EQ(ScriptedRank::code(a.ask(bad_op)), Code::kInvalidArgument);
   EXPECT_NE(a.create(gpu(0), 2 * kMiB), 0U) << "and it is still served";
 }
 
@@ -150,11 +151,11 @@ TEST_F(BrokerTest, TicketsNeedTheirToken) {
   join(b, "rollout");
   join(c, "train", 1);
   const std::uint64_t id = a.create(gpu(0), 2 * kMiB);
-  const Token token = a.memory.at(id).token;
-  EXPECT_EQ(FakeRank::code(b.try_redeem(id, Token{})), Code::kPermissionDenied);
-  EXPECT_EQ(FakeRank::code(b.try_redeem(id + 100, token)), Code::kNotFound);
-  EXPECT_EQ(FakeRank::code(c.try_redeem(id, Token{})), Code::kPermissionDenied);
-  EXPECT_EQ(FakeRank::code(c.try_redeem(id + 100, token)), Code::kNotFound);
+  const Token token = a.token(id);
+  EXPECT_EQ(ScriptedRank::code(b.try_redeem(id, Token{})), Code::kPermissionDenied);
+  EXPECT_EQ(ScriptedRank::code(b.try_redeem(id + 100, token)), Code::kNotFound);
+  EXPECT_EQ(ScriptedRank::code(c.try_redeem(id, Token{})), Code::kPermissionDenied);
+  EXPECT_EQ(ScriptedRank::code(c.try_redeem(id + 100, token)), Code::kNotFound);
   c.share(a, id);
   a.write(id, 9);
   EXPECT_TRUE(c.holds(id, 9));

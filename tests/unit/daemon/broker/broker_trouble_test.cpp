@@ -185,12 +185,12 @@ TEST_F(BrokerTest, WatchersAreTold) {
   join(a, "train");
   ASSERT_TRUE(pause("train").ok());
   ASSERT_TRUE(resume("train").ok());
-  const std::string pid = std::to_string(a.process());
+  const std::string pid = std::to_string(a.pid());
   a.die();
   ASSERT_TRUE(eventually([&] { return status().groups_size() == 1; }));
   on_loop([&] { broker->shut(); });
   EXPECT_EQ(sink->text, "state:running\nrank_joined:rank 0 (pid " + pid +
-                            ") fake_rank\nstate:pausing\nstate:paused\nstate:resuming\n"
+                            ") a program\nstate:pausing\nstate:paused\nstate:resuming\n"
                             "state:running\nrank_left:rank 0 (pid " +
                             pid + "): its session ended\nended\n");
 }
@@ -201,7 +201,7 @@ TEST_F(BrokerTest, ARankThatEndsWhileItsGroupIsPausedIsNamed) {
   on_loop([&] { broker->events().subscribe(Caller{}, "train", sink); });
   two_sharing();
   ASSERT_TRUE(pause("train").ok());
-  const std::string pid = std::to_string(a.process());
+  const std::string pid = std::to_string(a.pid());
   a.die();
   ASSERT_TRUE(eventually([&] { return group().rank_count() == 1; }));
   on_loop([&] { broker->shut(); });
@@ -218,7 +218,7 @@ TEST_F(BrokerTest, ARankThatLostItsSessionAndLivesHoldsUpThePause) {
       eventually([&] { return group().note().find("lost its session") != std::string::npos; }));
   const Status refused = complete(begin(Operation::kPause, "train", milliseconds(300)));
   EXPECT_EQ(refused.code(), Code::kDeadlineExceeded) << refused.text();
-  EXPECT_NE(refused.text().find("pid " + std::to_string(a.process()) +
+  EXPECT_NE(refused.text().find("pid " + std::to_string(a.pid()) +
                                 ") whose session has ended (end that process)"),
             std::string::npos)
       << refused.text();

@@ -27,7 +27,7 @@ class BrokerTurnsTest : public SwapTest {
     with.stages = {stage};
   }
   /// Group `name` of one rank, with so much memory on GPU 0.
-  void make_member(FakeRank& rank, Group& group, std::uint64_t scratch = 80 * kMiB) {
+  void make_member(ScriptedRank& rank, Group& group, std::uint64_t scratch = 80 * kMiB) {
     make(rank, group, scratch, 2);
     Stages::Change change;
     change.stage = "night";
@@ -57,7 +57,7 @@ class BrokerTurnsTest : public SwapTest {
   bool needs_are_known(const std::string& name) {
     return eventually([&] { return turn(name).needs > 80 * kMiB; });
   }
-  static void report(FakeRank& rank, bool waiting, bool worked) {
+  static void report(ScriptedRank& rank, bool waiting, bool worked) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = amem_v1_SessionMessage_work_tag;
     message.body.work.waiting = waiting;
@@ -248,7 +248,7 @@ TEST_F(BrokerSlicesTest, ThreeGroupsGoAround) {
   std::map<std::string, int> came;
   std::string running = "train";
   // Each always has work: while it is paused a call waits.
-  const std::map<std::string, FakeRank*> rank = {{"train", &a}, {"rollout", &b}, {"third", &c}};
+  const std::map<std::string, ScriptedRank*> rank = {{"train", &a}, {"rollout", &b}, {"third", &c}};
   for (int i = 0; i < 6; ++i) {
     for (const auto& [name, its] : rank) report(*its, name != running, name == running);
     std::string next;

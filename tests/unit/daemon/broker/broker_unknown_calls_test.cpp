@@ -19,7 +19,7 @@ class BrokerUnknownCallsTest : public BrokerTest {
     std::string library = {};
   };
   /// `more`: calls that follow in other messages.
-  static void tell(FakeRank& rank, const std::vector<Call>& calls, std::uint32_t more = 0) {
+  static void tell(ScriptedRank& rank, const std::vector<Call>& calls, std::uint32_t more = 0) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = amem_v1_SessionMessage_unknown_calls_tag;
     amem_v1_UnknownCalls& body = message.body.unknown_calls;
@@ -34,7 +34,7 @@ class BrokerUnknownCallsTest : public BrokerTest {
     rank.send(message);
   }
   /// cuCall0, cuCall1, ... in as many messages as they take.
-  static void tell_many(FakeRank& rank, std::size_t count) {
+  static void tell_many(ScriptedRank& rank, std::size_t count) {
     for (std::size_t told = 0; told < count;) {
       std::vector<Call> calls;
       for (; calls.size() < kMaxUnknownCallsPerMessage && told < count; ++told)
@@ -43,10 +43,10 @@ class BrokerUnknownCallsTest : public BrokerTest {
     }
   }
   /// Waits until the broker has read what the rank has sent so far.
-  static void read(FakeRank& rank) {
+  static void read(ScriptedRank& rank) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = amem_v1_SessionMessage_settle_tag;
-    EXPECT_EQ(FakeRank::code(rank.ask(message)), Code::kOk);
+    EXPECT_EQ(ScriptedRank::code(rank.ask(message)), Code::kOk);
   }
   auto calls(std::size_t rank = 0) {
     return on_loop([&] { return broker->ranks(Caller{}, ""); }).value().at(rank).unknown_calls();

@@ -12,7 +12,7 @@ class WavesTest : public SwapTest {
   void configure(Config& settings) const override { settings.swap_wave = 4 * kMiB; }
 
   /// 10 MiB of kept memory, then `scratch` of what is discarded: waves of 4, 4, 2, 10, 10, … MiB.
-  void make_one(FakeRank& rank, Group& group, std::uint64_t scratch) {
+  void make_one(ScriptedRank& rank, Group& group, std::uint64_t scratch) {
     make(rank, group, 0, 5);
     for (; scratch > 0; scratch -= kPiece) ASSERT_NE(rank.create(gpu(0), kPiece, "scratch"), 0U);
   }
@@ -123,7 +123,7 @@ TEST_F(WavesTest, AFailureInALaterWaveLeavesBothPausedAndNothingLost) {
   EXPECT_EQ(failed.code(), Code::kAborted);
   EXPECT_NE(failed.text().find("save: rank 0"), std::string::npos) << failed.text();
   expect_states(kPaused, kPaused);
-  EXPECT_TRUE(a.gate_shut);
+  EXPECT_TRUE(a.gate_shut());
   EXPECT_EQ(mapped(a), 6 * kMiB) << "what the rank could not save";
   EXPECT_EQ(group("train").resident_bytes(), 6 * kMiB);
   EXPECT_EQ(mapped(b), 0U);
@@ -135,7 +135,7 @@ TEST_F(WavesTest, AFailureInALaterWaveLeavesBothPausedAndNothingLost) {
 
 TEST_F(WavesTest, ADeathInALaterWaveTakesNothingFromItsPeers) {
   make_full();
-  FakeRank& dying = d;
+  ScriptedRank& dying = d;
   join(dying, "train", 1);
   c.free(fill);
   ASSERT_TRUE(eventually([&] { return free_memory() >= 38 * kMiB; }));
