@@ -6,13 +6,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
-#include "common/fd.h"
-#include "common/packet.h"
 #include "common/protocol.h"
 #include "common/status.h"
+#include "tests/world/rank_process.h"
 
 namespace amem::bench {
 
@@ -39,24 +40,14 @@ class LightRanks {
   std::uint64_t holds() const { return holds_; }
 
  private:
-  struct Owned {
-    std::uint64_t id = 0;
-    Token token{};
-  };
-  struct Rank {
-    Fd socket;
-    std::vector<Owned> owned;
-  };
-
-  Status join(Rank& rank, const Shape& shape, int number);
-  Status create(Rank& rank, const Shape& shape, const DeviceUuid& device);
-  Status redeem(Rank& rank, const Rank& owner);
-  Status handle(Rank& rank, const Packet& packet);
   /// Sends requests ahead of their replies, a window at a time.
-  template <class Fill, class Take>
-  Status ask_many(Rank& rank, std::size_t count, Fill fill, Take take);
+  Status ask_many(world::RankProcess& rank, std::size_t count,
+                  const std::function<void(std::size_t)>& ask);
 
-  std::vector<Rank> ranks_;
+  world::Truths truths_;
+  std::deque<world::RankProcess> ranks_;
+  std::size_t answered_ = 0;
+  Status refused_;
   std::uint64_t allocations_ = 0;
   std::uint64_t holds_ = 0;
   std::atomic<bool> stop_ = false;

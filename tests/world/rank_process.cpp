@@ -355,7 +355,7 @@ void RankProcess::carry_out(Packet packet, Mood mood) {
   switch (m.which_body) {
     case amem_v1_SessionMessage_pool_segment_tag:
       require(packet.fds.size() == 1, "a segment comes with a descriptor");
-      segments_[m.body.pool_segment.index] = std::move(packet.fds.front());
+      if (habits.keeps) segments_[m.body.pool_segment.index] = std::move(packet.fds.front());
       return;
     case amem_v1_SessionMessage_trim_tag:
       return;

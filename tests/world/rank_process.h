@@ -52,7 +52,7 @@ enum class Mood : std::uint8_t { kWell, kFails, kSilent, kTwice, kSlow, kLies, k
 struct Habits {
   bool fills = true;   // memory that it gets, with bytes by which it is known
   bool hashes = true;  // takes them where they are wanted
-  bool keeps = true;   // descriptors of memory: one that keeps none only answers
+  bool keeps = true;   // descriptors; one that keeps none copies nothing
   /// Not 0: pieces that may be sparse, and whose bytes are all the same, are saved in so many.
   std::uint64_t sparse_bytes = 0;
   std::uint64_t checksum = 0;               // told of each piece that it saves; 0: none
