@@ -104,7 +104,7 @@ bool Cut::old_work() const {
 
 bool Cut::stuck_work() const {
   return any_device([](const Rank& rank, const CutReport::Device& device) {
-    return device.busy && rank.stuck.contains(device.device);
+    return rank.stuck.contains(device.device);
   });
 }
 

@@ -84,6 +84,16 @@ TEST(Cut, TheCutMovesNoFurtherThanItMust) {
   EXPECT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << "the busy rank keeps its gate shut";
 }
 
+TEST(Cut, ADeviceThatWasIdleIsGivenAMoment) {
+  const Time t;
+  Cut cut({1, 2, 3}, kStall, t);
+  cut.report(1, one(false, 0), t);
+  cut.report(2, one(false, 1), t);
+  cut.report(1, one(true, 0), t);
+  EXPECT_TRUE(cut.decide(t).empty());
+  EXPECT_EQ(cut.decide(t + 10 * kStall), (Steps{{2, some_device(0)}}));
+}
+
 TEST(Cut, ACaptureIsWork) {
   const Time t;
   Cut cut({1, 2}, kStall, t);
