@@ -339,10 +339,7 @@ void History::driver_acts() {
   if (!step) return;
   Fate fate = Fate::kWell;
   if (mishap(8)) fate = static_cast<Fate>(1 + below(3));
-  if (step->action == CheckpointAction::kLock)
-    for (const RankProcess& rank : ranks_)
-      if (rank.lives() && rank.pid() == step->pid)
-        if (const std::string wrong = rank.may_be_locked(); !wrong.empty()) breaks(wrong);
+  if (const std::string wrong = world::broken_by_step(ranks_, *step); !wrong.empty()) breaks(wrong);
   say("the driver: " + node_.checkpoints.take(*step, fate));
 }
 
@@ -368,25 +365,9 @@ std::uint64_t History::pages() const {
 }
 
 void History::check(bool all) {
-  const auto groups = this->groups();
-  for (const RankProcess& rank : ranks_) {
-    if (!rank.wrong().empty()) breaks(rank.wrong());
-    if (rank.runs())
-      if (const std::string wrong = rank.check(all); !wrong.empty()) breaks(wrong);
-    if (!rank.lives() || rank.is_free() || unknown_.contains(rank.number())) continue;
-    if (rank.runs()) breaks("no rank runs whose process is locked or checkpointed");
-    const auto group = groups.find(rank.address());
-    if (group != groups.end() && group->second.state() == v1::GROUP_STATE_RUNNING)
-      breaks("no group runs while one of its processes is locked or checkpointed");
-  }
-}
-
-std::map<std::string, v1::GroupInfo> History::groups() const {
-  v1::ListGroupsResponse list;
-  node_.broker().groups(Caller{}, list);
-  std::map<std::string, v1::GroupInfo> groups;
-  for (const v1::GroupInfo& group : list.groups()) groups[group.address()] = group;
-  return groups;
+  const auto known = [this](const RankProcess& rank) { return !unknown_.contains(rank.number()); };
+  if (const std::string wrong = world::broken_promise(ranks_, groups(), all, known); !wrong.empty())
+    breaks(wrong);
 }
 
 // ---- the end ------------------------------------------------------------------------------------
@@ -412,11 +393,7 @@ Coroutine History::settle() {
     check(false);
     quiet = any ? 0 : quiet + 1;
     if (quiet < 3) continue;
-    const auto all = groups();
-    const bool rest = std::all_of(all.begin(), all.end(), [](const auto& each) {
-      const v1::GroupState state = each.second.state();
-      return state == v1::GROUP_STATE_RUNNING || state == v1::GROUP_STATE_PAUSED;
-    });
+    const bool rest = world::at_rest(groups());
     const bool asking = std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
       return rank.connected() && rank.waits() && !rank.waits_for_resume();
     });

@@ -15,6 +15,7 @@
 #include "tests/world/coroutine.h"
 #include "tests/world/dice.h"
 #include "tests/world/node.h"
+#include "tests/world/promises.h"
 #include "tests/world/rank_process.h"
 
 namespace amem::histories {
@@ -136,7 +137,7 @@ class History {
   /// Of all programs together.
   std::uint64_t pages() const;
   void check(bool all);
-  std::map<std::string, v1::GroupInfo> groups() const;
+  world::GroupInfos groups() const { return node_.groups(); }
   bool fits(const v1::GroupInfo& group) const;
 
   static constexpr int kMostRanks = 9;

@@ -3,12 +3,24 @@
 #include <algorithm>
 
 #include "tests/model/insight.h"
-#include "tests/model/state.h"
+#include "tests/world/digest.h"
 
 namespace amem::model {
 namespace {
 
+using world::Digest;
+
 constexpr Duration kStall = std::chrono::milliseconds(20);
+
+template <class Number>
+constexpr std::uint8_t u8(Number value) {
+  return static_cast<std::uint8_t>(value);
+}
+template <class Number>
+constexpr RankId id_of(Number rank) {
+  return static_cast<RankId>(rank) + 1;
+}
+constexpr int rank_of(RankId id) { return static_cast<int>(id) - 1; }
 
 DeviceUuid device_of(std::size_t rank) {
   DeviceUuid device;

@@ -11,7 +11,6 @@
 
 #include "daemon/phases/cut.h"
 #include "tests/model/explorer/choices.h"
-#include "tests/model/explorer/digest.h"
 #include "tests/model/scenario.h"
 
 namespace amem::model {

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "tests/model/insight.h"
-#include "tests/model/state.h"
 
 namespace amem::model {
 namespace {
@@ -565,7 +564,7 @@ std::size_t FleetWorld::timed_out() const {
 // ---- states -------------------------------------------------------------------------------------
 
 std::uint64_t FleetWorld::hash() const {
-  Digest digest;
+  world::Digest digest;
   digest.add(static_cast<std::uint64_t>(faults_));
   digest.add(conductor_ != nullptr);
   if (conductor_) Insight::add(*conductor_, digest);

@@ -20,8 +20,8 @@
 #include "daemon/fleet/known_transactions.h"
 #include "daemon/fleet/participant.h"
 #include "tests/model/explorer/choices.h"
-#include "tests/model/explorer/digest.h"
 #include "tests/model/scenario.h"
+#include "tests/world/digest.h"
 
 namespace amem::model {
 

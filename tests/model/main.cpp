@@ -1,5 +1,6 @@
 // explore: goes through small worlds exhaustively (README.md).
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -13,8 +14,9 @@
 #include "tests/model/explorer/explorer.h"
 #include "tests/model/fleet_orders.h"
 #include "tests/model/fleet_world.h"
-#include "tests/model/node_world.h"
 #include "tests/model/scenario.h"
+#include "tests/model/search.h"
+#include "tests/world/ground.h"
 
 namespace amem::model {
 namespace {
@@ -34,12 +36,6 @@ std::vector<std::string_view> worlds() {
 
 /// `faults` below 0: as in CI.
 Found explore(std::string_view name, int& faults, Bug bug) {
-  for (const Scenario& scenario : scenarios())
-    if (scenario.name == name) {
-      if (faults < 0) faults = scenario.faults;
-      NodeWorld world(scenario, faults, bug);
-      return Explorer<NodeWorld>(world, kMostStates).explore();
-    }
   for (const CutScenario& scenario : cut_scenarios())
     if (scenario.name == name) {
       if (faults < 0) faults = scenario.early;
@@ -57,10 +53,53 @@ Found explore(std::string_view name, int& faults, Bug bug) {
   return found;
 }
 
+const Scenario* find_scenario(std::string_view name) {
+  const auto found = std::find_if(scenarios().begin(), scenarios().end(),
+                                  [name](const Scenario& each) { return each.name == name; });
+  return found != scenarios().end() ? &*found : nullptr;
+}
+
+bool broke(const Scenario& scenario, int faults, const std::vector<std::uint8_t>& way) {
+  const std::string broken = replay(scenario, faults, way);
+  if (broken.empty()) return false;
+  std::printf("  broken: %s\n  again: explore %s --faults %d --replay %s\n", broken.c_str(),
+              std::string(scenario.name).c_str(), faults, text_of(way).c_str());
+  return true;
+}
+
+/// Of this process and of those that have ended.
+double cpu_seconds() {
+  double sum = 0;
+  for (const int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
+    rusage used{};
+    ::getrusage(who, &used);
+    for (const timeval& time : {used.ru_utime, used.ru_stime})
+      sum += static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  }
+  return sum;
+}
+
+bool searches(const Scenario& scenario, int faults, const SearchLimits& limits) {
+  if (faults < 0) faults = scenario.faults;
+  const double before = cpu_seconds();
+  const Searched found = search(scenario, faults, limits);
+  std::printf("%-20s faults %d: %8llu states, %8llu plays, longest %3llu, %.1f CPU s\n",
+              std::string(scenario.name).c_str(), faults,
+              static_cast<unsigned long long>(found.states),
+              static_cast<unsigned long long>(found.plays),
+              static_cast<unsigned long long>(found.longest), cpu_seconds() - before);
+  std::fflush(stdout);
+  if (found.broken.empty()) return true;
+  if (found.way.empty() || !broke(scenario, faults, found.way))
+    std::printf("  broken: %s\n  way: %s\n", found.broken.c_str(), text_of(found.way).c_str());
+  std::fflush(stdout);
+  return false;
+}
+
 bool holds(std::string_view name, int faults) {
-  const auto began = std::chrono::steady_clock::now();
+  const auto began = std::chrono::system_clock::now();
   const Found found = explore(name, faults, Bug::kNone);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  const std::chrono::duration<double> took = std::chrono::system_clock::now() - began;
   std::printf(
       "%-8s faults %d: %9zu states, %10zu transitions, %6zu at rest, depth %3zu, longest %3zu, "
       "%.1f s\n",
@@ -74,9 +113,9 @@ bool holds(std::string_view name, int faults) {
 }
 
 bool play(std::uint64_t seed, std::uint64_t count) {
-  const auto began = std::chrono::steady_clock::now();
+  const auto began = std::chrono::system_clock::now();
   const Orders orders = play_orders(seed, count, Bug::kNone);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  const std::chrono::duration<double> took = std::chrono::system_clock::now() - began;
   std::printf(
       "%llu orders: all went on in %llu, all gave up in %llu, nobody who knew could be asked in "
       "%llu; at most %llu questions; %.1f s\n",
@@ -117,6 +156,8 @@ int run(int argc, char** argv) {
   bool list = false;
   std::uint64_t orders = 0;
   std::uint64_t seed = 1;
+  SearchLimits limits;
+  std::vector<std::uint32_t> way;
   app.add_option("worlds", names, "which; all of them if none is named");
   app.add_option("--faults", faults, "that may happen in one history; else as in CI");
   app.add_flag("--broken", broken, "with what is made wrong on purpose, which must be found");
@@ -124,6 +165,11 @@ int run(int argc, char** argv) {
   app.add_option("--orders", orders,
                  "instead: so many orders of events in which 100 nodes lose their leader");
   app.add_option("--seed", seed, "of the first of these");
+  app.add_option("--jobs", limits.jobs, "processes that play a world of a node")
+      ->check(CLI::Range(1, 256));
+  app.add_option("--most", limits.most_states, "states of such a world");
+  app.add_option("--replay", way, "plays this way of one world, and says what happens")
+      ->delimiter(',');
   CLI11_PARSE(app, argc, argv);
   if (list) {
     for (const Scenario& scenario : scenarios())
@@ -145,7 +191,19 @@ int run(int argc, char** argv) {
   }
   if (names.empty())
     for (const std::string_view name : worlds()) names.emplace_back(name);
-  for (const std::string& name : names) good = holds(name, faults) && good;
+  // Small devices are much for a page.
+  world::Ground::shape({.devices = 1, .memory = 262144});
+  if (!way.empty()) {
+    const Scenario* const scenario = find_scenario(names.front());
+    if (scenario == nullptr) return 2;
+    const std::vector<std::uint8_t> choices(way.begin(), way.end());
+    return broke(*scenario, faults < 0 ? scenario->faults : faults, choices) ? 1 : 0;
+  }
+  for (const std::string& name : names) {
+    const Scenario* const scenario = find_scenario(name);
+    good =
+        (scenario != nullptr ? searches(*scenario, faults, limits) : holds(name, faults)) && good;
+  }
   return good ? 0 : 1;
 }
 

@@ -126,13 +126,18 @@ void Checkpoints::kill(const Step& step) {
 
 // ---- the driver acts ----------------------------------------------------------------------------
 
-std::optional<Checkpoints::Step> Checkpoints::next() {
+std::vector<Checkpoints::Step> Checkpoints::steps() const {
   std::vector<Step> steps;
   for (const auto& [pid, action] : begun_) steps.push_back({pid, action});
   for (const auto& [id, call] : calls_)
     if (!call.hangs && call.step.action != CheckpointAction::kState &&
         call.step.pid > kLastThrowaway && !begun_.contains(call.step.pid))
       steps.push_back(call.step);
+  return steps;
+}
+
+std::optional<Checkpoints::Step> Checkpoints::next() {
+  const std::vector<Step> steps = this->steps();
   if (steps.empty()) return std::nullopt;
   return steps[random_() % steps.size()];
 }

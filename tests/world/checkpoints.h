@@ -51,6 +51,8 @@ class Checkpoints final : public ProcessCalls, public ProofTargets {
     pid_t pid = 0;
     CheckpointAction action = CheckpointAction::kState;
   };
+  /// Those that can be taken now.
+  std::vector<Step> steps() const;
   bool busy() const { return !calls_.empty() || !begun_.empty(); }
   /// One that chance takes; null: it waits for another.
   std::optional<Step> next();

@@ -15,6 +15,7 @@ namespace {
 std::function<void()> after_packet;
 std::function<void()> at_death;
 std::function<void(int, const msghdr&)> at_unsent;
+std::function<bool()> decides;
 std::uint64_t effects_left = 0;  // 0: it lives on
 bool dead = false;
 int others = 0;
@@ -22,6 +23,7 @@ int others = 0;
 }  // namespace
 
 bool takes_effect() {
+  if (!dead && decides && decides()) effects_left = 1;
   if (dead || effects_left == 0) return !dead;
   dead = --effects_left == 0;
   if (dead) at_death();
@@ -38,6 +40,8 @@ void begin(std::function<void()> sent, std::function<void()> died,
 }
 
 void comes_at(std::uint64_t effect) { effects_left = effect; }
+
+void decided_by(std::function<bool()> dies) { decides = std::move(dies); }
 
 bool came() { return dead; }
 

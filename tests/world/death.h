@@ -17,6 +17,8 @@ void begin(std::function<void()> sent, std::function<void()> died,
            std::function<void(int socket, const msghdr& packet)> unsent);
 /// In the place of the so-many-th effect from now; 0: not any more.
 void comes_at(std::uint64_t effect);
+/// Before each effect from now on: whether it comes in its place. Empty: nobody is asked.
+void decided_by(std::function<bool()> dies);
 /// The broker that has begun last is dead.
 bool came();
 /// Of an effect that is neither row nor packet; false: the broker dies in its place, or is dead.

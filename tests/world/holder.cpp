@@ -60,6 +60,11 @@ void StandInHolder::get_some(int socket, const msghdr& sent, std::uint64_t chanc
     entries_.insert_or_assign(packet.keys[i], Fd(::fcntl(fds[i], F_DUPFD_CLOEXEC, 0)));
 }
 
+void StandInHolder::add_to(Digest& digest) const {
+  digest.add(entries_.size());
+  for (const auto& [key, fd] : entries_) digest.add(static_cast<std::uint64_t>(key));
+}
+
 /// What is dead yet looks for another holder must not wait for one: its time stands still.
 void StandInHolder::refuse() {
   const Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));

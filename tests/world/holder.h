@@ -12,6 +12,7 @@
 
 #include "common/fd.h"
 #include "daemon/holder/wire.h"
+#include "tests/world/digest.h"
 
 namespace amem::world {
 
@@ -30,6 +31,8 @@ class StandInHolder {
   void lose_client();
   /// It ends, and another one, that has nothing, listens in its place.
   void die();
+  /// Which descriptors it has.
+  void add_to(Digest& digest) const;
   bool has_anything() const { return !entries_.empty(); }
 
  private:

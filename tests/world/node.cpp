@@ -1,5 +1,6 @@
 #include "tests/world/node.h"
 
+#include <cstdint>
 #include <utility>
 
 #include "common/protocol.h"
@@ -124,6 +125,55 @@ v1::NodeStatus Node::status() const {
   v1::NodeStatus status;
   broker().status(Caller{}, status);
   return status;
+}
+
+std::map<std::string, v1::GroupInfo> Node::groups() const {
+  v1::ListGroupsResponse list;
+  broker().groups(Caller{}, list);
+  std::map<std::string, v1::GroupInfo> groups;
+  for (v1::GroupInfo& group : *list.mutable_groups()) {
+    const std::string address = group.address();
+    groups[address] = std::move(group);
+  }
+  return groups;
+}
+
+void Node::add_to(Digest& digest) const {
+  std::string bytes;
+  for (auto& [address, group] : groups()) {
+    v1::GroupInfo shown = group;
+    shown.clear_since_ms();
+    shown.clear_last_pause_us();
+    shown.clear_last_resume_us();
+    shown.clear_note();
+    shown.clear_unbrokered_bytes();
+    digest.add(shown.SerializeAsString());
+  }
+  if (const auto ranks = broker().ranks(Caller{}, ""); ranks.ok())
+    for (const v1::RankInfo& rank : ranks.value()) {
+      v1::RankInfo shown = rank;
+      shown.clear_unbrokered();
+      digest.add(shown.SerializeAsString());
+    }
+  if (auto list = broker().list_allocations(Caller{}, ""); list.ok())
+    for (const v1::AllocationInfo& each :
+         broker().allocations(Caller{}, list.value(), SIZE_MAX, SIZE_MAX))
+      digest.add(each.SerializeAsString());
+  const v1::NodeStatus status = this->status();
+  digest.add(status.pool().used_bytes());
+  digest.add(status.pool().retained_bytes());
+  for (const v1::DeviceStatus& device : status.devices()) digest.add(device.brokered_bytes());
+  digest.add(broker().under_way());
+  if (!holder_) return;
+  std::uint64_t rows = 0;  // in no order
+  life_->supervisor.record().log()->each([&](RowKey key, std::string_view row) {
+    Digest one;
+    one.add(key);
+    one.add(row);
+    rows += one.hash();
+  });
+  digest.add(rows);
+  holder_->add_to(digest);
 }
 
 std::string Node::left_over() const {

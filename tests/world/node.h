@@ -11,6 +11,7 @@
 #include "daemon/broker/broker.h"
 #include "daemon/broker/holder_supervisor.h"
 #include "tests/world/checkpoints.h"
+#include "tests/world/digest.h"
 #include "tests/world/holder.h"
 
 namespace amem::world {
@@ -76,7 +77,14 @@ class Node {
   bool is_kept() const { return life_->is_kept; }
   /// Where ranks connect.
   std::string sessions() const;
+  /// That is made by a thread of its own.
+  bool has_pool() const { return *life_->has_pool; }
   v1::NodeStatus status() const;
+  /// By their addresses.
+  std::map<std::string, v1::GroupInfo> groups() const;
+  /// Adds what others could see of it: what the broker says, but for times, notes and the driver's
+  /// figures; its record; and what the holder has.
+  void add_to(Digest& digest) const;
   /// REQUIRES: no rank lives. Groups, pool and devices are empty then. What is wrong; empty:
   /// nothing.
   std::string left_over() const;

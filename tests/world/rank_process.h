@@ -25,6 +25,8 @@
 
 namespace amem::world {
 
+class Digest;
+
 /// Every allocation, and what its programs have written there last.
 struct Truth {
   Token token{};
@@ -32,6 +34,7 @@ struct Truth {
   DeviceUuid device = {};
   std::uint8_t value = 0;
   std::uint8_t before = 0;
+  bool may_be_dropped = false;  // by a pause: zeros are right, too
 };
 /// By their ids, which begin anew where a broker and its holder have died together.
 using Truths = std::map<std::uint64_t, std::shared_ptr<Truth>>;
@@ -162,6 +165,8 @@ class RankProcess {
   bool waits_for_resume() const;
   /// Its group is paused, and no step is under way or to come: its program frees what it likes.
   bool rests() const { return (connected() || paused_) && rests_ && !detached_; }
+  /// Adds what it is, and has: rank_digest.cpp.
+  void add_to(Digest& digest) const;
   /// Adds what it has, and what it has asked for.
   void count(std::map<std::uint64_t, std::uint64_t>& sizes, std::uint64_t& asked) const;
 

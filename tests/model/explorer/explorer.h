@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tests/model/explorer/choices.h"
+#include "tests/model/explorer/circles.h"
 
 namespace amem::model {
 
@@ -52,7 +53,6 @@ class Explorer {
  private:
   using Snapshot = typename World::Snapshot;
   using Event = typename World::Event;
-  using Number = std::uint32_t;  // of a state
   static constexpr Number kNone = std::numeric_limits<Number>::max();
   struct Way {  // to a state
     Number from;
@@ -121,34 +121,10 @@ class Explorer {
     return lines;
   }
 
-  /// Takes away, again and again, states from which nothing comes by itself any more.
   void look_for_circles() {
-    std::vector<Number> left(ways_.size(), 0);  // ways on from each
-    std::vector<std::size_t> first(ways_.size() + 1, 0);
-    for (const auto& [from, to] : by_itself_) {
-      ++left[from];
-      ++first[to + 1];
-    }
-    for (std::size_t i = 1; i < first.size(); ++i) first[i] += first[i - 1];
-    std::vector<Number> before(by_itself_.size());
-    std::vector<std::size_t> fill(first.begin(), first.end() - 1);
-    for (const auto& [from, to] : by_itself_) before[fill[to]++] = from;
-    std::vector<Number> ended;
-    std::vector<Number> length(ways_.size(), 0);
-    for (Number i = 0; i < ways_.size(); ++i)
-      if (left[i] == 0) ended.push_back(i);
-    for (std::size_t i = 0; i < ended.size(); ++i) {
-      const Number to = ended[i];
-      for (std::size_t k = first[to]; k < first[to + 1]; ++k) {
-        const Number from = before[k];
-        length[from] = std::max(length[from], length[to] + 1);
-        if (--left[from] == 0) ended.push_back(from);
-      }
-    }
-    for (const Number each : ended)
-      found_.longest = std::max<std::size_t>(found_.longest, length[each]);
-    for (Number i = 0; i < ways_.size(); ++i)
-      if (left[i] > 0) return breaks(i, "what comes by itself leads to rest, not in a circle");
+    const Onward onward = go_onward(ways_.size(), by_itself_);
+    found_.longest = onward.longest;
+    if (onward.in_a_circle) breaks(*onward.in_a_circle, kInACircle);
   }
 
   World& world_;

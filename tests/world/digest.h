@@ -1,11 +1,11 @@
-// Digest: what a state of a model is, as bytes in an order of their own, and the hash of these.
+// Digest: what a state is, as bytes in an order of their own, and the hash of these.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 
-namespace amem::model {
+namespace amem::world {
 
 class Digest {
  public:
@@ -28,4 +28,4 @@ class Digest {
   std::string bytes_;
 };
 
-}  // namespace amem::model
+}  // namespace amem::world
