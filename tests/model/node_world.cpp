@@ -395,7 +395,8 @@ void NodeWorld::happen(const Event& event, std::optional<Ms> until_a_timer) {
       return ranks_[event.who].end_save();
     case Event::kReturns:
       say(name_of(ranks_[event.who]) + " comes back");
-      return ranks_[event.who].come_back(node_.sessions());
+      ranks_[event.who].come_back(node_.sessions());
+      return;
     case Event::kDriver: {
       const world::Checkpoints::Step step = node_.checkpoints.steps()[event.who];
       if (const std::string wrong = world::broken_by_step(ranks_, step); !wrong.empty())

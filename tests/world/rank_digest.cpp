@@ -30,7 +30,7 @@ void RankProcess::add_to(Digest& digest) const {
   digest.add(flags);
   digest.add(static_cast<std::uint64_t>(pending_));
   digest.add(static_cast<std::uint64_t>(asked_));
-  if (lives()) digest.add(static_cast<std::uint64_t>(checkpoints_.state(pid())));
+  if (lives()) digest.add(static_cast<std::uint64_t>(process_->state()));
   digest.add(commands_.size());
   for (const Packet& packet : commands_) {
     Message message = packet.message;
@@ -54,20 +54,20 @@ void RankProcess::add_to(Digest& digest) const {
     struct stat file {};
     if (::fstat(segment.get(), &file) != 0) continue;
     for (std::uint64_t at = 0; at < static_cast<std::uint64_t>(file.st_size); at += kPage)
-      digest.add(whose(truths_, read_bytes(segment, at, 1)[0]));
+      digest.add(whose(*truths_, read_bytes(segment, at, 1)[0]));
   }
-  const auto add_hashed = [&](const Hashed& each) {
+  const auto add_hashed = [&](const Saved& each) {
     for (const std::uint64_t part :
          {each.epoch, each.place.id, each.place.offset, each.place.segment_offset,
-          whose(truths_, each.bytes.empty() ? '\0' : each.bytes[0])})
+          whose(*truths_, each.bytes.empty() ? '\0' : each.bytes[0])})
       digest.add(part);
   };
-  for (const Hashed& each : taken_) add_hashed(each);
+  for (const Saved& each : taken_) add_hashed(each);
   for (const auto& [place, each] : hashes_) add_hashed(each);
   if (saves_)
     for (const Write& write : saves_->writes) {
       digest.add(write.offset);
-      digest.add(whose(truths_, write.bytes[0]));
+      digest.add(whose(*truths_, write.bytes[0]));
     }
 }
 
