@@ -28,7 +28,10 @@ TEST_F(SwapTest, WhatCannotWorkIsRefusedBeforeThePause) {
   join(a, "train");
   join(b, "rollout");
   EXPECT_EQ(swap("train", "rollout").code(), Code::kFailedPrecondition) << "both run";
-  EXPECT_EQ(swap("train", "train").code(), Code::kInvalidArgument);
+  const Status same = swap("train", "train");
+  EXPECT_EQ(same.code(), Code::kInvalidArgument);
+  EXPECT_EQ(same.text(),
+            "group 'train' is named both to pause and to resume. A swap requires different groups");
   EXPECT_EQ(swap("train", "nobody").code(), Code::kNotFound);
   EXPECT_EQ(swap("nobody", "train").code(), Code::kNotFound);
   expect_states(kRunning, kRunning);

@@ -54,6 +54,20 @@ class BrokerTurnsTest : public SwapTest {
       if (each.group() == name) return {each.turn(), each.call(), each.needs_bytes()};
     return {"none", ""};
   }
+  v1::StageInfo stage() {
+    v1::TurnsResponse turns;
+    EXPECT_TRUE(on_loop([&] { return broker->turns(Caller{}, "night", turns); }).ok());
+    return turns.stages(0);
+  }
+  /// The text with which a lease is refused at once.
+  std::string refusal_of_lease(const std::string& name) {
+    std::optional<Status> answer;
+    on_loop(
+        [&] { return broker->lease(Caller{}, name, {}, [&](const Status& is) { answer = is; }); });
+    if (!answer) return "it waits";
+    EXPECT_EQ(answer->code(), Code::kFailedPrecondition);
+    return answer->text();
+  }
   bool needs_are_known(const std::string& name) {
     return eventually([&] { return turn(name).needs > 80 * kMiB; });
   }
@@ -83,7 +97,9 @@ TEST_F(BrokerTurnsTest, ACallThatWaitsBringsItsGroupBack) {
   ASSERT_TRUE(eventually([&] { return turn("rollout").what == "waits"; }));
   EXPECT_EQ(turn("rollout").call, "cuLaunchKernel");
   report(a, false, false);
+  const Time idle_from = Clock::now();
   ASSERT_TRUE(eventually([&] { return group("rollout").state() == kRunning; }));
+  EXPECT_GE(Clock::now() - idle_from, milliseconds(200)) << "it may have more work at once";
   EXPECT_EQ(group("train").state(), kPaused);
   EXPECT_TRUE(group("train").paused_by_stage());
   expect_intact(b, rollout);
@@ -141,6 +157,35 @@ TEST_F(BrokerTurnsTest, AnotherOwnersTurnsAreNotToBeSet) {
   change.priority = 1000;
   EXPECT_EQ(on_loop([&] { return broker->set_turn(Caller{}, "train", change); }).code(),
             Code::kInvalidArgument);
+}
+
+TEST_F(BrokerTurnsTest, TagsThatLeaveFirstAreNamesEachOnce) {
+  make_member(a, train);
+  const auto set = [&](std::vector<std::string> tags) {
+    Stages::Change change;
+    change.leave_first = std::move(tags);
+    return on_loop([&] { return broker->set_turn(Caller{}, "train", change); });
+  };
+  EXPECT_TRUE(set({"kv", std::string(sizeof(amem_v1_Create::tag) - 1, 't')}).ok());
+  for (const std::string& wrong : {std::string(), std::string(sizeof(amem_v1_Create::tag), 't'),
+                                   std::string(2 * sizeof(amem_v1_Create::tag), 't')})
+    EXPECT_EQ(set({wrong}).code(), Code::kInvalidArgument) << wrong;
+  EXPECT_EQ(set({"kv", "kv"}).text(), "tag 'kv' is named twice");
+  EXPECT_EQ(set(std::vector<std::string>(1000, "kv")).code(), Code::kInvalidArgument);
+}
+
+TEST_F(BrokerTurnsTest, LeasesAreForStagesOfLeases) {
+  make_member(a, train);
+  make(b, rollout, 8 * kMiB, 2);
+  EXPECT_NE(refusal_of_lease("rollout").find("group 'rollout' is in no stage. Start it with"),
+            std::string::npos);
+  const std::string text = "stage 'night' has the policy demand. Leases require the policy lease";
+  EXPECT_EQ(refusal_of_lease("train"), text);
+  EXPECT_EQ(on_loop([&] { return broker->yield(Caller{}, "train"); }).text(), text);
+  EXPECT_NE(on_loop([&] { return broker->yield(Caller{}, "rollout"); })
+                .text()
+                .find("group 'rollout' is in no stage"),
+            std::string::npos);
 }
 
 TEST_F(BrokerTurnsTest, AnOperatorsCommandWaitsForTheSwitchOfItsGroup) {
@@ -229,6 +274,63 @@ TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
   EXPECT_EQ(group("train").state(), kPaused);
   make(b, rollout, 80 * kMiB, 2);
   EXPECT_EQ(group("rollout").state(), kRunning);
+}
+
+class BrokerLeasesTest : public BrokerTurnsTest {
+ protected:
+  TurnPolicy policy() const override { return TurnPolicy::kLease; }
+  Status lease(const std::string& name, Duration timeout = seconds(5)) {
+    auto answer = std::make_shared<std::optional<Status>>();
+    const auto mutex = std::make_shared<std::mutex>();
+    on_loop([&] {
+      return broker->lease(Caller{}, name, timeout, [answer, mutex](const Status& is) {
+        const std::lock_guard lock(*mutex);
+        *answer = is;
+      });
+    });
+    EXPECT_TRUE(eventually([&] {
+      const std::lock_guard lock(*mutex);
+      return answer->has_value();
+    }));
+    return answer->value_or(Status(Code::kUnknown, "no answer"));
+  }
+};
+
+TEST_F(BrokerLeasesTest, AGroupRunsFromItsLeaseToItsYield) {
+  make_member(b, rollout);
+  pause_for_stage("rollout");
+  make_member(a, train);
+  let_go("rollout");
+  ASSERT_TRUE(needs_are_known("train"));
+  ASSERT_TRUE(needs_are_known("rollout"));
+  EXPECT_TRUE(lease("rollout").ok());
+  expect_states(kPaused, kRunning);
+  expect_intact(b, rollout);
+  const Status late = lease("train", milliseconds(300));
+  EXPECT_EQ(late.code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(late.text(),
+            "the group has not got its turn within 300ms. `amemctl turns` shows who runs");
+  EXPECT_TRUE(on_loop([&] { return broker->yield(Caller{}, "rollout"); }).ok());
+  a.moods[kLoad] = Mood::kFailing;
+  EXPECT_EQ(lease("train", milliseconds(300)).code(), Code::kDeadlineExceeded);
+  a.moods.clear();
+  EXPECT_TRUE(lease("train").ok());
+  expect_intact(a, train);
+  settle();
+  const v1::StageInfo is = stage();
+  EXPECT_GE(is.failed_switches(), 1U);
+  EXPECT_GE(is.switches(), is.failed_switches() + 2);
+  EXPECT_NE(is.last().why(), "");
+}
+
+TEST_F(BrokerLeasesTest, AGroupThatTakesNoTurnsGetsNoLeaseAndIsToldWhy) {
+  make_member(a, train);
+  ASSERT_NE(a.create(gpu(1), 2 * kMiB), 0U);
+  ASSERT_TRUE(eventually([&] { return turn("train").what == "apart"; }));
+  const Status status = lease("train");
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+  EXPECT_EQ(status.text().rfind("group 'train' takes no turns: group 'train' uses GPU ", 0), 0U)
+      << status.text();
 }
 
 class BrokerSlicesTest : public BrokerTurnsTest {
