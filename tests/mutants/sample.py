@@ -268,8 +268,13 @@ class Build:
             self.commands[name] = words
             if "/amemd_core.dir/" in name and not name.endswith(".gch"):
                 together = self.built / pathlib.Path(source).relative_to(self.folder) if "/Unity/" in source else None
-                inside = re.findall(r'^#include "(.*)"', together.read_text(encoding="utf-8"), re.M) if together else [source]
-                self.core.update({self.moved(each).removeprefix(f"{self.tree}/"): name for each in inside})
+                inside = [source]
+                if together:  # a mutant of a header is compiled into all that is in it
+                    text = self.moved(together.read_text(encoding="utf-8"))
+                    pathlib.Path(source).parent.mkdir(parents=True, exist_ok=True)
+                    pathlib.Path(source).write_text(text, encoding="utf-8")
+                    inside = re.findall(r'^#include "(.*)"', text, re.M)
+                self.core.update({each.removeprefix(f"{self.tree}/"): name for each in inside})
         self.needs = self.read_needs()
         if not (self.folder / "generated").is_dir():
             shutil.copytree(self.built / "generated", self.folder / "generated")
