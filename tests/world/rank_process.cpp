@@ -29,6 +29,7 @@ void RankProcess::begin_anew(std::unique_ptr<Process> process) {
   anew.habits = std::move(habits);
   anew.shown_ = std::move(shown_);
   anew.heard_ = std::move(heard_);
+  anew.seq_ = seq_;  // no reply to what it asks for from now on is one of before
   *this = std::move(anew);
 }
 

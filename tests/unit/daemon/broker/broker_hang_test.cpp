@@ -74,25 +74,15 @@ TEST_F(HangTest, ARankThatAllocatesThereIsTold) {
 TEST_F(HangTest, WhoeverSettlesWaitsForTheCloseOfWhatItFreed) {
   two_groups();
   hang();
-  Message create = amem_v1_SessionMessage_init_zero;
-  create.which_body = amem_v1_SessionMessage_create_tag;
-  create.body.create.size = 2 * kMiB;
-  std::memcpy(create.body.create.device, gpu(0).bytes.data(), gpu(0).bytes.size());
-  set_text(create.body.create.tag, "nccl");
-  b.send(create);
-  Message nothing = amem_v1_SessionMessage_init_zero;
-  nothing.which_body = amem_v1_SessionMessage_redeem_tag;
-  b.ask(nothing);  // what it sent before has reached the device's thread
+  b.ask_to_create(gpu(0), 2 * kMiB, "nccl");
+  b.try_redeem(0, {});  // what it sent before has reached the device's thread
 
   a.free(of_a);
-  Message settle = amem_v1_SessionMessage_init_zero;
-  settle.which_body = amem_v1_SessionMessage_settle_tag;
-  settle.seq = 1000;
-  a.send(settle);
-  a.ask(nothing);
+  const std::uint64_t settled = a.ask_to_settle();
+  a.try_redeem(0, {});
   EXPECT_EQ(used(0), 4 * kMiB);
   end_of_hang();
-  EXPECT_EQ(ScriptedRank::code(a.await_reply(settle.seq)), Code::kOk) << "not before the close";
+  EXPECT_EQ(ScriptedRank::code(a.await_reply(settled)), Code::kOk) << "not before the close";
 }
 
 TEST_F(HangTest, APauseThereEndsThoughItsMemoryStays) {

@@ -371,15 +371,12 @@ TEST_F(BrokerTagsTest, FromInsideARankDropsAndExcepts) {
 
 TEST_F(BrokerTagsTest, ARankSetsAPolicyAndTheOperatorsGoesBeforeIt) {
   two_with_tags();
-  std::uint64_t seq = 1'000'000;
   const auto rank_sets = [&](const std::string& name, amem_v1_RegionPolicy policy) {
     Message message = amem_v1_SessionMessage_init_zero;
-    message.seq = ++seq;
     message.which_body = amem_v1_SessionMessage_set_policy_tag;
     set_text(message.body.set_policy.tag, name);
     message.body.set_policy.policy = policy;
-    a.send(message);
-    return ScriptedRank::code(a.await_reply(message.seq));
+    return ScriptedRank::code(a.ask(message));
   };
   constexpr auto kKeep = amem_v1_RegionPolicy_REGION_POLICY_KEEP;
   constexpr auto kDiscard = amem_v1_RegionPolicy_REGION_POLICY_DISCARD;
@@ -411,17 +408,8 @@ TEST_F(BrokerTagsTest, RanksDropTheHeapOnlyByForce) {
   join(b);
   const std::uint64_t heap = a.create(gpu(0), 4 * kMiB, "heap");
   a.write(heap, 0x33);
-  std::uint64_t seq = 2'000'000;
   const auto asks = [&](ScriptedRank& rank, bool force) {
-    Message message = amem_v1_SessionMessage_init_zero;
-    message.seq = ++seq;
-    message.which_body = amem_v1_SessionMessage_group_request_tag;
-    message.body.group_request.op = amem_v1_GroupOp_GROUP_OP_PAUSE;
-    message.body.group_request.discard_count = 1;
-    set_text(message.body.group_request.discard[0], "heap");
-    message.body.group_request.force = force;
-    rank.send(message);
-    return message.seq;
+    return rank.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {}, false, {"heap"}, {}, force);
   };
   const Packet refused = a.await_reply(asks(a, false));
   EXPECT_EQ(ScriptedRank::code(refused), Code::kInvalidArgument);

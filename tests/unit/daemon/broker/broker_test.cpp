@@ -120,9 +120,7 @@ TEST_F(BrokerTest, ASettleIsAnsweredWhenWhatWasFreedIsFree) {
   const std::uint64_t freed = a.create(gpu(0), 64 * kMiB);
   EXPECT_EQ(used(0), 64 * kMiB);
   a.free(freed);
-  Message settle = amem_v1_SessionMessage_init_zero;
-  settle.which_body = amem_v1_SessionMessage_settle_tag;
-  EXPECT_EQ(ScriptedRank::code(a.ask(settle)), Code::kOk);
+  EXPECT_EQ(ScriptedRank::code(a.await_reply(a.ask_to_settle())), Code::kOk);
   EXPECT_EQ(used(0), 0U);
 }
 

@@ -44,9 +44,7 @@ class BrokerUnknownCallsTest : public BrokerTest {
   }
   /// Waits until the broker has read what the rank has sent so far.
   static void read(ScriptedRank& rank) {
-    Message message = amem_v1_SessionMessage_init_zero;
-    message.which_body = amem_v1_SessionMessage_settle_tag;
-    EXPECT_EQ(ScriptedRank::code(rank.ask(message)), Code::kOk);
+    EXPECT_EQ(ScriptedRank::code(rank.await_reply(rank.ask_to_settle())), Code::kOk);
   }
   auto calls(std::size_t rank = 0) {
     return on_loop([&] { return broker->ranks(Caller{}, ""); }).value().at(rank).unknown_calls();
