@@ -102,6 +102,11 @@ struct Nic {
 };
 
 struct Streams {
+  ~Streams() {
+    if (busy != nullptr) cuStreamDestroy(busy);
+    if (captured != nullptr) cuStreamDestroy(captured);
+  }
+
   CUstream busy = nullptr;
   CUstream captured = nullptr;
 };
