@@ -134,11 +134,11 @@ TEST_F(FullRecordTest, WhatCannotBeOnRecordIsRefused) {
   two();
   fill();
   ScriptedRank late;
-  late.connect(node->dir() + "/session.sock");
+  late.connect(simulated_node->dir() + "/session.sock");
   const Packet refused = late.hello("train", 2);
   EXPECT_EQ(ScriptedRank::code(refused), Code::kResourceExhausted);
   ScriptedRank other;
-  other.connect(node->dir() + "/session.sock");
+  other.connect(simulated_node->dir() + "/session.sock");
   EXPECT_EQ(ScriptedRank::code(other.hello("other", 0)), Code::kResourceExhausted);
   EXPECT_EQ(status().groups().size(), 1) << "no group without a rank is left";
   EXPECT_EQ(set_policy("weights", v1::POLICY_DISCARD).code(), Code::kResourceExhausted);

@@ -11,7 +11,7 @@ class HangTest : public BrokerTest {
   void configure(Config& all) const override { all.deadlines.create = seconds(4); }
   /// The next call that makes memory, of whatever device, does not return before the end of this.
   static void hang() { faults("cuMemCreate:1:hold"); }
-  static void end_of_hang() { std::filesystem::remove(node->fault_file()); }
+  static void end_of_hang() { std::filesystem::remove(simulated_node->fault_file()); }
 
   void two_groups() {
     join(a, "train", 0);
@@ -59,7 +59,7 @@ TEST_F(HangTest, ARankThatAllocatesThereIsTold) {
     EXPECT_NE(std::string(refused.message.body.reply.text).find("device 0 ("), std::string::npos)
         << refused.message.body.reply.text;
   });
-  while (!std::filesystem::exists(node->fault_file())) std::this_thread::yield();
+  while (!std::filesystem::exists(simulated_node->fault_file())) std::this_thread::yield();
   std::this_thread::sleep_for(milliseconds(100));
   const Time began = Clock::now();
   b.create(gpu(1), 2 * kMiB);

@@ -243,7 +243,7 @@ TEST_F(BrokerTest, TheRanksAreToldWhoHasPausedThem) {
   ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
   EXPECT_EQ(a.paused_by, "pid 12 of uid 1000");
   EXPECT_EQ(b.paused_by, a.paused_by);
-  c.connect(node->dir() + "/session.sock");
+  c.connect(simulated_node->dir() + "/session.sock");
   const Packet welcome = c.hello("train", 2);
   ASSERT_EQ(ScriptedRank::code(welcome), Code::kOk);
   EXPECT_TRUE(welcome.message.body.reply.result.welcome.gate_shut);

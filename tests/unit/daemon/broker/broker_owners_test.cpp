@@ -234,7 +234,7 @@ TEST_F(OwnersTest, QuotasRefuseByNameAndHurtNobodyElse) {
   join_as(kAlice, a, "one");
   join_as(kAlice, b, "one", 1);
   ground::as_user(kAlice, [&] {  // sessions: refused, not queued
-    c.connect(node->dir() + "/session.sock");
+    c.connect(simulated_node->dir() + "/session.sock");
     EXPECT_EQ(ScriptedRank::code(c.hello("one", 2)), Code::kUnavailable);
   });
   join_as(kBob, d, "two");
@@ -358,7 +358,7 @@ TEST_F(OwnersTest, WhatOthersKeepOfThePoolIsNotFreeAndOnlyOperatorsLearnWhoKeeps
 class GuardedTest : public OwnersTest {
  protected:
   void configure(Config& set) const override {
-    const std::string dir = node->dir() + "/dev";
+    const std::string dir = simulated_node->dir() + "/dev";
     std::filesystem::remove_all(dir);
     std::filesystem::create_directory(dir);
     std::filesystem::create_symlink("/dev/null", dir + "/nvidia0");

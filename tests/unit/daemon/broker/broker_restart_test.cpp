@@ -378,7 +378,7 @@ class UnusableTest : public BrokerRestartTest {
   }
   std::unique_ptr<HolderClient> connect() {
     HolderLaunch launch;
-    launch.path = node->dir() + "/holder.sock";
+    launch.path = simulated_node->dir() + "/holder.sock";
     Result<std::unique_ptr<HolderClient>> found = ensure_holder(launch);
     EXPECT_TRUE(found.ok()) << found.status().text();
     return std::move(found).value();
@@ -457,7 +457,7 @@ TEST_F(UnusableTest, ATornRecordIsRefusedAndTakenUpOnceItIsWhole) {
 /// An amemd that served without it would tell the ranks that it keeps that they are lost.
 TEST_F(UnusableTest, AHolderThatRefusesAmemdIsNotDoneWithout) {
   config.holder = HolderUse::kAuto;
-  config.holder_socket = node->dir() + "/other.sock";
+  config.holder_socket = simulated_node->dir() + "/other.sock";
   const Fd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   const sockaddr_un address = unix_address(config.holder_socket).value();
   ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);

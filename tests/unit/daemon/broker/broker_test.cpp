@@ -34,7 +34,7 @@ TEST_F(BrokerTest, AGroupGoesWithItsLastRank) {
 }
 
 TEST_F(BrokerTest, AWrongHelloIsRefused) {
-  a.connect(node->dir() + "/session.sock");
+  a.connect(simulated_node->dir() + "/session.sock");
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_hello_tag;
   message.body.hello.protocol = kProtocolVersion + 1;
@@ -45,7 +45,7 @@ TEST_F(BrokerTest, AWrongHelloIsRefused) {
 
   for (const char* name : {"", "../x", "a b"}) {
     ScriptedRank rank;
-    rank.connect(node->dir() + "/session.sock");
+    rank.connect(simulated_node->dir() + "/session.sock");
     EXPECT_EQ(ScriptedRank::code(rank.hello(name)), Code::kInvalidArgument) << name;
     rank.pump(seconds(5));
     EXPECT_FALSE(rank.alive()) << "the broker ends such a session";
@@ -89,7 +89,7 @@ TEST_F(BrokerTest, WrongMessagesDisconnectOnlyTheirSender) {
   expect_disconnected("quiet by the wrong message",
                       [](ScriptedRank& r) { r.done(RankPhase::kQuiet, 1); });
   ScriptedRank silent;
-  silent.connect(node->dir() + "/session.sock");
+  silent.connect(simulated_node->dir() + "/session.sock");
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_free_tag;
   silent.send(message);

@@ -26,7 +26,7 @@ TEST_F(BrokerTest, ARankThatLeavesAChildBehindIsGoneAllTheSame) {
   Fd test_runs(life[1]);
   const pid_t rank = ::fork();
   if (rank == 0) {  // only raw calls: the parent has threads
-    a.connect_here(node->dir() + "/session.sock");
+    a.connect_here(simulated_node->dir() + "/session.sock");
     Message message = amem_v1_SessionMessage_init_zero;
     message.seq = 1;
     message.which_body = amem_v1_SessionMessage_hello_tag;
@@ -142,7 +142,7 @@ TEST_F(BrokerRestartTest, NothingIsHandedOverWhileADeviceHangs) {
   const Status refused = on_loop([&] { return broker->may_hand_over(Caller{}); });
   EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
   EXPECT_THAT(refused.text(), HasSubstr("hangs (cuMemCreate of"));
-  std::filesystem::remove(node->fault_file());
+  std::filesystem::remove(simulated_node->fault_file());
   ASSERT_TRUE(complete(stuck).ok());
   EXPECT_TRUE(on_loop([&] { return broker->may_hand_over(Caller{}); }).ok());
   expect_whole();

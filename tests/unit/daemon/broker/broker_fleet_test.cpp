@@ -1,0 +1,181 @@
+// Operations over several nodes that a whole broker leads and takes part in. The way to this node
+// leads back to it; of the others it is only noted what they are told.
+#include <gmock/gmock.h>
+
+#include "daemon/control/tasks.h"
+#include "daemon/fleet/fan_out.h"
+#include "daemon/fleet/fleet.h"
+#include "tests/unit/fixtures/broker_fixture.h"
+
+namespace amem {
+namespace {
+
+using ::testing::HasSubstr;
+
+class BrokerFleetTest : public BrokerTest, private NodeLinks {
+ protected:
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(BrokerTest::SetUp());
+    on_loop(
+        [&] { fleet.emplace(*broker, *loop, static_cast<NodeLinks&>(*this), config.deadlines); });
+    two_sharing();
+  }
+  void TearDown() override {
+    on_loop([&] {
+      taken.reset();
+      fleet.reset();
+    });
+    BrokerTest::TearDown();
+  }
+
+  static v1::FleetBegin pause_of(const std::vector<std::string>& nodes) {
+    v1::FleetBegin begin;
+    for (const std::string& node : nodes) begin.add_nodes(node);
+    begin.mutable_pause()->add_groups("train");
+    begin.mutable_pause()->set_timeout_ms(5000);
+    return begin;
+  }
+  std::shared_ptr<Watcher> lead(const v1::FleetBegin& begin, bool operates = true) {
+    auto watcher = std::make_shared<Watcher>();
+    on_loop([&] {
+      Caller caller;
+      caller.operates = operates;
+      fleet->lead(caller, begin, watcher);
+    });
+    return watcher;
+  }
+  Status refused(const v1::FleetBegin& begin, bool operates = true) {
+    const auto watcher = lead(begin, operates);
+    EXPECT_TRUE(watcher->done()) << "it has begun";
+    return watcher->status();
+  }
+  /// What this node answers to a leader first.
+  v1::FleetReport first_answer(const v1::FleetBegin& begin) {
+    answers.clear();
+    on_loop([&] {
+      taken = fleet->take(Caller{}, begin, transaction_of(begin.pause()).value(),
+                          [&](v1::FleetReport report, bool) { answers.push_back(report); });
+    });
+    return answers.empty() ? v1::FleetReport() : answers.front();
+  }
+  bool was_told(const std::string& node, v1::FleetCommand::WhatCase what) const {
+    const auto to = told.find(node);
+    if (to == told.end()) return false;
+    return std::any_of(to->second.begin(), to->second.end(),
+                       [&](const v1::FleetCommand& each) { return each.what_case() == what; });
+  }
+
+  std::optional<Fleet> fleet;
+  std::map<std::string, std::vector<v1::FleetCommand>> told;
+  std::shared_ptr<Participant> taken;
+  std::vector<v1::FleetReport> answers;  // of it, to a leader that is not this node
+
+ private:
+  class Link final : public NodeLink {
+   public:
+    Link(BrokerFleetTest& test, std::string address, Heard heard)
+        : test_(test), address_(std::move(address)), heard_(std::make_shared<Heard>(heard)) {}
+    void send(v1::FleetCommand command) override {
+      test_.told[address_].push_back(command);
+      if (address_ != "here") return;
+      test_.loop->post([&test = test_, command, heard = std::weak_ptr<Heard>(heard_)] {
+        test.carry_out(command, heard);
+      });
+    }
+
+   private:
+    BrokerFleetTest& test_;
+    const std::string address_;
+    const std::shared_ptr<Heard> heard_;
+  };
+
+  void carry_out(const v1::FleetCommand& command, const std::weak_ptr<NodeLink::Heard>& heard) {
+    if (!command.has_begin()) return taken->handle(command);
+    taken = fleet->take(Caller{}, command.begin(), transaction_of(command.begin()).value(),
+                        [this, heard](v1::FleetReport report, bool) {
+                          v1::FleetReports reports;
+                          *reports.add_each() = std::move(report);
+                          loop->post([heard, reports] {
+                            if (const auto leader = heard.lock()) leader->reports(reports);
+                          });
+                        });
+  }
+  Result<std::unique_ptr<NodeLink>> open(const std::string& address,
+                                         NodeLink::Heard heard) override {
+    if (address == "nowhere") return Status(Code::kInvalidArgument, "no port");
+    return std::unique_ptr<NodeLink>(std::make_unique<Link>(*this, address, std::move(heard)));
+  }
+  std::unique_ptr<Questions> questions(const std::string&) override { return nullptr; }
+};
+
+TEST_F(BrokerFleetTest, ALeaderTakesPartInWhatItLeads) {
+  const auto watcher = lead(pause_of({"here"}));
+  EXPECT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSED);
+  EXPECT_FALSE(on_loop([&] { return fleet->leads(); }));
+  const std::vector<v1::Progress> all = watcher->all();
+  ASSERT_FALSE(all.empty());
+  EXPECT_NE(all.back().node(), "");
+  v1::FleetBegin back;
+  back.add_nodes("here");
+  back.mutable_resume()->add_groups("train");
+  EXPECT_TRUE(complete(lead(back)).ok());
+  expect_intact();
+}
+
+/// The gates of the others would stay shut until the deadline of a phase.
+TEST_F(BrokerFleetTest, WhereTheFirstAddressIsNoneTheOthersEndAtOnce) {
+  for (const std::vector<std::string>& nodes :
+       {std::vector<std::string>{"nowhere", "here", "other"}, {"here", "nowhere", "other"}}) {
+    told.clear();
+    const Time began = Clock::now();
+    const Status status = complete(lead(pause_of(nodes)));
+    EXPECT_THAT(status.text(), HasSubstr("node 'nowhere': lost: no port"));
+    EXPECT_TRUE(was_told("other", v1::FleetCommand::kBegin));
+    EXPECT_TRUE(was_told("other", v1::FleetCommand::kGiveUp));
+    settle();
+    EXPECT_EQ(group().state(), v1::GROUP_STATE_RUNNING);
+    EXPECT_FALSE(a.gate_shut());
+    EXPECT_LT(Clock::now() - began, seconds(15)) << "a node that does not answer is waited for";
+  }
+}
+
+TEST_F(BrokerFleetTest, OnlyOperatorsLeadAndEachNodeOnce) {
+  EXPECT_EQ(refused(pause_of({"here"}), false).code(), Code::kPermissionDenied);
+  EXPECT_EQ(refused(pause_of({"here", "other", "here"})).text(), "a node is named twice");
+  v1::FleetBegin many = pause_of({});
+  for (std::size_t i = 0; i <= kMaxNodes; ++i) many.add_nodes("n" + std::to_string(i));
+  EXPECT_THAT(refused(many).text(), HasSubstr("at most " + std::to_string(kMaxNodes) + " nodes"));
+  EXPECT_TRUE(told.empty());
+}
+
+TEST_F(BrokerFleetTest, WhatCannotBeTakenIsRefusedByItsReason) {
+  v1::FleetBegin begin = pause_of({"leader", "here"});
+  begin.set_protocol(kFleetProtocol + 1);
+  begin.set_transaction(std::string(16, 't'));
+  begin.set_leader("leader");
+  EXPECT_THAT(first_answer(begin).ended().text(), HasSubstr("the leader speaks version"));
+  begin.set_protocol(kFleetProtocol);
+  begin.set_transaction("short");
+  EXPECT_THAT(first_answer(begin).ended().text(), HasSubstr("must have 16 bytes"));
+  begin.set_transaction(std::string(16, 't'));
+  begin.set_number(1);
+  const v1::FleetReport joined = first_answer(begin);
+  EXPECT_TRUE(joined.has_joined());
+  EXPECT_EQ(joined.node(), 1U);
+  EXPECT_EQ(joined.joined().silence_us(),
+            static_cast<std::uint64_t>(to_us(config.deadlines.longest())));
+}
+
+TEST_F(BrokerFleetTest, AnAmemdThatEndsSaysSoToWhoeverAsked) {
+  const auto watcher = lead(pause_of({"other"}));
+  EXPECT_FALSE(watcher->done());
+  EXPECT_TRUE(on_loop([&] { return fleet->leads(); }));
+  on_loop([&] { fleet->shut(); });
+  EXPECT_EQ(watcher->status().code(), Code::kUnavailable);
+  EXPECT_THAT(watcher->status().text(), HasSubstr("amemd is ending"));
+  EXPECT_FALSE(on_loop([&] { return fleet->leads(); }));
+}
+
+}  // namespace
+}  // namespace amem
