@@ -303,8 +303,9 @@ void NodeWorld::choose(std::optional<Ms> until_a_timer) {
   check_answer();
   if (!guide_.comes_to([this] { return digest(); }) || !broken_.empty()) return finish();
   const std::vector<Event> all = events();
+  if (all.empty() || all.front().what == Event::kAsks) check_rest();
+  if (!broken_.empty()) return finish();
   if (all.empty()) {
-    check_rest();
     part_ = Part::kEnd;
     step_ = 0;
     observer_.reset();
@@ -575,28 +576,51 @@ void NodeWorld::check_answer() {
   }
 }
 
-/// Nothing is under way, nothing is left of the script, and nobody has anything to do.
+bool NodeWorld::is_opened(std::uint64_t id) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [id](const RankProcess& rank) {
+    const auto all = rank.has();
+    return std::any_of(all.begin(), all.end(),
+                       [id](const auto& has) { return has.id == id && has.guest; });
+  });
+}
+
+/// The broker says that it is on its device, though its group is paused.
+bool NodeWorld::stays(std::uint64_t id) const {
+  auto list = node_.broker().list_allocations(Caller{}, "");
+  if (!list.ok()) return false;
+  const auto all = node_.broker().allocations(Caller{}, list.value(), SIZE_MAX, SIZE_MAX);
+  return std::any_of(all.begin(), all.end(),
+                     [id](const auto& each) { return each.id() == id && each.resident(); });
+}
+
+/// Nothing is under way, and nobody has anything to do.
 void NodeWorld::check_rest() {
   const auto all = node_.groups();
   const bool clean = guide_.faults() == 0;
+  // What they had open has stayed, also when they have closed it since.
+  const bool guests = std::any_of(scenario_.pieces.begin(), scenario_.pieces.end(),
+                                  [](const PieceOf& piece) { return piece.opened; });
   std::uint64_t saved = 0;
   for (const auto& [address, group] : all) {
     saved += group.saved_bytes();
     const bool runs = group.state() == v1::GROUP_STATE_RUNNING;
-    bool opened = false;
     for (const RankProcess& rank : ranks_) {
-      for (const RankProcess::Has& has : rank.has()) opened = opened || has.guest;
       if (rank.address() != address || !rank.connected()) continue;
       if (rank.runs() != runs) breaks("the gates of a group are as the group is: " + name_of(rank));
+      for (const RankProcess::Has& has : rank.has())
+        if (!runs && !group.partial() && has.mapped && !has.guest && !has.pinned &&
+            !is_opened(has.id) && !stays(has.id))
+          breaks("ranks hold on to nothing that is paused: " + name_of(rank));
     }
     if (!clean) continue;
     const std::uint64_t gone = group.allocated_bytes() - group.resident_bytes();
     if (gone != group.saved_bytes() + group.dropped_bytes())
       breaks("what is on no device is in the pool, or is dropped: " + address);
-    if (!runs && !group.partial() && !opened && group.resident_bytes() != 0)
+    if (!runs && !group.partial() && !guests && group.resident_bytes() != 0)
       breaks("a paused group has let go of everything: " + address);
   }
-  if (node_.status().pool().used_bytes() != saved)
+  const bool may_write = std::any_of(ranks_.begin(), ranks_.end(), has_lost_session);
+  if (!may_write && node_.status().pool().used_bytes() != saved)
     breaks("the pool has what is saved, and nothing else");
 }
 

@@ -88,6 +88,8 @@ class NodeWorld {
   void check_swap();
   void check_answer();
   void check_rest();
+  bool is_opened(std::uint64_t id) const;
+  bool stays(std::uint64_t id) const;
   std::uint64_t digest() const;
 
   void say(const std::string& what);

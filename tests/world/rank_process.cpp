@@ -637,8 +637,8 @@ void RankProcess::unpin(std::uint64_t id) {
 std::vector<RankProcess::Has> RankProcess::has() const {
   std::vector<Has> all;
   for (const auto& [id, memory] : memory_)
-    all.push_back(
-        {id, memory.size, memory.device, memory.tag, memory.guest, memory.pinned, memory.usable()});
+    all.push_back({id, memory.size, memory.device, memory.tag, memory.guest, memory.pinned,
+                   memory.usable(), memory.fd && !memory.stale});
   return all;
 }
 

@@ -200,6 +200,7 @@ class RankProcess {
     bool guest = false;
     bool pinned = false;
     bool usable = false;
+    bool mapped = false;  // and the driver has not refused to let go of it
   };
   std::vector<Has> has() const;
   bool has_pins() const;
