@@ -114,7 +114,6 @@ class Course {
   Outcome take_outcome(Time now);
 
  private:
-  friend class Insight;  // of the tests: copies it, and says in what state it is
   void on(event::CutStatus event, Time now);
   void on(const event::PhaseDone& event, Time now);
   void on(const event::Copied& event, Time now);

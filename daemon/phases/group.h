@@ -142,7 +142,6 @@ class Group {
   }
 
  private:
-  friend class Insight;  // of the tests: copies it, and says in what state it is
   friend Standing standing_of(const Group& group);
   /// Of the ranks that take part in what is under way.
   bool gates_open() const {

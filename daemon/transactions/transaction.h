@@ -92,7 +92,6 @@ class Transaction {
   std::string names(Stage stage) const;
 
  private:
-  friend class Insight;  // of the tests: copies it, and says in what state it is
   enum class MemberState : std::uint8_t { kBefore, kUnderWay, kLeaves, kReady, kReleased, kEnded };
   struct Member {
     std::string name;
