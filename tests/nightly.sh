@@ -29,7 +29,7 @@ stages            2h  build/release/bin/stage_traces --seed SEED --count 50000 -
 turns             1h  build/release/bin/turn_traces --seed SEED --count 200000
 # broker, operations, phases, transactions, record, recovery
 histories         4h  build/release/bin/histories --seed SEED --count 500000 --jobs $(nproc)
-worlds            2h  build/release/bin/explore --jobs $(nproc) --faults 1 deep deep-inside deep-set deep-swap deep-in-turn makes makes-tag makes-open joins partial-open partial-deep partial-swap partial-waves guests turns set swap waves swap-set in-turn retain retain-turns retain-tags retain-swap retain-waves && build/release/bin/explore --jobs $(nproc) --faults 2 pause inside discard tags partial
+worlds            2h  build/release/bin/explore --jobs $(nproc) --faults 1 deep makes-open joins partial-open partial-swap guests turns set swap retain-turns retain-swap && build/release/bin/explore --jobs $(nproc) --faults 2 pause inside discard tags partial partial-deep partial-waves makes makes-tag waves swap-set in-turn deep-inside deep-set deep-swap deep-in-turn retain retain-tags retain-waves
 restarts          1h  build/release/bin/explore --jobs $(nproc) --faults 0 restart-deep-swap restart-makes-open restart-joins restart-guests restart-partial-swap restart-partial-waves restart-turns restart-set restart-swap restart-waves restart-swap-set restart-in-turn restart-retain restart-retain-turns && build/release/bin/explore --jobs $(nproc) --faults 1 restart-pause restart-inside nodes-three
 chaos             1h  tests/chaos/chaos.py --seed SEED --seconds 900
 chaos_broker      1h  tests/chaos/chaos.py --seed SEED --rounds 1000 --kinds broker,fault
