@@ -336,13 +336,20 @@ class Search {
         if (played)
           took(unpack(*played));
         else
-          found_.broken = "nothing ends the process";  // which has said where
+          ended(jobs[i].pid);
       }
     }
     for (const Job& job : jobs) {
       ::close(job.socket);
       ::waitpid(job.pid, nullptr, 0);
     }
+  }
+
+  void ended(pid_t job) {
+    int status = 0;
+    ::waitpid(job, &status, 0);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU) ::raise(SIGXCPU);  // its limit is ours
+    found_.broken = "nothing ends the process";  // which has said where
   }
 
   void look_for_circles() {

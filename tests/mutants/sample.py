@@ -522,7 +522,7 @@ class Tests:
 
     def measure_world(self, program, name):
         for faults, longest in zip((1, 0), LONGEST_WORLD):
-            arguments = ["--faults", str(faults), name]
+            arguments = ["--jobs", "1", "--faults", str(faults), name]
             done = run([program, *arguments], self.build.slot, self.build.slot / "test.log", cpu=longest)
             if not done.late:
                 break
