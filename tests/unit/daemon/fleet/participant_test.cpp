@@ -176,6 +176,16 @@ TEST_F(ParticipantTest, WaitsForTheEndOfTheRoundUnlessOneHasGoneOn) {
   EXPECT_TRUE(here.given_up.ok());
 }
 
+TEST_F(ParticipantTest, GoesOnAtTheFirstAnswerOfOneThatHas) {
+  begin();
+  participant->asks(Stage::kOut);
+  participant->leader_lost();
+  v1::FleetStanding gone_on = waits();
+  gone_on.set_went_on_out(true);
+  answers(1, gone_on);
+  EXPECT_EQ(here.went_on, Stage::kOut) << "the others cannot change it";
+}
+
 TEST_F(ParticipantTest, AsksAgainWhileOneThatMayKnowDoesNotAnswer) {
   begin();
   participant->asks(Stage::kOut);

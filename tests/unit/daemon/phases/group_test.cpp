@@ -324,6 +324,7 @@ TEST_F(GroupTest, WhenTheLastRankDiesTheOperationEnds) {
   ASSERT_NE(find<action::Finished>(), nullptr);
   EXPECT_EQ(find<action::Finished>()->outcome.status.code(), Code::kAborted);
   EXPECT_TRUE(group.members().empty());
+  EXPECT_EQ(group.state(), GroupState::kRunning) << "no rank has seen any of it";
 }
 
 }  // namespace
