@@ -94,8 +94,8 @@ export TSAN_OPTIONS=suppressions=$root/tests/races.supp:ignore_noninstrumented_m
 run_tests() {
   local preset=$1
   local log=build/$preset/tests.log
-  # One more than there are cores: tests of several processes wait now and then.
-  local select=(--preset "$preset" --no-tests=error --parallel "$(($(nproc) + 1))")
+  # Two more than there are cores: tests of several processes wait a third of their time.
+  local select=(--preset "$preset" --no-tests=error --parallel "$(($(nproc) + 2))")
   # A loaded CI machine gets a second try at tests that have deadlines; a test that fails twice fails, and one that failed once is named.
   [[ -z ${CI:-} ]] || select+=(--repeat until-pass:2)
   if [[ $preset != release ]]; then
