@@ -71,6 +71,15 @@ class BrokerTurnsTest : public SwapTest {
   bool needs_are_known(const std::string& name) {
     return eventually([&] { return turn(name).needs > 80 * kMiB; });
   }
+  /// Both groups are in the stage. Train runs, and rollout is out.
+  void begin_with_train() {
+    make_member(b, rollout);
+    pause_for_stage("rollout");
+    make_member(a, train);
+    let_go("rollout");
+    ASSERT_TRUE(needs_are_known("train"));
+    ASSERT_TRUE(needs_are_known("rollout"));
+  }
   static void report(ScriptedRank& rank, bool waiting, bool worked) {
     Message message = amem_v1_SessionMessage_init_zero;
     message.which_body = amem_v1_SessionMessage_work_tag;
@@ -189,12 +198,7 @@ TEST_F(BrokerTurnsTest, LeasesAreForStagesOfLeases) {
 }
 
 TEST_F(BrokerTurnsTest, AnOperatorsCommandWaitsForTheSwitchOfItsGroup) {
-  make_member(b, rollout);
-  pause_for_stage("rollout");
-  make_member(a, train);
-  let_go("rollout");
-  ASSERT_TRUE(needs_are_known("train"));
-  ASSERT_TRUE(needs_are_known("rollout"));
+  ASSERT_NO_FATAL_FAILURE(begin_with_train());
   a.moods[kSave] = Mood::kLate;
   report(b, true, false);
   report(a, false, false);
@@ -297,12 +301,7 @@ class BrokerLeasesTest : public BrokerTurnsTest {
 };
 
 TEST_F(BrokerLeasesTest, AGroupRunsFromItsLeaseToItsYield) {
-  make_member(b, rollout);
-  pause_for_stage("rollout");
-  make_member(a, train);
-  let_go("rollout");
-  ASSERT_TRUE(needs_are_known("train"));
-  ASSERT_TRUE(needs_are_known("rollout"));
+  ASSERT_NO_FATAL_FAILURE(begin_with_train());
   EXPECT_TRUE(lease("rollout").ok());
   expect_states(kPaused, kRunning);
   expect_intact(b, rollout);
