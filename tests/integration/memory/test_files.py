@@ -1,4 +1,4 @@
-"""GPUDirect Storage, by the stand-in of libcufile in tests/workload/rdma. Registered buffers are among those of test_nic.py."""
+"""GPUDirect Storage, with the stand-in for libcufile in tests/workload/rdma. test_nic.py tests registered buffers."""
 import os
 
 import pytest

@@ -32,7 +32,7 @@ class HeapMemory {
   /// Blocks of cuMemAlloc, which the program or its NCCL calls, filled. The number of the first.
   std::uint64_t Allocate(int device, std::size_t bytes, std::uint64_t count, bool by_nccl = false);
   std::uint64_t AllocatePitched(int device, std::size_t width, std::size_t height);
-  /// By cuMemFreeAsync if it is to be behind what a stream has to do.
+  /// Uses cuMemFreeAsync if a stream still has work before it.
   void Free(std::uint64_t id, const CUstream* behind = nullptr);
   /// Allocates and frees blocks of all sizes, `rounds` times, checking what it frees.
   void Churn(int device, std::uint64_t rounds);
