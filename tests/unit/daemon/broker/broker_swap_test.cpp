@@ -108,6 +108,14 @@ TEST_F(SwapTest, SpaceThatSomebodyElseTookIsWaitedFor) {
 
 // ---- what goes wrong ----------------------------------------------------------------------------
 
+TEST_F(SwapTest, MemoryThatTheDriverCannotMakeIsNotWaitedFor) {
+  make_both(10 * kMiB, 10 * kMiB);
+  faults("cuMemCreate:3:999");
+  EXPECT_EQ(swap("train", "rollout").code(), Code::kInternal);
+  expect_states(kPaused, kPaused);
+  expect_usable();
+}
+
 TEST_F(SwapTest, WhenTheCutFailsNothingHasChanged) {
   make_both(10 * kMiB, 10 * kMiB);
   a.moods[amem_v1_SessionMessage_quiesce_tag] = Mood::kSilent;
