@@ -1,6 +1,4 @@
 """Pause, resume and swap: bytes, addresses, and what the driver says of the memory."""
-import pytest
-
 from sim_node import Job
 from sim_node.node import MIB
 from sim_node.program import Program
@@ -66,18 +64,8 @@ def test_bytes_addresses_and_figures(node):
     assert_gone(node)
 
 
-def test_one_process_with_several_devices(node):
-    job = node.job(ranks=2, per_process=2, arguments=["--communicators", 2])
-    pause_and_resume(node, job)
-
-
 def test_four_ranks_in_two_processes_with_several_communicators(node):
     job = node.job(ranks=4, per_process=2, arguments=["--communicators", 3])
-    pause_and_resume(node, job)
-
-
-def test_single_rank_that_shares_nothing(node):
-    job = node.job(ranks=1, shared=0)
     pause_and_resume(node, job)
 
 
@@ -112,19 +100,6 @@ def test_swap_of_two_groups_that_fit_only_in_turn(bare_node):
         assert device["used_bytes"] == contexts + device["brokered_bytes"]
 
 
-def test_swap_fails_as_a_whole_when_the_pause_does(node):
-    train = node.job("train")
-    rollout = node.job("rollout")
-    node.ctl("pause", "rollout")
-    train.ask("capture begin")
-    answer = node.ctl.try_("swap", "train", "rollout", "--timeout", "300ms")
-    assert answer.code == 6, answer
-    assert (node.ctl.state("train"), node.ctl.state("rollout")) == ("running", "paused")
-    train.ask("capture end")
-    node.ctl("swap", "train", "rollout")
-    rollout.check()
-
-
 def test_nccls_bytes_are_never_discarded(node):
     job = node.job()
     answer = node.ctl.try_("policy", "train", "nccl", "discard")
@@ -134,34 +109,6 @@ def test_nccls_bytes_are_never_discarded(node):
     assert {"tag": "weights", "policy": "POLICY_DISCARD",
             "form": "FORM_UNSPECIFIED"} in node.ctl.group("train")["policies"]
     pause_and_resume(node, job)
-
-
-@pytest.mark.parametrize("operation, state", [("pause", "paused"), ("resume", "running")])
-def test_asking_for_the_present_state_is_an_error(node, operation, state):
-    job = node.job()
-    if operation == "pause":
-        node.ctl("pause", "train")
-    answer = node.ctl.try_(operation, "train")
-    assert answer.code == 5
-    assert "train" in answer.error
-    assert node.ctl.state("train") == state
-    if operation == "pause":
-        node.ctl("resume", "train")
-    job.check()
-
-
-def test_a_second_pause_while_one_is_under_way(node):
-    job = node.job()
-    job.ranks[0].ask("capture begin")
-    first = node.ctl.start("pause", "train")
-    first.wait_phase("quiesce")
-    second = node.ctl.try_("pause", "train")
-    assert second.code == 5
-    assert "train" in second.error
-    job.ranks[0].ask("capture end")
-    assert first.finish().code == 0
-    node.ctl("resume", "train")
-    job.check()
 
 
 def test_a_rank_that_joins_a_paused_group_waits_for_its_resume(node):

@@ -53,20 +53,6 @@ def test_a_capture_that_stays_open_is_named(node):
     job.check()
 
 
-def test_launches_go_into_a_capture_while_a_pause_waits(node):
-    """The gate is not to hold what belongs to a capture: it could never end."""
-    job = node.job()
-    job.ranks[0].ask("capture begin")
-    pause = node.ctl.start("pause", "train")
-    pause.wait_phase("quiesce")
-    job.ranks[0].ask("capture end")
-    assert pause.finish().code == 0
-    node.ctl("resume", "train")
-    job.ranks[1].ask("capture")
-    job.ask("graph 1")
-    job.check()
-
-
 def test_a_pause_waits_for_a_capture_into_a_graph_that_there_is(node):
     """cuStreamBeginRecaptureToGraph of CUDA 13.3. A capture that the shim does not know is broken by the wait for the device."""
     puppet = node.puppet(env={"AMEM_SIM_DRIVER": "13.5"})

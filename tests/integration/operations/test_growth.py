@@ -1,25 +1,6 @@
-"""Twenty cycles: neither the broker nor the ranks grow, in memory, descriptors or threads."""
-
+"""Jobs and allocations that come and go: neither the broker nor the ranks grow, in memory, descriptors or threads."""
 from sim_node import eventually
 from sim_node.footprint import Footprint
-
-
-def cycle(node, job, times):
-    for _ in range(times):
-        node.ctl("pause", "train")
-        node.ctl("resume", "train")
-        job.step()
-
-
-def test_twenty_cycles(node):
-    job = node.job(trace=node.trace("small"))
-    cycle(node, job, 5)  # buffers reach their size
-    job.verify()
-    footprints = [Footprint(each) for each in (node.broker, *job.ranks)]
-    cycle(node, job, 20)
-    job.verify()
-    for each in footprints:
-        each.check()
 
 
 def test_jobs_come_and_go(node):

@@ -16,28 +16,6 @@ def test_pause_and_resume(node):
     job.check()
 
 
-def test_idempotent(node):
-    job = node.job()
-    job.ask("ncclPause")
-    job.ask("ncclPause")
-    job.ranks[0].ask("ncclPause")  # needs nobody else: the group is there already
-    job.ask("ncclResume")
-    job.ask("ncclResume")
-    job.ranks[1].ask("ncclResume")
-    job.check()
-
-
-def test_operator_and_ranks_take_turns(node):
-    job = node.job()
-    job.ask("ncclPause")
-    node.ctl("resume", "train")
-    job.check()
-    node.ctl("pause", "train")
-    job.ask("ncclPause")
-    job.ask("ncclResume")
-    job.check()
-
-
 def test_a_rank_that_never_asks_is_named(node):
     job = node.job(env={"AMEM_TIMEOUT": "2"})
     job.ranks[0].send("ncclPause")

@@ -55,23 +55,6 @@ def test_launches_far_ahead(node, depth):
     pause_often(node, node.job(arguments=["--depth", depth]), 5)
 
 
-def test_a_rank_that_never_launches_its_part_is_waited_for_and_named(node):
-    """One rank is inside a collective, the other does something else: there is no cut, and nothing happens."""
-    job = node.job()
-    job.ranks[0].send("step 1")
-    job.ranks[0].stands()
-    answer = node.ctl.try_("pause", "train", "--timeout", "1s")
-    assert answer.code == 6, answer
-    assert "rank 0" in answer.error
-    assert node.ctl.state("train") == "running"
-    job.ranks[1].ask("step 1")
-    job.ranks[0].answer()
-    job.check()
-    node.ctl("pause", "train")
-    node.ctl("resume", "train")
-    job.check()
-
-
 def test_a_rank_that_launches_its_part_late_is_let_through(node):
     job = node.job()
     job.ranks[0].send("step 1")

@@ -4,8 +4,6 @@ import resource
 
 from sim_node import eventually
 
-MIB = 1 << 20
-
 
 def sizes_in(text):
     """What reads like sizes in a message."""
@@ -46,22 +44,6 @@ def test_a_segment_of_the_pool_that_did_not_arrive_is_sent_again(bare_node):
     other.check()
 
 
-def test_pool_that_another_group_fills(bare_node):
-    node = bare_node
-    node.start_broker("--pool-size", "6MiB", "--pool-segment", "2MiB")
-    train = node.job("train")
-    rollout = node.job("rollout")
-    node.ctl("pause", "train")
-    assert node.ctl.try_("pause", "rollout").code == 7
-    assert node.ctl.state("rollout") == "running"
-    rollout.check()
-    node.ctl("resume", "train")
-    node.ctl("pause", "rollout")
-    node.ctl("resume", "rollout")
-    train.check()
-    rollout.check()
-
-
 def test_no_pool_at_all(bare_node):
     node = bare_node
     node.start_broker("--pool-size", "0", "--pool-segment", None, "--pool-chunk", None)
@@ -89,23 +71,6 @@ def test_device_full_at_resume(bare_node):
     assert group["resident_bytes"] == 0
     hog.check()
     hog.leave()
-    node.ctl("resume", "train")
-    job.check()
-
-
-def test_device_fills_up_while_the_memory_is_created(node):
-    """Admitted, but then the driver says no: everything created so far goes again."""
-    job = node.job()
-    node.ctl("pause", "train")
-    saved = node.ctl.group("train")["saved_bytes"]
-    node.broker.faults("cuMemCreate:5:2")
-    answer = node.ctl.try_("resume", "train")
-    assert answer.code == 7, answer
-    assert node.ctl.group("train")["state"] == "GROUP_STATE_PAUSED"
-    assert node.ctl.group("train")["saved_bytes"] == saved
-    for device in node.ctl.devices():
-        assert device["brokered_bytes"] == 0
-        assert device["used_bytes"] == node.context_bytes(device["ordinal"], job)
     node.ctl("resume", "train")
     job.check()
 

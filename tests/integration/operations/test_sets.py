@@ -123,15 +123,6 @@ def test_a_rank_that_dies_in_save_calls_all_off(node, engines):
     engines[1].ranks[0].ask("verify")
 
 
-def test_a_save_that_fails_calls_all_off(node, engines):
-    engines[0].ranks[1].faults("cuMemcpyDtoHAsync:1:700")
-    answer = node.ctl.try_("pause", *ENGINES)
-    assert answer.code == 1 and "CUDA_ERROR" in answer.error, answer
-    assert states(node) == ["running"] * 2
-    engines[0].ranks[1].faults()
-    assert_usable(node, engines)
-
-
 def test_a_pool_too_small_for_all_takes_none(bare_node):
     node = bare_node
     node.start_broker("--pool-size", "16MiB")
@@ -145,21 +136,6 @@ def test_a_pool_too_small_for_all_takes_none(bare_node):
         node.ctl("resume", name)
     for job in jobs:
         job.check()
-
-
-def test_a_load_that_fails_leaves_all_paused(node, engines):
-    node.ctl("pause", *ENGINES)
-    saved = [node.ctl.group(name)["saved_bytes"] for name in ENGINES]
-    engines[1].ranks[0].faults("cuMemcpyHtoDAsync:1:700")
-    answer = node.ctl.try_("resume", *ENGINES)
-    assert answer.code == 1 and "CUDA_ERROR" in answer.error, answer
-    assert "called off, because the resume of group 'b' failed" in answer.error
-    assert states(node) == ["paused"] * 2
-    assert [node.ctl.group(name)["saved_bytes"] for name in ENGINES] == saved
-    assert all(device["brokered_bytes"] == 0 for device in node.ctl.devices())
-    engines[1].ranks[0].faults()
-    node.ctl("resume", *ENGINES)
-    assert_usable(node, engines)
 
 
 def test_a_device_too_small_for_all_brings_none_back(bare_node):
@@ -178,15 +154,6 @@ def test_a_device_too_small_for_all_brings_none_back(bare_node):
         node.ctl("resume", name)
         job.check()
         node.ctl("pause", name)
-
-
-def test_a_rank_that_dies_after_the_point_of_no_return(node, engines):
-    engines[0].ranks[1].faults("releaseBegins:1:kill")
-    node.ctl("pause", *ENGINES)
-    assert states(node) == ["paused"] * 2
-    node.ctl("resume", *ENGINES)
-    engines[0].ranks[0].ask("verify")
-    engines[1].check()
 
 
 def test_tags_of_a_set(node, engines):

@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from sim_node.node import MIB, eventually
+from sim_node.node import MIB
 from sim_node.turns import lines, states
 
 MEMORY = 24 * MIB
@@ -47,20 +47,6 @@ def test_waves_each_way(swapping):
     for device in node.ctl.devices():
         contexts = node.context_bytes(device["ordinal"], train, rollout)
         assert device["used_bytes"] == contexts + device["brokered_bytes"]
-
-
-def test_the_other_group_comes_in_between_two_waves(swapping):
-    node, train, rollout = swapping()
-    for rank in train.ranks:
-        rank.faults("cuMemcpyDtoHAsync:3+:hold")  # of the second wave, and later
-    swap = node.ctl.start("swap", "train", "rollout")
-    swap.wait_phase("drop")
-    assert eventually(lambda: node.ctl.group("rollout")["resident_bytes"] > 0)
-    assert node.ctl.group("train")["resident_bytes"] > 0
-    for rank in train.ranks:
-        rank.faults()
-    assert swap.finish().code == 0
-    rollout.check()
 
 
 def test_a_copy_that_fails_in_a_later_wave_leaves_both_paused(swapping):
