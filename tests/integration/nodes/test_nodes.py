@@ -23,20 +23,6 @@ def nodes(build, tmp_path):
     nodes.close()
 
 
-def test_pauses_in_a_loop_of_collectives_between_nodes(nodes):
-    job = nodes.job("train")
-    job.ask("loop on")
-    for _ in range(10):
-        nodes("pause", "train")
-        assert [node.ctl.group("train")["resident_bytes"] for node in nodes.all] == [0, 0]
-        nodes("resume", "train")
-        answers = job.ask("loop status")
-        assert all(answer["mismatches"] == 0 for answer in answers)
-    ended = job.ask("loop off")
-    assert len({answer["rounds"] for answer in ended}) == 1 and ended[0]["rounds"] > 0
-    job.check()
-
-
 def test_a_pause_of_one_node_alone_stalls_where_another_node_waits(nodes):
     """What the one cut is for."""
     job = nodes.job("train", arguments=["--communicators", 2, "--loop-threads", 2])
@@ -69,26 +55,6 @@ def test_a_trace_has_all_nodes(nodes, tmp_path):
     assert len(saves) == 2 and all(name.endswith("group train") for name in saves), "a lane for the rank of each node"
     nodes("resume", "train")
     job.check()
-
-
-def test_swaps_of_two_jobs(nodes):
-    train, rollout = nodes.job("train"), nodes.job("rollout")
-    nodes("pause", "rollout")
-    train.ask("loop on")
-    for out, into in (("train", "rollout"), ("rollout", "train")) * 2:
-        nodes("swap", out, into)
-        assert nodes.states(out) == ["paused"] * 2 and nodes.states(into) == ["running"] * 2
-    train.ask("loop off")
-    nodes("resume", "rollout")
-    train.check()
-    rollout.check()
-
-
-def test_progress_names_the_node(nodes):
-    nodes.job("train")
-    done = [line for line in nodes("pause", "train").lines if line.get("done")]
-    assert len(done) == 2 and all(line["group"] == "train" and line["node"] for line in done)
-    assert done[0]["node"] != done[1]["node"]  # also where the host's name is one
 
 
 def test_each_node_is_asked(nodes):
@@ -247,15 +213,14 @@ def check_cycle(nodes, job):
     job.check()
 
 
-@pytest.mark.parametrize("lost, lead", ((1, 0), (0, 0)))
-def test_a_node_that_is_lost_before_all_have_saved(nodes, lost, lead):
-    """Whoever it is: the others run on. Its own part is called off by the next broker."""
-    job, pause = pause_held_in_save(nodes, lead)
-    nodes[lost].broker.kill()
+def test_a_leader_that_is_lost_before_all_have_saved(nodes):
+    """The others run on. Its own part is called off by the next broker."""
+    job, pause = pause_held_in_save(nodes, lead=0)
+    nodes[0].broker.kill()
     answer = pause.finish()
     assert answer.code != 0
     job.ranks[1].faults()
-    nodes[lost].start_broker(name="amemd2")
+    nodes[0].start_broker(name="amemd2")
     eventually(lambda: nodes.states("train") == ["running"] * 2, what="both run")
     check_cycle(nodes, job)
 
