@@ -228,10 +228,9 @@ def test_a_driver_without_these_calls(bare_node):
     still_runs(bare_node, ranks)
 
 
-@pytest.mark.parametrize("call, step", [("cuCheckpointProcessCheckpoint", "amem-checkpoint checkpoint"),
-                                        ("cuGraphLaunch", "using what it has on its devices"), ("cuInit", "cuInit")])
+@pytest.mark.parametrize("call, step", [("cuGraphLaunch", "using what it has on its devices"), ("cuInit", "cuInit")])
 def test_a_call_that_hangs_is_tried_again(deep_node, call, step):
-    """Of amem-checkpoint, or of the process that it checkpoints. The error names the step."""
+    """The error names the step."""
     ranks = started(deep_node, "--deadlines-checkpoint", f"{patience(8):.0f}s")
     deep_node.broker.faults(f"{call}:1:hold")
     refused(deep_node, "amemd could not prove", step, "Try again")
