@@ -176,8 +176,7 @@ def test_nobody_leaves_for_a_group_that_lacks_what_stays(space, with_memory_that
 
 
 @pytest.mark.next_broker
-@STAYS
-@pytest.mark.parametrize("phase", ["release", "load"])
+@pytest.mark.parametrize("phase, with_memory_that_stays", [("release", of_a_nic), ("load", of_a_guest)])
 def test_amemd_killed_in_a_switch_of_memory_that_stays(space, phase, with_memory_that_stays):
     node = space()
     fixed, _ends = with_memory_that_stays(node)

@@ -39,7 +39,7 @@ def busy(node, **settings):
     return node, train
 
 
-@pytest.mark.parametrize("policy", ["demand", "lease", "slice"])
+@pytest.mark.parametrize("policy", ["lease", "slice"])
 def test_three_groups_start_and_nobody_decides_when(stage, policy):
     node = stage(policy=policy, **ALONE)
     jobs = {name: begin(node, name) for name in ("a", "b", "c")}
