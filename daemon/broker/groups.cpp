@@ -160,7 +160,14 @@ MemoryView Groups::memory_of(GroupId group) const {
 void Groups::drive(GroupEntry& group) {
   while (std::optional<Action> next = group.machine.next_action()) {
     meter_.enter(group.id, first_of_name(group.machine.phase()));
-    std::visit([&](const auto& what) { act(group, what); }, *next);
+    std::visit(
+        [&](const auto& what) {
+          if constexpr (requires { act(group, what); })
+            act(group, what);
+          else if (GroupOperation* const operation = operations_.of(group.id))
+            operation->carry_out(*next);
+        },
+        *next);
   }
   operations_.look_at_guests();
   // One without ranks ends when what is under way has.
@@ -234,13 +241,12 @@ std::string Groups::lets_go(const GroupEntry& group, const Outcome& outcome) {
 }
 
 void Groups::act(GroupEntry& group, const action::Finished& finished) {
-  action::Finished told = finished;
-  Outcome& outcome = told.outcome;
+  Outcome outcome = finished.outcome;
   meter_.take(group.id, outcome.times);
   if (outcome.again) {
     spdlog::debug("{}", outcome.status.text());
     (void)node_.records.write(group);
-    return operations_.run(group, told);
+    return operations_.ended(group, outcome);
   }
   if (outcome.status.ok() && outcome.task.op == Operation::kPause) {
     outcome.saves = saves(group, outcome.task);
@@ -285,7 +291,7 @@ void Groups::act(GroupEntry& group, const action::Finished& finished) {
     events_.publish(&group, "error", outcome.status.text());
   }
   (void)node_.records.write(group);  // what it says yet ends the same way after a restart
-  operations_.run(group, told);
+  operations_.ended(group, outcome);
 }
 
 }  // namespace amem

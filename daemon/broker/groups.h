@@ -70,10 +70,8 @@ class Groups {
   void act(GroupEntry& group, const action::Finished& finished);
   std::string lets_go(const GroupEntry& group, const Outcome& outcome);
   std::vector<TagSave> saves(const GroupEntry& group, const Task& task) const;
-  template <class What>
-  void act(GroupEntry& group, const What& action) {
-    operations_.run(group, action);
-  }
+  void act(GroupEntry& group, const action::Begun& begun) { operations_.began(group, begun); }
+  void act(GroupEntry& group, const action::Overdue&) { operations_.overdue(group.id); }
 
   Node& node_;
   EventLoop& loop_;

@@ -74,23 +74,19 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
     case amem_v1_SessionMessage_set_policy_tag:
       return set_policy(rank, message.seq, message.body.set_policy);
     case amem_v1_SessionMessage_cut_status_tag: {
-      GroupEntry& group = node_.group_of(rank);
       const amem_v1_CutStatus& status = message.body.cut_status;
-      means_.saved.answered(rank, status.epoch, RankPhase::kQuiet);
-      group.machine.tell(event::CutStatus{rank.id, status.epoch, cut_report(status)}, Clock::now());
-      return groups_.drive(group);
+      return operations_.answered(node_.group_of(rank), rank,
+                                  event::CutStatus{rank.id, status.epoch, cut_report(status)});
     }
     case amem_v1_SessionMessage_phase_done_tag:
       return phase_done(rank, message.body.phase_done);
     case amem_v1_SessionMessage_made_tag:
       return made(rank, packet);
     case amem_v1_SessionMessage_copied_tag: {
-      GroupEntry& group = node_.group_of(rank);
       const amem_v1_Copied& copied = message.body.copied;
-      group.machine.tell(
-          event::Copied{rank.id, Epoch(copied.epoch, copied.wave), copied.bytes, copied.of},
-          Clock::now());
-      return groups_.drive(group);
+      return operations_.tell(
+          node_.group_of(rank),
+          event::Copied{rank.id, Epoch(copied.epoch, copied.wave), copied.bytes, copied.of});
     }
     case amem_v1_SessionMessage_saved_tag:
       if (Status s = means_.saved.stored(node_.group_of(rank), rank, message.body.saved); !s.ok())
@@ -400,10 +396,8 @@ void RankRequests::free(Rank& rank, AllocationId id) {
   if (kept) let_reach_pool(*a);
   if (const ResumeOperation* resume = operations_.resume_of(group.id)) {
     const auto loader = resume->loaders().find(id);
-    if (loader != resume->loaders().end() && loader->second == rank.id) {
-      group.machine.tell(event::FreedUnloaded{rank.id}, Clock::now());
-      groups_.drive(group);
-    }
+    if (loader != resume->loaders().end() && loader->second == rank.id)
+      operations_.tell(group, event::FreedUnloaded{rank.id});
   }
 }
 
@@ -570,27 +564,13 @@ void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {
   if (!phase)
     return sessions_.close(rank.session, "it answered phase " + std::to_string(message.phase) +
                                              ", which a rank must not answer");
-  GroupEntry& group = node_.group_of(rank);
-  Status status = phase_status(message);
+  const Status status = phase_status(message);
   if (*phase == RankPhase::kQuiet && status.ok())
     return sessions_.close(rank.session,
                            "its PhaseDone says that it is quiet, but its CutStatus does not");
-  const Epoch epoch(message.epoch, message.wave);
-  means_.saved.answered(rank, epoch, *phase);
-  if (PauseOperation* pause = operations_.pause_of(group.id);
-      pause != nullptr && *phase == RankPhase::kSave && epoch == group.machine.epoch()) {
-    if (status.ok()) status = pause->check_saved(rank);
-    if (!status.ok()) {
-      pause->save_failed(rank.id);
-      means_.saved.failed(group, rank, epoch);
-    }
-  }
-  if (!status.ok() && (*phase == RankPhase::kSave || *phase == RankPhase::kLoad))
-    node_.pool_of(rank).reach.doubt(rank.id);
-  group.machine.tell(
-      event::PhaseDone{rank.id, epoch, *phase, status, message.bytes, command_times(message.spent)},
-      Clock::now());
-  groups_.drive(group);
+  operations_.answered(node_.group_of(rank), rank,
+                       {rank.id, Epoch(message.epoch, message.wave), *phase, status, message.bytes,
+                        command_times(message.spent)});
 }
 
 void RankRequests::made(const Rank& rank, Packet& packet) {

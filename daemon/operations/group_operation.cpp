@@ -8,6 +8,7 @@
 
 #include "common/version.h"
 #include "daemon/base/units.h"
+#include "daemon/node/reports.h"
 #include "daemon/plans/plan.h"
 
 namespace amem {
@@ -19,6 +20,50 @@ constexpr std::uint64_t kFreeTolerance = 16ULL << 20;
 constexpr Duration kClosing = std::chrono::seconds(5);
 
 }  // namespace
+
+void GroupOperation::tell(Event event) {
+  group_.machine.tell(std::move(event), Clock::now());
+  means_.drive(group_);
+}
+
+void GroupOperation::go_on() {
+  tell_wait();
+  means_.drive(group_);
+}
+
+void GroupOperation::tell_wait() {
+  if (told_wait_ == group_.waits_for) return;
+  told_wait_ = group_.waits_for;
+  if (!told_wait_.empty())
+    spdlog::info("group '{}': the {} waits: {}", group_.machine.name(), to_string(task_.op),
+                 told_wait_);
+  v1::Progress progress;
+  progress.set_phase(std::string(phase_name(group_.machine.phase())));
+  progress.set_waits_for(told_wait_);
+  progress.set_elapsed_us(to_us(Clock::now() - group_.machine.since()));
+  tell_command(&Command::progress, progress);
+}
+
+void GroupOperation::run(const action::Progress& progress) {
+  if (of_.command == nullptr || !of_.command->watched()) return;
+  v1::Progress message;
+  message.set_phase(std::string(phase_name(progress.phase)));
+  message.set_ranks_done(progress.ranks_done);
+  message.set_ranks_total(progress.ranks_total);
+  message.set_bytes(progress.bytes);
+  message.set_copied_bytes(progress.copied);
+  message.set_to_copy_bytes(progress.to_copy);
+  message.set_elapsed_us(to_us(progress.elapsed));
+  of_.command->progress(of_.member, std::move(message));
+}
+
+void GroupOperation::report(const Outcome& outcome, v1::Progress& last) const {
+  const auto number = [this](RankId id) {
+    const Rank* const rank = means_.node.find_rank(id);
+    return rank != nullptr ? rank->number : -1;
+  };
+  report_phase_times(outcome.times, number, *last.mutable_times());
+}
 
 void GroupOperation::run(const action::Ask& ask) {
   (void)means_.node.records.write(group_);
@@ -82,11 +127,9 @@ BytesByDevice GroupOperation::drop(const Allocations::Filter& leaves,
     return {};
   }
   // Whatever becomes of this operation, the memory goes.
-  const auto report = [this, leaving, back = back_, number = drops_](const Workers::Uses& after) {
-    back([&] {
-      if (number == drops_) dropped(*leaving, after);
-    });
-  };
+  const auto report = later([this, leaving, number = drops_](const Workers::Uses& after) {
+    if (number == drops_) dropped(*leaving, after);
+  });
   const auto close = [&means = means_, leaving, devices, report,
                       lanes = lanes_of(devices)](const Workers::Uses& before) {
     leaving->before = before;
@@ -155,9 +198,9 @@ Result<DeepProof::Sets> visible_to(const Means& means, const GroupEntry& group) 
   return sets;
 }
 
-bool GroupOperation::calls_go_on(const std::function<void()>& again) const {
+bool GroupOperation::calls_go_on(const std::function<void()>& again) {
   if (group_.process_calls.expired()) return false;
-  means_.loop.at(Clock::now() + RestoreSpace::kAgain, [again, back = back_] { back(again); });
+  means_.loop.at(Clock::now() + RestoreSpace::kAgain, later(again));
   return true;
 }
 

@@ -1,8 +1,8 @@
-// GroupOperation: what a pause and a resume share: how the actions that both have are carried out,
-// and with what.
+// GroupOperation: one pause or resume of a group, from its begin to its end. It carries out the
+// actions of its course. This is what both kinds share, and with what they work.
 //
-// Each run() carries out one action of the group and tells the group what came of it, which may
-// bring up further actions; the caller takes those in turn.
+// Each run() carries out one action and tells the course what came of it, which may bring up
+// further actions. They come in turn, when the run() has returned.
 //
 // For the loop's thread; works on the Node's tables. Lives from the group's Begun to its Finished.
 #pragma once
@@ -15,11 +15,13 @@
 #include <vector>
 
 #include "daemon/base/event_loop.h"
+#include "daemon/base/scope.h"
 #include "daemon/checkpoint/deep_proof.h"
 #include "daemon/checkpoint/group_checkpoint.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/workers.h"
 #include "daemon/node/node.h"
+#include "daemon/operations/command.h"
 #include "daemon/operations/outbox.h"
 #include "daemon/operations/restore_space.h"
 #include "daemon/operations/saved_bytes.h"
@@ -38,6 +40,8 @@ struct Means {
   ProcessCalls& processes;
   DeepProof& deep_proof;
   RestoreSpace& restore_space;
+  /// Carries out what the group wants, until it wants nothing. The group may be gone then.
+  std::function<void(GroupEntry&)> drive;
   Duration create_limit;      // for what is asked of a device at once; shorter than the phase
   Duration checkpoint_limit;  // for all processes of a group; shorter than the phase
 };
@@ -46,22 +50,60 @@ struct Means {
 /// a device that amemd does not: no deep pause of it is proven.
 Result<DeepProof::Sets> visible_to(const Means& means, const GroupEntry& group);
 
-/// The way back to an operation from a later turn of the loop: runs `what`, and lets the group go
-/// on. Does nothing when the operation is over. May be copied, and outlives the operation.
-using Back = std::function<void(const std::function<void()>& what)>;
-
 class GroupOperation {
  public:
   GroupOperation(const GroupOperation&) = delete;
   GroupOperation& operator=(const GroupOperation&) = delete;
+  virtual ~GroupOperation() = default;
+
+  /// Carries out what its course wants next.
+  virtual void carry_out(const Action& action) = 0;
+  /// Tells its course, and has all carried out that this leads to. This operation may have ended
+  /// then.
+  void tell(Event event);
+  /// A rank of the group, or of an earlier attempt, has answered: what that means for memory and
+  /// pool. It may change the status of the answer.
+  virtual void answered(Rank&, event::PhaseDone&) {}
+
+  GroupEntry& group() const { return group_; }
+  const Membership& of() const { return of_; }
+  /// What people should know of it, a sentence each.
+  const std::vector<std::string>& remarks() const { return remarks_; }
+  /// For who watches, once it has succeeded.
+  virtual void report(const Outcome& outcome, v1::Progress& last) const;
+  /// Its error, and what only operators may know of it.
+  virtual Status for_operators(const Status& status) const { return status; }
+
+ protected:
+  GroupOperation(const Means& means, GroupEntry& group, const Task& task, Membership of)
+      : means_(means), group_(group), task_(task), of_(std::move(of)) {}
 
   void run(const action::Ask& ask);
   void run(const action::Arrived& arrived);
+  void run(const action::Quiesce& quiesce) { tell_command(&Command::quiesces, quiesce.ranks); }
+  void run(const action::Reported& report) { tell_command(&Command::reported, report); }
+  void run(const action::Leaves&) { tell_command(&Command::leaves); }
+  void run(const action::Ready&) { tell_command(&Command::ready); }
+  void run(const action::Unready&) { tell_command(&Command::unready); }
+  void run(const action::Left&) { tell_command(&Command::left); }
+  void run(const action::Progress& progress);
 
- protected:
-  GroupOperation(const Means& means, GroupEntry& group, Selection what, Back back)
-      : means_(means), group_(group), what_(std::move(what)), back_(std::move(back)) {}
-  ~GroupOperation() = default;
+  /// A callback that comes in a later turn of the loop, or at once: `what`, and then all that the
+  /// group wants. It does nothing once this operation has ended, which it may lead to.
+  template <class What>
+  auto later(What what) {
+    return scope_.bind(
+        [what = std::move(what), go_on = scope_.bind([this] { go_on(); })](auto&&... args) {
+          what(std::forward<decltype(args)>(args)...);
+          go_on();
+        });
+  }
+  /// For callbacks after which nothing need be carried out.
+  const Scope& scope() const { return scope_; }
+  /// Has all carried out that the group wants. This operation may have ended then.
+  void go_on();
+  /// Who watches is told what the operation waits for, if that is new.
+  void tell_wait();
 
   /// Closes the descriptors of what is on a device, is of the operation's tags and `leaves`. When
   /// the holder has closed them too, calls `gone` with what that was and answers the group with
@@ -72,7 +114,7 @@ class GroupOperation {
   BytesByDevice needs_of(const std::vector<GroupId>& groups, const Selection& what) const;
   /// Calls of an operation that has ended, such as a resume that was called off, still go on. Then
   /// `again` is called in a while.
-  bool calls_go_on(const std::function<void()>& again) const;
+  bool calls_go_on(const std::function<void()>& again);
   /// The processes of these ranks.
   std::vector<CheckpointTarget> processes_of(const std::vector<RankId>& ranks) const;
   /// In which lanes of the holder memory of these devices is.
@@ -80,14 +122,22 @@ class GroupOperation {
 
   const Means& means_;
   GroupEntry& group_;
-  const Selection what_;
-  const Back back_;
+  const Task task_;
+  const Selection& what_ = task_.selection;
+  const Membership of_;
+  std::vector<std::string> remarks_;
 
  private:
+  template <class Call, class... Args>
+  void tell_command(Call call, const Args&... args) {
+    if (of_.command != nullptr) ((*of_.command).*call)(of_.member, args...);
+  }
   struct Leaving;
   void dropped(const Leaving& leaving, const Workers::Uses& after);
 
   std::uint64_t drops_ = 0;  // the last is the one that counts
+  std::string told_wait_;    // what it waits for, as it was last told
+  Scope scope_;
 };
 
 }  // namespace amem

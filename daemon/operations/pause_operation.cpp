@@ -17,6 +17,57 @@
 
 namespace amem {
 
+void PauseOperation::carry_out(const Action& action) {
+  std::visit(
+      [this](const auto& what) {
+        if constexpr (requires { run(what); }) run(what);
+      },
+      action);
+}
+
+void PauseOperation::answered(Rank& rank, event::PhaseDone& done) {
+  if (done.phase != RankPhase::kSave || done.epoch != group_.machine.epoch()) return;
+  if (done.status.ok()) done.status = check_saved(rank);
+  if (done.status.ok()) return;
+  failed_savers_.insert(rank.id);
+  means_.saved.failed(group_, rank, done.epoch);
+}
+
+void PauseOperation::report(const Outcome& outcome, v1::Progress& last) const {
+  GroupOperation::report(outcome, last);
+  const Leftover stays = leftover(means_.node, group_, what_);
+  last.set_pinned_bytes(stays.pinned);
+  last.set_unbrokered_bytes(stays.unbrokered);
+  last.set_unknown_calls(stays.unknown_calls);
+  last.set_dropped_bytes(amem::dropped(means_.node, group_, what_));
+  report_saves(outcome.saves, *last.mutable_saves());
+  for (const GuestUse& use : guests_) report_guest(means_.node, use, *last.add_guests());
+  for (const std::string& remark : remarks_) last.add_remarks(remark);
+}
+
+void PauseOperation::look_at_guests() {
+  const auto waits = [this] { return group_.machine.phase() == Phase::kGuests; };
+  if (!waits()) return;
+  means_.loop.post(scope().bind([this, waits] {
+    if (!waits()) return;
+    run(action::AwaitGuests{});
+    // Driving looks again at all that wait: without news this would go on for ever.
+    if (!waits()) means_.drive(group_);
+  }));
+}
+
+void PauseOperation::look_at_pool() {
+  const auto waits = [this] {
+    return group_.machine.phase() == Phase::kSave && !group_.waits_for.empty();
+  };
+  if (!waits()) return;
+  means_.loop.post(scope().bind([this, waits] {
+    if (!waits()) return;
+    save(group_.machine.epoch());
+    if (group_.waits_for.empty()) means_.drive(group_);
+  }));
+}
+
 void PauseOperation::run(const action::AwaitGuests& await) {
   const std::vector<GuestUse> guests = find_guests();
   const auto can_close = [this](const GuestUse& use) {
@@ -46,6 +97,7 @@ Status PauseOperation::accept(const std::vector<GuestUse>& guests) const {
 
 void PauseOperation::run(const action::Quiesce& quiesce) {
   means_.outbox.send_all(quiesce.ranks, quiesce_message(quiesce.epoch, group_.paused_by));
+  GroupOperation::run(quiesce);
 }
 
 void PauseOperation::run(const action::Step& step) {
@@ -79,21 +131,26 @@ bool PauseOperation::measured(RankId rank, const amem_v1_Measured& told) {
   return true;
 }
 
+/// Where it waits for space in the pool, it says so: nobody has been told to save anything yet.
 void PauseOperation::run(const action::Save& save) {
+  this->save(save.epoch);
+  tell_wait();
+}
+
+void PauseOperation::save(Epoch epoch) {
   Node& node = means_.node;
-  if (save.epoch.wave == 0 && may_need_waves() && !uses_) {
+  if (epoch.wave == 0 && may_need_waves() && !uses_) {
     std::set<DeviceUuid> devices;
     for (const auto& [device, bytes] : needs_of(exchange_->arriving, {})) devices.insert(device);
-    return means_.workers.look(devices, [this, save, back = back_](const Workers::Uses& uses) {
-      back([&] {
-        if (group_.machine.phase() != Phase::kSave || group_.machine.epoch() != save.epoch) return;
-        uses_ = uses;
-        run(save);
-      });
-    });
+    return means_.workers.look(
+        devices, later([this, epoch](const Workers::Uses& uses) {
+          if (group_.machine.phase() != Phase::kSave || group_.machine.epoch() != epoch) return;
+          uses_ = uses;
+          save(epoch);
+        }));
   }
   event::SaveSent sent;
-  if (save.epoch.wave == 0) sent.status = prepare();
+  if (epoch.wave == 0) sent.status = prepare();
   if (sent.status.code() == Code::kResourceExhausted && !measured_) {
     spdlog::debug("group '{}': {}. The pause looks for zeros", group_.machine.name(),
                   sent.status.text());
@@ -106,7 +163,7 @@ void PauseOperation::run(const action::Save& save) {
   group_.waits_for = waits ? sent.status.text() : "";
   if (waits) return;
   if (waves_) choose_wave();
-  if (sent.status.ok() && save.epoch.wave == 0) sent.status = put_on_record();
+  if (sent.status.ok() && epoch.wave == 0) sent.status = put_on_record();
   if (sent.status.ok()) {
     const auto form = [&](const Allocation& a) { return node.form(group_, a); };
     const auto chosen = [&](const Allocation& a) { return !waves_ || wave_.contains(a.id); };
@@ -114,8 +171,8 @@ void PauseOperation::run(const action::Save& save) {
       Rank* rank = node.find_rank(id);
       if (rank == nullptr) continue;
       for (const CopyRange& copy : plan.copies) node.allocations.find(copy.id)->saved.sent = true;
-      means_.saved.sent(*rank, save.epoch);
-      means_.outbox.send_copies(id, CopyKind::kSave, save.epoch, plan.copies, true);
+      means_.saved.sent(*rank, epoch);
+      means_.outbox.send_copies(id, CopyKind::kSave, epoch, plan.copies, true);
       sent.ranks.push_back(id);
     }
   }
@@ -332,9 +389,9 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
   };
   if (!proven)
     return means_.deep_proof.prove(visible.value(),
-                                   [this, checkpoint, refused, back = back_](const Status& now) {
-                                     back([&] { now.ok() ? run(checkpoint) : refused(now); });
-                                   });
+                                   later([this, checkpoint, refused](const Status& now) {
+                                     now.ok() ? run(checkpoint) : refused(now);
+                                   }));
   if (!proven->ok()) return refused(*proven);
   remark_on_proof(visible.value());
   // The next amemd must know that processes may be locked.
@@ -344,19 +401,18 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
   for (const Device& device : means_.devices.all()) devices.insert(device.uuid);
   // What a restore will need is what the processes free.
   const auto begin = [this, devices, ranks = checkpoint.ranks](const BytesByDevice& before) {
-    const auto done = [this, devices, before, back = back_](const Status& status, bool all_run) {
-      const auto look = [this, status, all_run, before, back](const Workers::Uses& after) {
-        back([&] { checkpointed(status, !all_run, before, after); });
-      };
-      back([&] { means_.workers.look(devices, look); });
-    };
+    const auto done = later([this, devices, before](const Status& status, bool all_run) {
+      means_.workers.look(devices,
+                          later([this, status, all_run, before](const Workers::Uses& after) {
+                            checkpointed(status, !all_run, before, after);
+                          }));
+    });
     auto& calls = group_.process_calls;  // without processes the operation ends at once
     calls = checkpoint_all(means_.processes, processes_of(ranks),
                            means_.checkpoint_limit - (Clock::now() - *checkpoint_began_), done);
   };
-  means_.workers.look(devices, [this, begin, back = back_](const Workers::Uses& uses) {
-    back([&] { begin(unbrokered(uses)); });
-  });
+  means_.workers.look(devices,
+                      later([this, begin](const Workers::Uses& uses) { begin(unbrokered(uses)); }));
 }
 
 void PauseOperation::remark_on_proof(const DeepProof::Sets& visible) {

@@ -23,12 +23,27 @@ class PauseOperation final : public GroupOperation {
   /// `exchange`: of a swap whose groups move at the same time; else null. `continues`: an earlier
   /// amemd has begun it.
   PauseOperation(const Means& means, GroupEntry& group, const Task& task, Exchange* exchange,
-                 bool continues, Back back)
-      : GroupOperation(means, group, task.selection, std::move(back)),
-        task_(task),
+                 bool continues, Membership of)
+      : GroupOperation(means, group, task, std::move(of)),
         exchange_(exchange),
         continues_(continues) {}
 
+  void carry_out(const Action& action) override;
+  void answered(Rank& rank, event::PhaseDone& done) override;
+  void report(const Outcome& outcome, v1::Progress& last) const override;
+  Status for_operators(const Status& status) const override;
+
+  /// The rank has looked for zeros. False: it was not asked for that.
+  bool measured(RankId rank, const amem_v1_Measured& told);
+  // A pause that waits for one of these looks again, in another turn of the loop.
+  /// Guests may have closed, ended or been paused, and so not be waited for any more.
+  void look_at_guests();
+  /// Segments of the pool may have come, or not be coming any more.
+  void look_at_pool();
+  /// It is settled what becomes of the allocation's bytes, so nobody new may open it.
+  bool takes(const Allocation& a) const { return settled_ && what_.takes(a.tag, a.sharers); }
+
+ private:
   using GroupOperation::run;
   void run(const action::AwaitGuests& await);
   void run(const action::Quiesce& quiesce);
@@ -39,39 +54,9 @@ class PauseOperation final : public GroupOperation {
   void run(const action::Drop& drop);
   void run(const action::Checkpoint& checkpoint);
 
-  /// The rank has looked for zeros. False: it was not asked for that.
-  bool measured(RankId rank, const amem_v1_Measured& told);
   /// The rank says that it has saved what it was last asked for. Not OK: it has not told of a part
   /// that its place is too short for.
   Status check_saved(const Rank& rank) const;
-  /// The rank could not save what it was last asked for.
-  void save_failed(RankId rank) { failed_savers_.insert(rank); }
-
-  /// While it waits for guests: some may have closed, ended, or been paused, and so not be waited
-  /// for any more. True: it goes on.
-  bool look_at_guests() {
-    run(action::AwaitGuests{});
-    return group_.machine.phase() != Phase::kGuests;
-  }
-  /// What the save waits for before ranks are told of it; empty: for nothing.
-  const std::string& waits_for() const { return group_.waits_for; }
-  /// The pool may have more space: a save that waits for some looks again. True: it goes on.
-  bool look_at_pool() {
-    if (waits_for().empty()) return false;
-    run(action::Save{group_.machine.epoch()});
-    return waits_for().empty();
-  }
-  /// It is settled what becomes of the allocation's bytes, so nobody new may open it.
-  bool takes(const Allocation& a) const { return settled_ && what_.takes(a.tag, a.sharers); }
-  /// Those for whom memory stays on its device.
-  const std::vector<GuestUse>& guests() const { return guests_; }
-  /// Its error, and which owners keep the space in the pool that it lacked, which only operators
-  /// may know.
-  Status for_operators(const Status& status) const;
-  /// What people should know of it, a sentence each.
-  const std::vector<std::string>& remarks() const { return remarks_; }
-
- private:
   /// Who has open what would leave.
   std::vector<GuestUse> find_guests() const;
   /// Whether this pause goes on with these.
@@ -97,6 +82,9 @@ class PauseOperation final : public GroupOperation {
   /// What is to be saved, before a rank can write there; and space for all that the release will
   /// write, because from there on nothing is called off. kResourceExhausted: the record is full.
   Status put_on_record();
+  /// Has the keepers save what leaves in this wave. It does nothing yet where it waits for devices
+  /// or the pool.
+  void save(Epoch epoch);
   void choose_wave();
   /// Before a restart it had not come to this, so a later pause takes it.
   bool rests(const Allocation& a) const {
@@ -111,7 +99,6 @@ class PauseOperation final : public GroupOperation {
   /// What comes in has no space before this group leaves. REQUIRES: exchange_.
   bool lacks_space(const Workers::Uses& uses) const;
 
-  const Task task_;
   Exchange* const exchange_;
   const bool continues_;
   std::optional<Measurement> measured_;  // when the pool has no space for all bytes as they are
@@ -124,7 +111,6 @@ class PauseOperation final : public GroupOperation {
   bool settled_ = false;
   RowReservation space_;  // for the rows of the release
   std::vector<GuestUse> guests_;
-  std::vector<std::string> remarks_;
   bool pool_is_short_ = false;  // the pause fails because of it
 };
 

@@ -19,11 +19,11 @@ constexpr Duration kSpaceWithin = std::chrono::seconds(1);
 
 }  // namespace
 
-ResumeOperation::ResumeOperation(const Means& means, GroupEntry& group, Selection what,
-                                 Exchange* exchange, Back back)
-    : GroupOperation(means, group, std::move(what), std::move(back)),
+ResumeOperation::ResumeOperation(const Means& means, GroupEntry& group, const Task& task,
+                                 Membership of)
+    : GroupOperation(means, group, task, std::move(of)),
       alone_{{}, {group.id}},
-      exchange_(exchange != nullptr ? *exchange : alone_) {
+      exchange_(of_.command != nullptr ? of_.command->exchange() : alone_) {
   exchange_.resumes.push_back(this);
 }
 
@@ -32,22 +32,26 @@ ResumeOperation::~ResumeOperation() {
   for (const auto& [number, asked] : asked_) means_.loop.cancel(asked.late);
 }
 
-// ---- the processes of a deep group
-// ---------------------------------------------------------------
+void ResumeOperation::carry_out(const Action& action) {
+  std::visit(
+      [this](const auto& what) {
+        if constexpr (requires { run(what); }) run(what);
+      },
+      action);
+}
+
+// ---- the processes of a deep group --------------------------------------------------------------
 
 void ResumeOperation::run(const action::Restore& restore) {
   if (calls_go_on([this, restore] { run(restore); })) return;
-  const auto space = [this, by = restore.by, back = back_](const Space& answer) {
-    back([&] { make_space_for_restore(by, answer); });
-  };
+  const auto space =
+      later([this, by = restore.by](const Space& answer) { make_space_for_restore(by, answer); });
   auto& calls = group_.process_calls;  // without processes the operation may end at once
   calls = restore_all(means_.processes, processes_of(restore.ranks), means_.checkpoint_limit, space,
-                      [this, back = back_](const auto& status) {
-                        back([&] {
-                          if (status.ok()) group_.restore_needs.clear();
-                          group_.machine.tell(event::Restored{status}, Clock::now());
-                        });
-                      });
+                      later([this](const auto& status) {
+                        if (status.ok()) group_.restore_needs.clear();
+                        group_.machine.tell(event::Restored{status}, Clock::now());
+                      }));
 }
 
 void ResumeOperation::make_space_for_restore(Time by, const Space& answer) {
@@ -58,25 +62,21 @@ void ResumeOperation::make_space_for_restore(Time by, const Space& answer) {
 void ResumeOperation::try_restore_space(Time until, const Space& answer) {
   std::set<DeviceUuid> devices;
   for (const auto& [device, bytes] : group_.restore_needs) devices.insert(device);
-  const auto tried = [this, until, answer, back = back_](const Result<RestoreHold>& hold) {
-    back([&] {
-      const Code code = hold.status().code();
-      if (code == Code::kResourceExhausted || code == Code::kUnavailable)
-        return await_restore_space("there is no space to restore the processes of group '" +
-                                       group_.machine.name() + "': " + hold.status().text(),
-                                   until, answer);
-      group_.waits_for.clear();
-      answer(hold);
-    });
-  };
-  means_.workers.look(
-      devices, [this, until, answer, tried, back = back_](const Workers::Uses& uses) {
-        back([&] {
-          if (const std::string lack = lack_for_restore(uses); !lack.empty())
-            return await_restore_space(lack, until, answer);
-          means_.restore_space.attempt(group_.restore_needs, means_.create_limit, tried);
-        });
-      });
+  const auto tried = later([this, until, answer](const Result<RestoreHold>& hold) {
+    const Code code = hold.status().code();
+    if (code == Code::kResourceExhausted || code == Code::kUnavailable)
+      return await_restore_space("there is no space to restore the processes of group '" +
+                                     group_.machine.name() + "': " + hold.status().text(),
+                                 until, answer);
+    group_.waits_for.clear();
+    answer(hold);
+  });
+  means_.workers.look(devices, later([this, until, answer, tried](const Workers::Uses& uses) {
+                        if (const std::string lack = lack_for_restore(uses); !lack.empty())
+                          return await_restore_space(lack, until, answer);
+                        means_.restore_space.attempt(group_.restore_needs, means_.create_limit,
+                                                     tried);
+                      }));
 }
 
 void ResumeOperation::await_restore_space(const std::string& lack, Time until,
@@ -87,9 +87,8 @@ void ResumeOperation::await_restore_space(const std::string& lack, Time until,
                                 "resume again"));
   // As it was first: what is free changes all the time.
   if (group_.waits_for.empty()) group_.waits_for = lack;
-  means_.loop.at(Clock::now() + RestoreSpace::kAgain, [this, until, answer, back = back_] {
-    back([&] { try_restore_space(until, answer); });
-  });
+  means_.loop.at(Clock::now() + RestoreSpace::kAgain,
+                 later([this, until, answer] { try_restore_space(until, answer); }));
 }
 
 std::string ResumeOperation::lack_for_restore(const Workers::Uses& uses) const {
@@ -112,12 +111,10 @@ bool ResumeOperation::waits_for_restore(const std::vector<GroupId>& groups,
                    [this](const auto& each) { return means_.restore_space.held(each.first); }))
     return false;
   if (std::exchange(looks_again_, true)) return true;
-  means_.loop.at(Clock::now() + RestoreSpace::kAgain, [this, again, back = back_] {
-    back([&] {
-      looks_again_ = false;
-      again();
-    });
-  });
+  means_.loop.at(Clock::now() + RestoreSpace::kAgain, later([this, again] {
+                   looks_again_ = false;
+                   again();
+                 }));
   return true;
 }
 
@@ -140,9 +137,7 @@ void ResumeOperation::look_at_devices() {
   for (const GroupId leaving : exchange_.leaving)
     for (const Allocation* a : std::as_const(means_.node.allocations).of_group(leaving))
       if (exchange_.leaves(leaving, a->tag) && a->can_leave()) leaves[a->device] += a->size;
-  const auto answer = [this, leaves, back = back_](const Workers::Uses& uses) {
-    back([&] { admit(uses, leaves); });
-  };
+  const auto answer = later([this, leaves](const Workers::Uses& uses) { admit(uses, leaves); });
   means_.node.records.record().settle(
       lanes_of(devices), kSpaceWithin,
       [&means = means_, devices, answer] { means.workers.look(devices, answer); });
@@ -212,11 +207,9 @@ void ResumeOperation::run(const action::Vacated&) {
 
 void ResumeOperation::look_for_space() {
   if (!std::exchange(awaits_space_, false)) return;
-  means_.loop.post([this, back = back_] {
-    back([this] {
-      if (creates()) create_more();
-    });
-  });
+  means_.loop.post(later([this] {
+    if (creates()) create_more();
+  }));
 }
 
 bool ResumeOperation::creates() const {
@@ -277,12 +270,7 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice) {
     }
     const auto batch = std::make_shared<Batch>(std::move(ready));
     const Device& device = *means_.devices.find(uuid);  // was found when it was first made
-    means_.workers.create(device, batch->wishes, means_.create_limit,
-                          [this, batch, back = back_, epoch = epoch_](Workers::AllMade made) {
-                            back([&] {
-                              if (creates() && epoch == epoch_) created(*batch, made);
-                            });
-                          });
+    means_.workers.create(device, batch->wishes, means_.create_limit, to_created(batch));
   }
   return {};
 }
@@ -294,6 +282,13 @@ Status ResumeOperation::not_created(const Creation::Item& item, bool limited, co
   exchange_.headroom.exhaust(item.device);
   creation_.put_back(item);
   return {};
+}
+
+std::function<void(Workers::AllMade)> ResumeOperation::to_created(
+    const std::shared_ptr<Batch>& batch) {
+  return later([this, batch, epoch = epoch_](Workers::AllMade made) {
+    if (creates() && epoch == epoch_) created(*batch, made);
+  });
 }
 
 void ResumeOperation::created(Batch& batch, Workers::AllMade& made) {
@@ -333,9 +328,8 @@ void ResumeOperation::ask(RankId maker, Batch batch) {
   const std::uint64_t number = ++last_asked_;
   std::vector<AllocationId> ids;
   for (const Creation::Item& item : batch.items) ids.push_back(item.id);
-  const EventLoop::TimerId late =
-      means_.loop.at(Clock::now() + means_.create_limit,
-                     [this, number, back = back_] { back([&] { not_made(number); }); });
+  const EventLoop::TimerId late = means_.loop.at(Clock::now() + means_.create_limit,
+                                                 later([this, number] { not_made(number); }));
   RestoreSpace::Hold making = means_.restore_space.making(batch.items.front().device);
   asked_.emplace(number, Asked{maker, std::move(batch), late, std::move(making)});
   means_.outbox.send_make(maker, epoch_, number, ids);
@@ -382,12 +376,7 @@ void ResumeOperation::made(RankId rank, const amem_v1_Made& message, std::vector
   if (!brought.empty()) {
     ++under_way_;
     const Device& device = *means_.devices.find(batch->items.front().device);
-    means_.workers.take(device, std::move(brought), means_.create_limit,
-                        [this, batch, back = back_, epoch = epoch_](Workers::AllMade made) {
-                          back([&] {
-                            if (creates() && epoch == epoch_) created(*batch, made);
-                          });
-                        });
+    means_.workers.take(device, std::move(brought), means_.create_limit, to_created(batch));
   }
   create_more();
 }

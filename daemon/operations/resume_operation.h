@@ -25,20 +25,10 @@ namespace amem {
 
 class ResumeOperation final : public GroupOperation {
  public:
-  /// `exchange`: of a transaction of an operator's; null: begun from inside, by itself.
-  ResumeOperation(const Means& means, GroupEntry& group, Selection what, Exchange* exchange,
-                  Back back);
-  ~ResumeOperation();
+  ResumeOperation(const Means& means, GroupEntry& group, const Task& task, Membership of);
+  ~ResumeOperation() override;
 
-  using GroupOperation::run;
-  void run(const action::Restore& restore);
-  void run(const action::Admit& admit);
-  void run(const action::Create& create);
-  void run(const action::Vacated& space);
-  void run(const action::Load& load);
-  void run(const action::Release& release);
-  void run(const action::Drop& drop);
-  void run(const action::Arrived& arrived);
+  void carry_out(const Action& action) override;
 
   /// A rank has made what it was to make again, as far as it says so.
   void made(RankId rank, const amem_v1_Made& message, std::vector<Fd> fds);
@@ -50,6 +40,16 @@ class ResumeOperation final : public GroupOperation {
   const Loaders& loaders() const { return loaders_; }
 
  private:
+  using GroupOperation::run;
+  void run(const action::Restore& restore);
+  void run(const action::Admit& admit);
+  void run(const action::Create& create);
+  void run(const action::Vacated& space);
+  void run(const action::Load& load);
+  void run(const action::Release& release);
+  void run(const action::Drop& drop);
+  void run(const action::Arrived& arrived);
+
   using Space = std::function<void(const Result<RestoreHold>&)>;
   /// Answers once the trial has found space for the restore; in time for it to be done `by`.
   void make_space_for_restore(Time by, const Space& answer);
@@ -85,6 +85,8 @@ class ResumeOperation final : public GroupOperation {
   void not_made(std::uint64_t number);
   /// It has to be created otherwise, if anybody holds it still.
   void create_otherwise(const Creation::Item& item);
+  /// A callback for the workers: created(), if this still creates then.
+  std::function<void(Workers::AllMade)> to_created(const std::shared_ptr<Batch>& batch);
   void created(Batch& batch, Workers::AllMade& made);
   /// What finds no space while another group leaves is put back, and that is no failure.
   Status not_created(const Creation::Item& item, bool limited, const Status& why);
@@ -94,7 +96,7 @@ class ResumeOperation final : public GroupOperation {
   /// What its ranks have opened of other groups is there to be mapped.
   Status check_opened() const;
 
-  Exchange alone_;  // of one that has no other
+  Exchange alone_;  // of one that ranks have asked for
   Exchange& exchange_;
   Epoch epoch_;  // in which it creates
   Creation creation_;

@@ -100,19 +100,17 @@ Status check_stages(const std::vector<StageSettings>& settings, const Devices& d
 }
 
 Stages::Stages(const Means& means, SessionServer& sessions, EventHub& events,
-               Operations& operations, Drive drive)
+               Operations& operations)
     : node_(means.node),
       means_(means),
       loop_(means.loop),
       sessions_(sessions),
       events_(events),
       operations_(operations),
-      drive_(std::move(drive)),
       waits_(means.loop, [this](GroupId id) { start_ended(id); }),
       views_(means.node, means.workers.seen(), waits_) {}
 
 Stages::~Stages() {
-  *alive_ = false;
   for (const auto& [name, stage] : stages_)
     if (stage.timer) loop_.cancel(*stage.timer);
   if (poll_timer_) loop_.cancel(*poll_timer_);
@@ -187,9 +185,7 @@ Status Stages::admits(const Stage& stage, const Account& account, const std::vec
 
 void Stages::touch(Stage& stage) {
   if (std::exchange(stage.due, true)) return;
-  loop_.post([this, &stage, alive = alive_] {
-    if (*alive) step(stage);
-  });
+  loop_.post(scope_.bind([this, &stage] { step(stage); }));
 }
 
 void Stages::step(Stage& stage) {
@@ -444,11 +440,10 @@ void Stages::poll_devices() {
     for (const StageDevice& device : stage.devices) devices.insert(device.device);
   if (std::exchange(poll_in_flight_, true)) return;
   poll_began_ = Clock::now();
-  means_.workers.look(devices, [this, alive = alive_](const Workers::Uses&) {
-    if (!*alive) return;
+  means_.workers.look(devices, scope_.bind([this](const Workers::Uses&) {
     poll_in_flight_ = false;
     for (auto& [name, stage] : stages_) see(stage);
-  });
+  }));
 }
 
 void Stages::see(Stage& stage) {
@@ -484,12 +479,10 @@ void Stages::carry_out(Stage& stage, const Switch& what) {
         text = "its turn in stage '" + stage.name + "' ends";
       events_.publish(&group, "turn", text);
     }
-  const auto observer = std::make_shared<SwitchObserver>(
-      [this, &stage, loop = &loop_, alive = alive_](const Status& status) {
-        loop->post([this, &stage, status, alive] {
-          if (*alive) switch_ended(stage, status);
-        });
-      });
+  const auto observer =
+      std::make_shared<SwitchObserver>(scope_.bind([this, &stage](const Status& status) {
+        loop_.post(scope_.bind([this, &stage, status] { switch_ended(stage, status); }));
+      }));
   const auto named = [this](const std::vector<GroupId>& ids) {
     Operations::Groups groups;
     for (const GroupId id : ids) groups.push_back({id, node_.groups.at(id).machine.name()});
@@ -506,8 +499,8 @@ void Stages::carry_out(Stage& stage, const Switch& what) {
                      nullptr, tags_of(what));
 }
 
-Operations::Parts Stages::tags_of(const Switch& what) const {
-  Operations::Parts parts;
+Parts Stages::tags_of(const Switch& what) const {
+  Parts parts;
   for (const auto& [id, tags] : what.parts) {
     Selection selection;
     for (const std::string& tag : tags)
@@ -604,7 +597,8 @@ Stages::WaitId Stages::start(const Caller& caller, GroupEntry& group, Duration t
 
 void Stages::start_ended(GroupId id) {
   const auto group = node_.groups.find(id);
-  if (group != node_.groups.end() && group->second.machine.members().empty()) drive_(group->second);
+  if (group != node_.groups.end() && group->second.machine.members().empty())
+    means_.drive(group->second);
 }
 
 Stages::WaitId Stages::lease(const GroupEntry& group, Duration timeout, StageWaits::Done done) {

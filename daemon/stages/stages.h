@@ -18,6 +18,7 @@
 #include "common/packet.h"
 #include "common/status.h"
 #include "daemon/base/event_loop.h"
+#include "daemon/base/scope.h"
 #include "daemon/memory/devices.h"
 #include "daemon/node/events.h"
 #include "daemon/node/node.h"
@@ -37,14 +38,9 @@ Status check_stages(const std::vector<StageSettings>& settings, const Devices& d
 
 class Stages {
  public:
-  /// Carries out what a group wants, and ends one that has neither ranks nor anybody who is to
-  /// start them.
-  using Drive = std::function<void(GroupEntry&)>;
-
   /// Everything passed in outlives this object. REQUIRES: check_stages() accepts them, or open() is
   /// not called.
-  Stages(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations,
-         Drive drive);
+  Stages(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations);
   ~Stages();
   Stages(const Stages&) = delete;
 
@@ -164,7 +160,7 @@ class Stages {
   void tell(const std::vector<TurnNews>& news);
   void end_waits(Stage& stage, const StageView& view);
   void carry_out(Stage& stage, const Switch& what);
-  Operations::Parts tags_of(const Switch& what) const;
+  Parts tags_of(const Switch& what) const;
   void switch_ended(Stage& stage, const Status& status);
   void account_time(Stage& stage, const StageView& view);
   void wake(Stage& stage, Time at);
@@ -189,7 +185,6 @@ class Stages {
   SessionServer& sessions_;
   EventHub& events_;
   Operations& operations_;
-  const Drive drive_;
   StageWaits waits_;
   const StageViews views_;
   std::map<std::string, Stage, std::less<>> stages_;
@@ -198,7 +193,7 @@ class Stages {
   Time poll_began_{};
   bool polled_after_failure_ = false;  // in this second
   bool closed_ = false;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  Scope scope_;
 };
 
 }  // namespace amem

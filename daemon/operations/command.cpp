@@ -1,0 +1,250 @@
+#include "daemon/operations/command.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "daemon/operations/group_operation.h"
+#include "daemon/operations/operations.h"
+
+namespace amem {
+
+Command::Command(Operations& operations, const Means& means, std::uint64_t number, Terms terms)
+    : operations_(operations),
+      means_(means),
+      number_(number),
+      terms_(std::move(terms)),
+      groups_(terms_.exchange.leaving) {
+  groups_.insert(groups_.end(), terms_.exchange.arriving.begin(), terms_.exchange.arriving.end());
+}
+
+Task part_of(Task task, GroupId group, const Parts& parts) {
+  const auto part = parts.find(group);
+  if (part == parts.end()) return task;
+  task.selection = part->second;
+  task.partial = true;
+  return task;
+}
+
+void Command::start() { carry_out(terms_.transaction.start()); }
+
+// ---- what it is ---------------------------------------------------------------------------------
+
+bool Command::has(GroupId group) const {
+  return std::find(groups_.begin(), groups_.end(), group) != groups_.end();
+}
+
+bool Command::of_several(const Account& owner) const {
+  return std::any_of(groups_.begin(), groups_.end(), [&](GroupId id) {
+    const auto group = means_.node.groups.find(id);
+    return group == means_.node.groups.end() || group->second.account.get() != &owner;
+  });
+}
+
+bool Command::resumes(std::size_t member) const {
+  return !swaps() && terms_.asker.stage.empty() && terms_.resume == Task(Operation::kResume) &&
+         !terms_.transaction.goes_out(member);
+}
+
+std::optional<FleetShare> Command::new_share(std::size_t member) const {
+  if (terms_.abroad == nullptr) return std::nullopt;
+  return FleetShare{terms_.abroad->transaction(), terms_.transaction.stage_of(member)};
+}
+
+GroupOperation* Command::operation(std::size_t member) const {
+  GroupOperation* const found = operations_.of(groups_[member]);
+  return found != nullptr && found->of().command.get() == this ? found : nullptr;
+}
+
+// ---- what its members say -----------------------------------------------------------------------
+
+void Command::quiesces(std::size_t member, const std::vector<RankId>& ranks) {
+  if (terms_.abroad != nullptr) terms_.abroad->quiesces(terms_.transaction.name(member), ranks);
+}
+
+void Command::reported(std::size_t member, const action::Reported& report) {
+  if (terms_.abroad != nullptr)
+    terms_.abroad->reported(terms_.transaction.name(member), report.rank, report.what);
+}
+
+void Command::leaves(std::size_t member) {
+  if (operations_.closed().ok()) carry_out(terms_.transaction.leaves(member));
+}
+
+void Command::ready(std::size_t member) { carry_out(terms_.transaction.ready(member)); }
+void Command::unready(std::size_t member) { carry_out(terms_.transaction.unready(member)); }
+void Command::left(std::size_t member) { carry_out(terms_.transaction.left(member)); }
+
+void Command::progress(std::size_t member, v1::Progress progress) {
+  if (terms_.observer == nullptr) return;
+  progress.set_group(terms_.transaction.name(member));
+  progress.set_transaction(number_);
+  terms_.observer->progress(progress);
+}
+
+void Command::ended(const GroupOperation& operation, const Outcome& outcome) {
+  const std::size_t member = operation.of().member;
+  if (terms_.observer != nullptr && outcome.status.ok()) {
+    v1::Progress last;
+    last.set_done(true);
+    last.set_elapsed_us(to_us(outcome.total));
+    operation.report(outcome, last);
+    if (outcome.task.op == Operation::kResume && swaps() && terms_.transaction.last(member))
+      last.set_swap_us(to_us(Clock::now() - began_));
+    progress(member, std::move(last));
+  }
+  if (terms_.transaction.goes_out(member)) {
+    std::erase(terms_.exchange.leaving, groups_[member]);
+    out_ended_ = Clock::now();
+    pause_time_ = std::max(pause_time_, outcome.total);
+  } else {
+    resume_time_ = std::max(resume_time_, outcome.total);
+  }
+  carry_out(terms_.transaction.ended(
+      member, terms_.asker.sees_all ? operation.for_operators(outcome.status) : outcome.status));
+}
+
+// ---- what other nodes say -----------------------------------------------------------------------
+
+void Command::tell(const std::string& group, const Event& event) {
+  for (std::size_t member = 0; member < groups_.size(); ++member)
+    if (terms_.transaction.name(member) == group)
+      if (GroupOperation* const its = operation(member)) return its->tell(event);
+}
+
+bool Command::may_go_on(Stage stage) {
+  const Transaction::Steps steps = terms_.transaction.may_go_on(stage);
+  carry_out(steps);
+  return !steps.empty();
+}
+
+void Command::give_up(const Status& why) {
+  (void)note(groups_, &FleetShare::given_up);
+  carry_out(terms_.transaction.give_up(why));
+}
+
+FleetShare* Command::share_of(GroupEntry& group) const {
+  if (terms_.abroad == nullptr) return nullptr;
+  const auto found = std::find_if(
+      group.shares.begin(), group.shares.end(),
+      [&](const FleetShare& share) { return share.transaction == terms_.abroad->transaction(); });
+  return found != group.shares.end() ? &*found : nullptr;
+}
+
+Status Command::note(const std::vector<GroupId>& groups, bool FleetShare::*what) {
+  Status status;
+  for (const GroupId id : groups) {
+    const auto group = means_.node.groups.find(id);
+    if (group == means_.node.groups.end()) continue;
+    FleetShare* const share = share_of(group->second);
+    if (share == nullptr || share->went_on || std::exchange(share->*what, true)) continue;
+    if (const Status written = means_.node.records.write(group->second); !written.ok())
+      status = written;
+  }
+  return status;
+}
+
+// ---- its steps ----------------------------------------------------------------------------------
+
+/// What a step brings about may call for more steps: these come after it.
+void Command::carry_out(const Transaction::Steps& steps) {
+  steps_.insert(steps_.end(), steps.begin(), steps.end());
+  if (std::exchange(stepping_, true)) return;
+  const auto self = shared_from_this();  // the last of its operations may end in a step
+  while (!steps_.empty()) {
+    const Transaction::Step step = steps_.front();
+    steps_.pop_front();
+    carry_out(step);
+  }
+  stepping_ = false;
+}
+
+void Command::carry_out(Transaction::Step step) {
+  switch (step.what) {
+    case Transaction::Step::kFinish:
+      return finish();
+    case Transaction::Step::kAsk:
+    case Transaction::Step::kWithdraw:
+      return ask(step);
+    case Transaction::Step::kBegin:
+      if (const Status status = begin(step.member); !status.ok())
+        carry_out(terms_.transaction.ended(step.member, status));
+      return;
+    case Transaction::Step::kVacated:
+      if (GroupOperation* const its = operation(step.member)) its->tell(event::AllLeft{});
+      return;
+    case Transaction::Step::kGiveUp:
+      if (GroupOperation* const its = operation(step.member))
+        its->tell(event::GiveUp{terms_.transaction.why_given_up()});
+      return;
+    case Transaction::Step::kGoOn:
+      if (GroupOperation* const its = operation(step.member)) {
+        // The row that says that it releases, or opens, says this, too.
+        if (FleetShare* const share = share_of(its->group())) share->went_on = true;
+        its->tell(event::GoOn{});
+      }
+      return;
+  }
+}
+
+void Command::ask(const Transaction::Step& step) {
+  const Stage stage = terms_.transaction.stage_of(step.member);
+  const bool asks = step.what == Transaction::Step::kAsk;
+  // On record before anybody is asked: the next broker must not take it for one that never will.
+  if (asks) {
+    std::vector<GroupId> groups;
+    for (std::size_t member = 0; member < groups_.size(); ++member)
+      if (terms_.transaction.stage_of(member) == stage) groups.push_back(groups_[member]);
+    if (const Status status = note(groups, &FleetShare::asked); !status.ok())
+      return carry_out(terms_.transaction.give_up(status));
+  }
+  // From a turn of its own: the answer may be there at once.
+  means_.loop.post([abroad = terms_.abroad, stage, asks] {
+    asks ? abroad->asks(stage) : abroad->withdraws(stage);
+  });
+}
+
+Status Command::begin(std::size_t member) {
+  const auto found = means_.node.groups.find(groups_[member]);
+  if (found == means_.node.groups.end())
+    return {Code::kAborted,
+            "group '" + terms_.transaction.name(member) + "' has ended in the meantime"};
+  const bool out = terms_.transaction.goes_out(member);
+  if (!out) in_began_ = Clock::now();
+  const Task task =
+      out ? part_of(terms_.pause, groups_[member], terms_.exchange.parts) : terms_.resume;
+  return operations_.begin(found->second, task, terms_.timeout, terms_.transaction.hold(member),
+                           {shared_from_this(), member});
+}
+
+void Command::finish() {
+  operations_.forget(number_);
+  const Transaction& transaction = terms_.transaction;
+  const Status result = transaction.result();
+  const Duration total = Clock::now() - began_;
+  if (swaps()) means_.node.totals.add_swap(result.code(), total);
+  const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
+  std::string what;
+  if (swaps())
+    what = "swap of " + transaction.names(Stage::kOut) + " for " + transaction.names(Stage::kIn);
+  else if (groups_.size() > 1)
+    what = transaction.goes_out(0) ? "pause of groups " + transaction.names(Stage::kOut)
+                                   : "resume of groups " + transaction.names(Stage::kIn);
+  if (what.empty()) {
+    // Of one group alone its own log line says everything.
+  } else if (!result.ok()) {
+    spdlog::error("{} failed: {}", what, result.text());
+  } else if (swaps()) {
+    spdlog::info(
+        "{} took {:.1f} ms: pause {:.1f} ms; resume {:.1f} ms, which began {:.1f} ms {} the end of "
+        "the pause",
+        what, ms(total), ms(pause_time_), ms(resume_time_),
+        ms(std::chrono::abs(out_ended_ - in_began_)), in_began_ < out_ended_ ? "before" : "after");
+  } else {
+    spdlog::info("{} took {:.1f} ms", what, ms(total));
+  }
+  if (terms_.observer != nullptr) terms_.observer->finished(result);
+}
+
+}  // namespace amem

@@ -1,0 +1,160 @@
+// Command: what an operator, a stage or amemd itself has asked for: one transaction, and the
+// operations on groups that are its members.
+//
+// What the members do to each other is decided in daemon/transactions/transaction.h. A command goes
+// on to its end whether or not its caller stays.
+//
+// For the loop's thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "amem/v1/broker.pb.h"
+#include "common/status.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/ids.h"
+#include "daemon/node/node.h"
+#include "daemon/owners/caller.h"
+#include "daemon/phases/actions.h"
+#include "daemon/phases/task.h"
+#include "daemon/transactions/headroom.h"
+#include "daemon/transactions/transaction.h"
+
+namespace amem {
+
+class GroupOperation;
+class Operations;
+struct Means;
+
+/// Is told how an operation goes. Must not block.
+class OperationObserver {
+ public:
+  virtual ~OperationObserver() = default;
+  virtual void progress(const v1::Progress& progress) = 0;
+  /// Nothing has begun yet. `forget` ends the wait if the caller goes before it has.
+  virtual void on_wait(std::function<void()> forget) { static_cast<void>(forget); }
+  /// The last call.
+  virtual void finished(const Status& status) = 0;
+};
+
+/// Who has asked for an operation.
+struct Asker {
+  // Implicit: mostly it is an operator.
+  Asker(std::string who_asks) : who(std::move(who_asks)) {}
+  Asker(const Caller& caller) : who(caller.who), sees_all(caller.operates || caller.sees_all) {}
+  Asker(std::string who_asks, std::string its_stage, std::string its_why)
+      : who(std::move(who_asks)), stage(std::move(its_stage)), why(std::move(its_why)) {}
+
+  std::string who;         // for people; the ranks are told
+  std::string stage = {};  // that switches its groups; empty: none
+  std::string why = {};    // it does, for people
+  bool sees_all = false;   // is told of all owners
+};
+
+/// Of groups that go out, where only this leaves; they do not run on without it.
+using Parts = std::map<GroupId, Selection>;
+/// What a task of all that go out means for this group.
+Task part_of(Task task, GroupId group, const Parts& parts);
+
+class Command : public std::enable_shared_from_this<Command> {
+ public:
+  using Observer = std::shared_ptr<OperationObserver>;
+
+  /// What was asked for.
+  struct Terms {
+    Transaction transaction;
+    Task pause;   // of those that go out
+    Task resume;  // of those that come in
+    Exchange exchange;
+    Duration timeout;   // 0: the configured one
+    Observer observer;  // null: nobody watches
+    Asker asker;
+    std::shared_ptr<Abroad> abroad =
+        nullptr;             // other nodes have a part of it; null: they have none
+    bool by_broker = false;  // nobody has asked for it: deep.after
+  };
+
+  /// `number`: counted since the broker began. What is passed in outlives this object.
+  Command(Operations& operations, const Means& means, std::uint64_t number, Terms terms);
+
+  void start();
+
+  // ---- what the operations on its members say ----
+  void quiesces(std::size_t member, const std::vector<RankId>& ranks);
+  void reported(std::size_t member, const action::Reported& report);
+  void leaves(std::size_t member);
+  void ready(std::size_t member);
+  void unready(std::size_t member);
+  void left(std::size_t member);
+  /// `progress` is completed by what the command knows.
+  void progress(std::size_t member, v1::Progress progress);
+  /// The operation has been removed from Operations, and goes after this call.
+  void ended(const GroupOperation& operation, const Outcome& outcome);
+
+  // ---- what other nodes say; see Operations ----
+  void tell(const std::string& group, const Event& event);
+  bool may_go_on(Stage stage);
+  void give_up(const Status& why);
+
+  /// The broker ends: nobody is told any more. Returns who was; null: nobody.
+  Observer dismiss() { return std::exchange(terms_.observer, nullptr); }
+
+  // ---- what it is ----
+  std::uint64_t number() const { return number_; }
+  const Asker& asker() const { return terms_.asker; }
+  bool by_broker() const { return terms_.by_broker; }
+  bool swaps() const { return terms_.transaction.swaps(); }
+  /// Groups of other owners take part, or did.
+  bool of_several(const Account& owner) const;
+  bool has(GroupId group) const;
+  bool watched() const { return terms_.observer != nullptr; }
+  /// What its operations share.
+  Exchange& exchange() { return terms_.exchange; }
+  /// An operator has asked for this: the whole group is to be resumed, and nothing else.
+  bool resumes(std::size_t member) const;
+  /// The group's share of a transaction over several nodes; nothing: it is of this node alone.
+  std::optional<FleetShare> new_share(std::size_t member) const;
+
+ private:
+  void carry_out(const Transaction::Steps& steps);
+  void carry_out(Transaction::Step step);
+  /// Not OK: it has not begun, and nobody has been told.
+  Status begin(std::size_t member);
+  void ask(const Transaction::Step& step);
+  /// The operation under way on this member; null: it has ended.
+  GroupOperation* operation(std::size_t member) const;
+  FleetShare* share_of(GroupEntry& group) const;
+  /// Of these groups' shares that have not gone on, on record.
+  Status note(const std::vector<GroupId>& groups, bool FleetShare::*what);
+  void finish();
+
+  Operations& operations_;
+  const Means& means_;
+  const std::uint64_t number_;
+  Terms terms_;
+  std::vector<GroupId> groups_;          // by the transaction's members
+  std::deque<Transaction::Step> steps_;  // to be carried out
+  bool stepping_ = false;
+  const Time began_ = Clock::now();
+  Time in_began_;
+  Time out_ended_;
+  Duration pause_time_{};  // the longest
+  Duration resume_time_{};
+};
+
+/// An operation's place in its command.
+struct Membership {
+  std::shared_ptr<Command> command = nullptr;  // null: asked for from inside
+  std::size_t member = 0;
+};
+
+}  // namespace amem
