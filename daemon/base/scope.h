@@ -14,8 +14,8 @@ namespace amem {
 class Scope {
  public:
   Scope() = default;
-  Scope(const Scope&) = delete;
-  Scope& operator=(const Scope&) = delete;
+  Scope(Scope&&) = default;
+  Scope& operator=(Scope&&) = default;
 
   /// `job`, which does nothing once this scope has ended. It may outlive the scope, and be copied
   /// if `job` may.

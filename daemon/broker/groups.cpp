@@ -177,11 +177,9 @@ void Groups::drive(GroupEntry& group) {
   if (group.timer) loop_.cancel(*group.timer);
   group.timer.reset();
   if (const Time time = group.machine.wakeup(); time != kNever)
-    group.timer = loop_.at(time, [this, id = group.id] {
-      const auto it = node_.groups.find(id);
-      if (it == node_.groups.end()) return;
-      it->second.machine.tick(Clock::now());
-      drive(it->second);
+    group.timer = loop_.at(time, [this, &group] {
+      group.machine.tick(Clock::now());
+      drive(group);
     });
 }
 

@@ -157,9 +157,8 @@ bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
                                                format_duration(limit)});
     return true;
   }
-  means_.loop.at(now + RestoreSpace::kAgain, [this, id = rank.id, request] {
-    if (Rank* again = node_.find_rank(id)) create(*again, request);
-  });
+  means_.loop.at(now + RestoreSpace::kAgain,
+                 rank.scope.bind([this, &rank, request] { create(rank, request); }));
   return true;
 }
 
@@ -169,9 +168,9 @@ void RankRequests::create(Rank& rank, const RequestPtr& request) {
     return not_created(rank, request, status);
   const amem_v1_Create& message = request->message;
   const Device& device = *means_.devices.find(make_uuid(message.device));
-  const auto answer = [this, id = rank.id, request](Workers::AllMade made) {
-    if (Rank* again = node_.find_rank(id)) created(*again, request, std::move(made.front()));
-  };
+  const auto answer = rank.scope.bind([this, &rank, request](Workers::AllMade made) {
+    created(rank, request, std::move(made.front()));
+  });
   if (!message.made)
     return means_.workers.create(device, {{message.size, message.gpu_direct_rdma}},
                                  means_.create_limit, answer);
@@ -231,9 +230,8 @@ void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Stat
     Amounts all = of_device_memory(request->message.size);
     all[Resource::kAllocations] = 1;
     if (request->tries == 0) trim(*group.account, !group.account->has_space(all));
-    means_.loop.at(Clock::now() + kAgainAfter[request->tries++], [this, id = rank.id, request] {
-      if (Rank* again = node_.find_rank(id)) create(*again, request);
-    });
+    means_.loop.at(Clock::now() + kAgainAfter[request->tries++],
+                   rank.scope.bind([this, &rank, request] { create(rank, request); }));
     return;
   }
   --rank.creating;
@@ -406,10 +404,8 @@ void RankRequests::settle(Rank& rank, std::uint64_t seq) {
   const std::set<DeviceUuid> devices = std::exchange(rank.freed, {});
   std::set<std::uint32_t> lanes;
   for (const DeviceUuid& device : devices) lanes.insert(means_.devices.lane(device));
-  const auto answer = [this, id = rank.id, seq] {
-    if (const Rank* again = node_.find_rank(id))
-      sessions_.send(again->session, reply_message(seq, {}));
-  };
+  const auto answer =
+      rank.scope.bind([this, &rank, seq] { sessions_.send(rank.session, reply_message(seq, {})); });
   means_.workers.settle(devices, [this, lanes, answer] {
     node_.records.record().settle(lanes, kSettleLimit, answer);
   });

@@ -68,13 +68,12 @@ void Command::reported(std::size_t member, const action::Reported& report) {
     terms_.abroad->reported(terms_.transaction.name(member), report.rank, report.what);
 }
 
-void Command::leaves(std::size_t member) {
-  if (operations_.closed().ok()) carry_out(terms_.transaction.leaves(member));
+void Command::tell_transaction(std::size_t member,
+                               Transaction::Steps (Transaction::*what)(std::size_t)) {
+  if (what == &Transaction::leaves && !operations_.closed().ok())
+    return;  // nothing begins any more
+  carry_out((terms_.transaction.*what)(member));
 }
-
-void Command::ready(std::size_t member) { carry_out(terms_.transaction.ready(member)); }
-void Command::unready(std::size_t member) { carry_out(terms_.transaction.unready(member)); }
-void Command::left(std::size_t member) { carry_out(terms_.transaction.left(member)); }
 
 void Command::progress(std::size_t member, v1::Progress progress) {
   if (terms_.observer == nullptr) return;

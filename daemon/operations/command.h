@@ -91,10 +91,8 @@ class Command : public std::enable_shared_from_this<Command> {
   // ---- what the operations on its members say ----
   void quiesces(std::size_t member, const std::vector<RankId>& ranks);
   void reported(std::size_t member, const action::Reported& report);
-  void leaves(std::size_t member);
-  void ready(std::size_t member);
-  void unready(std::size_t member);
-  void left(std::size_t member);
+  /// `what`: such as Transaction::ready().
+  void tell_transaction(std::size_t member, Transaction::Steps (Transaction::*what)(std::size_t));
   /// `progress` is completed by what the command knows.
   void progress(std::size_t member, v1::Progress progress);
   /// The operation has been removed from Operations, and goes after this call.
@@ -113,7 +111,7 @@ class Command : public std::enable_shared_from_this<Command> {
   const Asker& asker() const { return terms_.asker; }
   bool by_broker() const { return terms_.by_broker; }
   bool swaps() const { return terms_.transaction.swaps(); }
-  /// Groups of other owners take part, or did.
+  /// Groups of other owners take part, or groups that have ended.
   bool of_several(const Account& owner) const;
   bool has(GroupId group) const;
   bool watched() const { return terms_.observer != nullptr; }

@@ -82,10 +82,14 @@ class GroupOperation {
   void run(const action::Arrived& arrived);
   void run(const action::Quiesce& quiesce) { tell_command(&Command::quiesces, quiesce.ranks); }
   void run(const action::Reported& report) { tell_command(&Command::reported, report); }
-  void run(const action::Leaves&) { tell_command(&Command::leaves); }
-  void run(const action::Ready&) { tell_command(&Command::ready); }
-  void run(const action::Unready&) { tell_command(&Command::unready); }
-  void run(const action::Left&) { tell_command(&Command::left); }
+  void run(const action::Leaves&) {
+    tell_command(&Command::tell_transaction, &Transaction::leaves);
+  }
+  void run(const action::Ready&) { tell_command(&Command::tell_transaction, &Transaction::ready); }
+  void run(const action::Unready&) {
+    tell_command(&Command::tell_transaction, &Transaction::unready);
+  }
+  void run(const action::Left&) { tell_command(&Command::tell_transaction, &Transaction::left); }
   void run(const action::Progress& progress);
 
   /// A callback that comes in a later turn of the loop, or at once: `what`, and then all that the
