@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
-#include "shim/phases/sparse.h"
+#include "shim/phases/sparse_count.h"
 
 namespace amem::shim {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "common/numbers.h"
 #include "shim/base/log.h"
-#include "shim/phases/sparse.h"
+#include "shim/phases/sparse_count.h"
 
 namespace amem::shim {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "shim/phases/sparse.h"
+#include "shim/phases/sparse_count.h"
 #include "tests/unit/fixtures/on_driver.h"
 
 namespace amem::shim {

@@ -1,4 +1,4 @@
-#include "shim/phases/sparse.h"
+#include "shim/phases/sparse_count.h"
 
 #include <algorithm>
 #include <bit>
