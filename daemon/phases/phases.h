@@ -18,14 +18,14 @@ enum class Phase : std::uint8_t {
   kQuiesce,
   kMeasure,
   kSave,
-  kAgree,  // the others of its set have not saved yet
+  kAwaitSaved,  // the others of its set have not saved yet
   kRelease,
   kDrop,
   kSaveMore,  // "save" again, of a pause in waves
   kAdmit,
   kCreate,
-  kLoad,  // "map+load"
-  kTurn,  // of what comes in: the others of its transaction have not loaded, or not left
+  kLoad,        // "map+load"
+  kAwaitPeers,  // of what comes in: the others of its transaction have not loaded, or not left
   kOpen,
   kRollback,    // of a resume: the ranks release again what they had mapped
   kDetach,      // of a deep pause, once all has left
@@ -141,37 +141,37 @@ struct PhaseRule {
 
 // clang-format off
 inline constexpr std::array kPhases = {
-    //        phase             name        entry                answer               next             counts             gates             comeback              limit                timeout        late             failure               death                       restart
+    //        phase                name          entry                answer               next             counts             gates             comeback              limit                timeout        late             failure               death                       restart
     // The gates are open: who is to close the memory may be waiting for this group's ranks.
-    PhaseRule{Phase::kGuests,   "guests",   PhaseEntry::kAwaitGuests, RankPhase::kNone,    Phase::kQuiesce, Counts::kNothing,  Gates::kOpen,     OnComeback::kNothing, &Deadlines::guests,  Timeout::kNo,  OnLate::kDecide, OnFailure::kEnd,      OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kQuiesce,  "quiesce",  PhaseEntry::kQuiesce,     RankPhase::kQuiet,   Phase::kSave,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::quiesce, Timeout::kYes, OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kSave,     "save",     PhaseEntry::kSave,        RankPhase::kSave,    Phase::kRelease, Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
-    PhaseRule{Phase::kAgree,    "agree",    PhaseEntry::kReady,       RankPhase::kNone,    Phase::kRelease, Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kGuests,       "guests",     PhaseEntry::kAwaitGuests, RankPhase::kNone,    Phase::kQuiesce, Counts::kNothing,  Gates::kOpen,     OnComeback::kNothing, &Deadlines::guests,  Timeout::kNo,  OnLate::kDecide, OnFailure::kEnd,      OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kQuiesce,      "quiesce",    PhaseEntry::kQuiesce,     RankPhase::kQuiet,   Phase::kSave,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::quiesce, Timeout::kYes, OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kSave,         "save",       PhaseEntry::kSave,        RankPhase::kSave,    Phase::kRelease, Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kAwaitSaved,   "agree",      PhaseEntry::kReady,       RankPhase::kNone,    Phase::kRelease, Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
     // Where the pool has no space for all bytes as they are: how many are not zero?
-    PhaseRule{Phase::kMeasure,  "measure",  PhaseEntry::kMeasure,     RankPhase::kMeasure, Phase::kSave,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
+    PhaseRule{Phase::kMeasure,      "measure",    PhaseEntry::kMeasure,     RankPhase::kMeasure, Phase::kSave,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
     // The first Release is the point of no return.
-    PhaseRule{Phase::kRelease,  "release",  PhaseEntry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
-    PhaseRule{Phase::kDrop,     "drop",     PhaseEntry::kDrop,        RankPhase::kNone,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kRelease, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kRelease,      "release",    PhaseEntry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kDrop,         "drop",       PhaseEntry::kDrop,        RankPhase::kNone,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kRelease, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
     // In a swap what leaves may come in waves.
-    PhaseRule{Phase::kSaveMore, "save",     PhaseEntry::kSave,        RankPhase::kSave,    Phase::kRelease, Counts::kWaves,    Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kSaveMore,     "save",       PhaseEntry::kSave,        RankPhase::kSave,    Phase::kRelease, Counts::kWaves,    Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
 
-    PhaseRule{Phase::kAdmit,    "admit",    PhaseEntry::kAdmit,       RankPhase::kNone,    Phase::kCreate,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kEnd,      OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kAdmit,        "admit",      PhaseEntry::kAdmit,       RankPhase::kNone,    Phase::kCreate,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kEnd,      OnDeath::kGoOn,             OnRestart::kRollBack},
     // What has been created goes to its keepers at once, so in create they map and load already.
-    PhaseRule{Phase::kCreate,   "create",   PhaseEntry::kCreate,      RankPhase::kNone,    Phase::kLoad,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kRollBack, OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
-    PhaseRule{Phase::kLoad,     "map+load", PhaseEntry::kLoad,        RankPhase::kLoad,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::load,    Timeout::kYes, OnLate::kFail,   OnFailure::kRollBack, OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
-    PhaseRule{Phase::kTurn,     "turn",     PhaseEntry::kReady,       RankPhase::kNone,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kRollBack, OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kCreate,       "create",     PhaseEntry::kCreate,      RankPhase::kNone,    Phase::kLoad,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kRollBack, OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
+    PhaseRule{Phase::kLoad,         "map+load",   PhaseEntry::kLoad,        RankPhase::kLoad,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::load,    Timeout::kYes, OnLate::kFail,   OnFailure::kRollBack, OnDeath::kRollBackIfNeeded, OnRestart::kRollBack},
+    PhaseRule{Phase::kAwaitPeers,   "turn",       PhaseEntry::kReady,       RankPhase::kNone,    Phase::kOpen,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::create,  Timeout::kNo,  OnLate::kFail,   OnFailure::kRollBack, OnDeath::kGoOn,             OnRestart::kRollBack},
     // Ranks that have opened are running: there is no way back, and everything has been loaded.
-    PhaseRule{Phase::kOpen,     "open",     PhaseEntry::kAsk,         RankPhase::kOpen,    Phase::kRunning, Counts::kNothing,  Gates::kOpen,     OnComeback::kAsk,     &Deadlines::open,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kOpen},
+    PhaseRule{Phase::kOpen,         "open",       PhaseEntry::kAsk,         RankPhase::kOpen,    Phase::kRunning, Counts::kNothing,  Gates::kOpen,     OnComeback::kAsk,     &Deadlines::open,    Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kOpen},
 
-    PhaseRule{Phase::kRollback, "rollback", PhaseEntry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kAttempts, Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kRollback,     "rollback",   PhaseEntry::kRelease,     RankPhase::kRelease, Phase::kDrop,    Counts::kAttempts, Gates::kAsBefore, OnComeback::kRelease, &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRollBack},
     // The group is paused whatever becomes of these. A restore finds out how far a checkpoint has got.
-    PhaseRule{Phase::kDetach,    "detach",     PhaseEntry::kAsk,        RankPhase::kDetach, Phase::kCheckpoint, Counts::kNothing, Gates::kAsBefore, OnComeback::kAsk,  &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRelease},
-    PhaseRule{Phase::kCheckpoint,"checkpoint", PhaseEntry::kCheckpoint, RankPhase::kNone,   Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
-    PhaseRule{Phase::kRestore,   "restore",    PhaseEntry::kRestore,    RankPhase::kNone,   Phase::kSettle,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
+    PhaseRule{Phase::kDetach,       "detach",     PhaseEntry::kAsk,        RankPhase::kDetach, Phase::kCheckpoint, Counts::kNothing, Gates::kAsBefore, OnComeback::kAsk,  &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kCheckpoint,   "checkpoint", PhaseEntry::kCheckpoint, RankPhase::kNone,   Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
+    PhaseRule{Phase::kRestore,      "restore",    PhaseEntry::kRestore,    RankPhase::kNone,   Phase::kSettle,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
     // What a program has freed needs no memory, and cannot be freed while the ranks load it.
-    PhaseRule{Phase::kSettle,    "settle",     PhaseEntry::kAsk,        RankPhase::kRest,   Phase::kAdmit,   Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kSettle,       "settle",     PhaseEntry::kAsk,        RankPhase::kRest,   Phase::kAdmit,   Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRollBack},
 #ifdef AMEM_TEST_SEAMS
-    PhaseRule{Phase::kTest,     "test",     PhaseEntry::kAsk,         RankPhase::kTest,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
+    PhaseRule{Phase::kTest,         "test",       PhaseEntry::kAsk,         RankPhase::kTest,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
 #endif
 };
 
@@ -224,15 +224,15 @@ struct Fork {
 
 /// The first that holds counts.
 inline constexpr std::array kForks = {
-    Fork{Phase::kSave, Reason::kNoSpace,     Phase::kMeasure},
-    Fork{Phase::kSave, Reason::kHeld,       Phase::kAgree},
+    Fork{Phase::kSave, Reason::kNoSpace,    Phase::kMeasure},
+    Fork{Phase::kSave, Reason::kHeld,       Phase::kAwaitSaved},
     Fork{Phase::kDrop, Reason::kMoreToSave, Phase::kSaveMore},
     Fork{Phase::kDrop, Reason::kDeep,       Phase::kDetach},
     Fork{Phase::kDrop, Reason::kRunsOn,     Phase::kOpen},
 #ifdef AMEM_TEST_SEAMS
     Fork{Phase::kDrop, Reason::kTest,       Phase::kTest},
 #endif
-    Fork{Phase::kLoad, Reason::kHeld,       Phase::kTurn},
+    Fork{Phase::kLoad, Reason::kHeld,       Phase::kAwaitPeers},
     Fork{Phase::kRollback, Reason::kWasPaused, Phase::kPaused},
 };
 
@@ -244,11 +244,11 @@ struct Awaited {
 };
 
 inline constexpr std::array kAwaited = {
-    Awaited{Phase::kAgree,  {Phase::kGuests, Phase::kQuiesce, Phase::kMeasure, Phase::kSave},                 "have not saved yet"},
-    Awaited{Phase::kCreate, {Phase::kSave, Phase::kRelease, Phase::kDrop},                                    ""},
+    Awaited{Phase::kAwaitSaved, {Phase::kGuests, Phase::kQuiesce, Phase::kMeasure, Phase::kSave},                 "have not saved yet"},
+    Awaited{Phase::kCreate,     {Phase::kSave, Phase::kRelease, Phase::kDrop},                                    ""},
     // Without space the restore waits for it, too.
-    Awaited{Phase::kRestore,{Phase::kSave, Phase::kRelease, Phase::kDrop},                                    ""},
-    Awaited{Phase::kTurn,   {Phase::kCreate, Phase::kLoad, Phase::kSave, Phase::kRelease, Phase::kDrop},      "have not left or not loaded yet"},
+    Awaited{Phase::kRestore,    {Phase::kSave, Phase::kRelease, Phase::kDrop},                                    ""},
+    Awaited{Phase::kAwaitPeers, {Phase::kCreate, Phase::kLoad, Phase::kSave, Phase::kRelease, Phase::kDrop},      "have not left or not loaded yet"},
 };
 // clang-format on
 

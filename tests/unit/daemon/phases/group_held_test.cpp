@@ -20,7 +20,7 @@ class HeldTest : public GroupTest {
     both(RankPhase::kLoad);
     drain();
     EXPECT_NE(find<action::Ready>(), nullptr);
-    ASSERT_EQ(group.phase(), Phase::kTurn);
+    ASSERT_EQ(group.phase(), Phase::kAwaitPeers);
   }
   void to_held_save() {
     ASSERT_TRUE(group.start(Operation::kPause, {}, now, Held::kHere).ok());
@@ -36,7 +36,7 @@ class HeldTest : public GroupTest {
     done(1, RankPhase::kSave);
     drain();
     EXPECT_NE(find<action::Ready>(), nullptr);
-    ASSERT_EQ(group.phase(), Phase::kAgree);
+    ASSERT_EQ(group.phase(), Phase::kAwaitSaved);
   }
   const Status why{Code::kAborted, "the pause failed"};
 };
@@ -57,7 +57,7 @@ TEST_F(HeldTest, ItDoesNotOpenBeforeTheOtherHasLeft) {
   expect_finished(Code::kOk, GroupState::kRunning);
   const std::vector<PhaseTime> times = find<action::Finished>()->outcome.times;
   ASSERT_EQ(times.size(), 5U);
-  EXPECT_EQ(times[3].phase, Phase::kTurn);
+  EXPECT_EQ(times[3].phase, Phase::kAwaitPeers);
   EXPECT_EQ(to_us(times[3].time), 7000U);
 }
 
@@ -153,7 +153,7 @@ TEST_F(HeldTest, GivenUpItNeedNotSaySo) {
 TEST_F(HeldTest, ARankThatDiesWhileAllWaitIsNotMissed) {
   to_turn();
   group.leave(2, true, now);
-  EXPECT_EQ(group.phase(), Phase::kTurn) << "it had loaded";
+  EXPECT_EQ(group.phase(), Phase::kAwaitPeers) << "it had loaded";
   group.go_on(now);
   drain();
   EXPECT_EQ(find<action::Ask>()->ranks, (std::vector<RankId>{1}));
@@ -209,7 +209,7 @@ TEST_F(HeldTest, TheWaitForTheOthersSavesHasADeadline) {
   quiet(1);
   quiet(2);
   group.save_sent(kOk, {}, now);
-  ASSERT_EQ(group.phase(), Phase::kAgree);
+  ASSERT_EQ(group.phase(), Phase::kAwaitSaved);
   // The broker's own; the others' guests, quiesce, measure and save.
   const Duration limit = seconds(60) + Deadlines().guests + seconds(5) + seconds(60) + seconds(60);
   EXPECT_EQ(group.wakeup(), now + limit);
