@@ -1,7 +1,8 @@
-// Text in UTF-8, as strangers send it. Plain functions; any thread.
+// Text, as strangers send it. Plain functions; any thread.
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 namespace amem {
@@ -31,6 +32,14 @@ inline bool is_utf8(std::string_view text) {
     text.remove_prefix(length);
   }
   return true;
+}
+
+/// As it may appear in logs and answers: printable ASCII, the rest '?'.
+inline std::string printable(const char* text) {
+  std::string result = text;
+  for (char& c : result)
+    if (c < 0x20 || c > 0x7e) c = '?';
+  return result;
 }
 
 }  // namespace amem

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/utf8.h"
 #include "daemon/base/units.h"
 #include "daemon/metrics/families.h"
 #include "daemon/node/names.h"

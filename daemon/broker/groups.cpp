@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/job.h"
+#include "common/utf8.h"
 #include "daemon/base/units.h"
 #include "daemon/node/names.h"
 #include "daemon/node/reports.h"

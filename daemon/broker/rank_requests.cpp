@@ -8,6 +8,7 @@
 #include <iterator>
 #include <utility>
 
+#include "common/utf8.h"
 #include "daemon/base/ids.h"
 #include "daemon/base/units.h"
 #include "daemon/sessions/messages.h"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/job.h"
+#include "common/utf8.h"
 #include "common/version.h"
 #include "daemon/base/ids.h"
 #include "daemon/plans/plan.h"

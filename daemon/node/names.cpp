@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/job.h"
-#include "daemon/sessions/messages.h"
+#include "common/utf8.h"
 
 namespace amem {
 namespace {

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "common/utf8.h"
+
 namespace amem {
 namespace {
 
@@ -250,12 +252,5 @@ Status phase_status(const amem_v1_PhaseDone& message) {
 }
 
 Status made_status(const amem_v1_Made& message) { return told_status(message.code, message.text); }
-
-std::string printable(const char* text) {
-  std::string result = text;
-  for (char& c : result)
-    if (c < 0x20 || c > 0x7e) c = '?';
-  return result;
-}
 
 }  // namespace amem

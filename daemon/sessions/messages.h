@@ -69,7 +69,4 @@ Status phase_status(const amem_v1_PhaseDone& message);
 /// Likewise, of its Made.
 Status made_status(const amem_v1_Made& message);
 
-/// A rank's text as it may appear in logs and answers: printable ASCII, the rest '?'.
-std::string printable(const char* text);
-
 }  // namespace amem

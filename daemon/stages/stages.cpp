@@ -11,6 +11,7 @@
 #include "common/job.h"
 #include "common/packet.h"
 #include "common/protocol.h"
+#include "common/utf8.h"
 #include "daemon/base/units.h"
 #include "daemon/node/names.h"
 #include "daemon/phases/task.h"
