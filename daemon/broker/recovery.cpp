@@ -411,7 +411,7 @@ void Recovery::take_group(GroupId id, std::map<RankId, Member>& members,
   for (const auto& [tag, form] : row.tag_forms())
     group.tag_forms[tag] = form_of(form).value_or(Form::kAuto);
   for (const v1::record::Share& share : row.shares())
-    group.shares.push_back({share.transaction(), share.out() ? Stage::kOut : Stage::kIn,
+    group.shares.push_back({share.transaction(), share.out() ? Side::kOut : Side::kIn,
                             share.asked(), share.went_on(), share.given_up()});
   for (const v1::record::RestoreNeed& need : row.restore_needs())
     if (need.device().size() == sizeof(DeviceUuid::bytes))

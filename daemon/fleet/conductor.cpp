@@ -16,8 +16,8 @@ constexpr std::chrono::microseconds kMostSilence = std::chrono::hours(24 * 365);
 Conductor::Conductor(std::vector<std::string> nodes, Score score, Time now)
     : score_(std::move(score)), join_by_(now + score_.to_join) {
   for (std::string& name : nodes) nodes_.push_back({std::move(name)});
-  barriers_[Stage::kIn].is = score_.comes_in;
-  barriers_[Stage::kOut].is = score_.goes_out;
+  barriers_[Side::kIn].is = score_.comes_in;
+  barriers_[Side::kOut].is = score_.goes_out;
 }
 
 template <class Is>
@@ -61,13 +61,13 @@ void Conductor::told(std::size_t node, const v1::FleetReport& report, Time now) 
       look_at_cuts_ = now;
       return;
     case v1::FleetReport::kAsks:
-      barriers_[stage_of(report.asks())].asks.insert(node);
-      return go_on_if_all_may(stage_of(report.asks()));
+      barriers_[side_of(report.asks())].asks.insert(node);
+      return go_on_if_all_may(side_of(report.asks()));
     case v1::FleetReport::kWithdraws:
-      return withdraws(node, stage_of(report.withdraws()));
+      return withdraws(node, side_of(report.withdraws()));
     case v1::FleetReport::kWentOn:
-      barriers_[stage_of(report.went_on())].gone.insert(node);
-      return let_leader_go_on(stage_of(report.went_on()));
+      barriers_[side_of(report.went_on())].gone.insert(node);
+      return let_leader_go_on(side_of(report.went_on()));
     case v1::FleetReport::kEnded:
       return ended(node, Status(static_cast<Code>(report.ended().code()), report.ended().text()),
                    now);
@@ -103,8 +103,8 @@ void Conductor::joined(std::size_t node, const v1::FleetJoined& joined) {
 }
 
 /// Its error follows. If it comes too late, others have been told to go on, and go on.
-void Conductor::withdraws(std::size_t node, Stage stage) {
-  if (barriers_[stage].committed) return;
+void Conductor::withdraws(std::size_t node, Side side) {
+  if (barriers_[side].committed) return;
   give_up(
       {Code::kAborted, "node '" + nodes_[node].name + "' failed while it waited for other nodes"});
 }
@@ -119,15 +119,15 @@ void Conductor::ended(std::size_t node, const Status& status, Time now) {
   }
   for (auto& [group, cut] : cuts_) cut.forget(node, now);
   look_at_cuts(now);
-  for (const Stage stage : kStages) {
-    go_on_if_all_may(stage);
-    let_leader_go_on(stage);
+  for (const Side side : kSides) {
+    go_on_if_all_may(side);
+    let_leader_go_on(side);
   }
 }
 
 void Conductor::lost(std::size_t node, const Status& why, Time now) {
   if (nodes_[node].over) return;
-  const Barrier& last = barriers_[barriers_[Stage::kIn].is ? Stage::kIn : Stage::kOut];
+  const Barrier& last = barriers_[barriers_[Side::kIn].is ? Side::kIn : Side::kOut];
   std::string text = "lost: " + why.text();
   if (last.told.contains(node))
     text += ". It continues its part alone; ask that node for the state";
@@ -160,23 +160,23 @@ void Conductor::look_at_cuts(Time now) {
 
 // ---- together -----------------------------------------------------------------------------------
 
-void Conductor::go_on_if_all_may(Stage stage) {
-  Barrier& barrier = barriers_[stage];
+void Conductor::go_on_if_all_may(Side side) {
+  Barrier& barrier = barriers_[side];
   if (!barrier.is || barrier.committed || !given_up_.ok() || barrier.asks.empty()) return;
   if (!all_under_way([&](std::size_t node) { return barrier.asks.contains(node); })) return;
   barrier.committed = true;
   const std::optional<std::size_t> own = leader();
   for (std::size_t node = 0; node < nodes_.size(); ++node)
-    if (own != node) tell_to_go_on(node, stage);
-  let_leader_go_on(stage);
+    if (own != node) tell_to_go_on(node, side);
+  let_leader_go_on(side);
 }
 
-void Conductor::let_leader_go_on(Stage stage) {
-  const Barrier& barrier = barriers_[stage];
+void Conductor::let_leader_go_on(Side side) {
+  const Barrier& barrier = barriers_[side];
   const std::optional<std::size_t> own = leader();
   if (!barrier.committed || !own || barrier.told.contains(*own)) return;
   if (barrier.told.empty() || !barrier.gone.empty()) {
-    tell_to_go_on(*own, stage);
+    tell_to_go_on(*own, side);
     if (!given_up_.ok()) send_give_up(*own);
   } else if (all_under_way([&](std::size_t node) { return node == *own; })) {
     // Whether anybody has heard of it is not known: its participant asks the others, as without a
@@ -185,10 +185,10 @@ void Conductor::let_leader_go_on(Stage stage) {
   }
 }
 
-void Conductor::tell_to_go_on(std::size_t node, Stage stage) {
-  if (nodes_[node].over || !barriers_[stage].told.insert(node).second) return;
+void Conductor::tell_to_go_on(std::size_t node, Side side) {
+  if (nodes_[node].over || !barriers_[side].told.insert(node).second) return;
   v1::FleetCommand command;
-  put(stage, *command.mutable_go_on());
+  put(side, *command.mutable_go_on());
   send(node, std::move(command));
 }
 

@@ -83,14 +83,14 @@ class Conductor {
   };
 
   void joined(std::size_t node, const v1::FleetJoined& joined);
-  void withdraws(std::size_t node, Stage stage);
+  void withdraws(std::size_t node, Side side);
   void lose_silent_nodes(Time now);
   void ended(std::size_t node, const Status& status, Time now);
   void look_at_cuts(Time now);
-  void go_on_if_all_may(Stage stage);
+  void go_on_if_all_may(Side side);
   /// The one that leads, once somebody else knows.
-  void let_leader_go_on(Stage stage);
-  void tell_to_go_on(std::size_t node, Stage stage);
+  void let_leader_go_on(Side side);
+  void tell_to_go_on(std::size_t node, Side side);
   void send(std::size_t node, v1::FleetCommand command);
   void send_give_up(std::size_t node);
   std::optional<std::size_t> leader() const;
@@ -100,7 +100,7 @@ class Conductor {
   const Score score_;
   const Time join_by_;
   std::vector<Node> nodes_;
-  PerStage<Barrier> barriers_;
+  PerSide<Barrier> barriers_;
   std::map<std::string, FleetCut> cuts_;
   Time look_for_silence_ = kNever;
   std::optional<Time> look_at_cuts_;  // once for all that is told together: a look costs by ranks

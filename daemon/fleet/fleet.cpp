@@ -32,8 +32,8 @@ class OnBroker final : public Here {
   void tell(std::uint64_t number, const std::string& group, const Event& event) override {
     broker_.operations().tell(number, group, event);
   }
-  bool may_go_on(std::uint64_t number, Stage stage) override {
-    return broker_.operations().may_go_on(number, stage);
+  bool may_go_on(std::uint64_t number, Side side) override {
+    return broker_.operations().may_go_on(number, side);
   }
   void give_up(std::uint64_t number, const Status& why) override {
     broker_.operations().give_up(number, why);

@@ -14,11 +14,11 @@ constexpr unsigned kPatientRounds = 3;
 
 }  // namespace
 
-Inquiry::Inquiry(std::size_t nodes, std::size_t own, Stage stage, std::optional<std::size_t> leader)
+Inquiry::Inquiry(std::size_t nodes, std::size_t own, Side side, std::optional<std::size_t> leader)
     : nodes_(nodes),
       few_(nodes <= kMaxNodes ? fan_out(nodes).size() : nodes),
       own_(own),
-      stage_(stage),
+      side_(side),
       leader_(leader) {}
 
 bool Inquiry::asks_all() const { return own_ < few_ || round_ > kPatientRounds; }
@@ -41,7 +41,7 @@ void Inquiry::heard(std::size_t node, const v1::FleetStanding* standing) {
   const v1::FleetStanding& it = *standing;
   if (it.has_leader() && it.leader().number() < nodes_) leader_ = it.leader().number();
   led_ = led_ || it.leads() || it.led();
-  const bool out = stage_ == Stage::kOut;
+  const bool out = side_ == Side::kOut;
   if (out ? it.went_on_out() : it.went_on_in()) {
     gone_on_ = node;
   } else if (it.known() && (it.given_up() || !(out ? it.asked_out() : it.asked_in()))) {

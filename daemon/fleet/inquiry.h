@@ -1,5 +1,5 @@
 // Inquiry: what a node that has lost its leader makes of what the other nodes answer. It has asked
-// whether it may go on with a stage, and has not heard.
+// whether it may go on with a side, and has not heard.
 //
 // - Go on, at once, if a node has gone on: the leader had decided so.
 // - Give up, once the round has ended, if a node says why nobody was told to go on, and nobody will
@@ -34,9 +34,9 @@ class Inquiry {
  public:
   enum class Verdict : std::uint8_t { kGoOn, kGiveUp, kAskAgain };
 
-  /// Node `own` of so many asks about the stage. `leader`: which of them the leader's own is, as
+  /// Node `own` of so many asks about the side. `leader`: which of them the leader's own is, as
   /// far as it is known.
-  Inquiry(std::size_t nodes, std::size_t own, Stage stage, std::optional<std::size_t> leader);
+  Inquiry(std::size_t nodes, std::size_t own, Side side, std::optional<std::size_t> leader);
 
   /// Those to ask in the next round, which begins.
   std::vector<std::size_t> next_round();
@@ -58,7 +58,7 @@ class Inquiry {
   const std::size_t nodes_;
   const std::size_t few_;  // so many of them ask all from the beginning, and are asked by all
   const std::size_t own_;
-  const Stage stage_;
+  const Side side_;
   std::optional<std::size_t> leader_;
   unsigned round_ = 0;
   // Of this round.

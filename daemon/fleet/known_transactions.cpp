@@ -19,7 +19,7 @@ KnownTransactions::KnownTransactions(const std::vector<FleetShare>& shares, bool
     v1::FleetStanding& standing = had[share.transaction];
     standing.set_known(true);
     standing.set_given_up(standing.given_up() || share.given_up);
-    if (share.stage == Stage::kOut) {
+    if (share.side == Side::kOut) {
       standing.set_asked_out(standing.asked_out() || share.asked);
       standing.set_went_on_out(standing.went_on_out() || share.went_on);
     } else {

@@ -60,8 +60,8 @@ class NodeLinks {
   virtual std::unique_ptr<Questions> questions(const std::string& transaction) = 0;
 };
 
-// Stages as brokers say them to each other. Pure.
-inline Stage stage_of(const v1::FleetStage& told) { return told.out() ? Stage::kOut : Stage::kIn; }
-inline void put(Stage stage, v1::FleetStage& told) { told.set_out(stage == Stage::kOut); }
+// Sides as brokers say them to each other. Pure.
+inline Side side_of(const v1::FleetStage& told) { return told.out() ? Side::kOut : Side::kIn; }
+inline void put(Side side, v1::FleetStage& told) { told.set_out(side == Side::kOut); }
 
 }  // namespace amem

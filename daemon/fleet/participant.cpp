@@ -53,7 +53,7 @@ void Participant::handle(const v1::FleetCommand& command) {
     case v1::FleetCommand::kCutTaken:
       return here_.tell(number_, command.cut_taken(), event::CutTaken{});
     case v1::FleetCommand::kGoOn:
-      go_on(stage_of(command.go_on()));
+      go_on(side_of(command.go_on()));
       return;
     case v1::FleetCommand::kGiveUp:
       return give_up({static_cast<Code>(command.give_up().code()), command.give_up().text()});
@@ -69,12 +69,12 @@ void Participant::handle(const v1::FleetCommand& command) {
 }
 
 /// Who has not gone on does not say so, even if told to: the leader's own part goes by that.
-void Participant::go_on(Stage stage) {
-  if (given_up_ || !asked_[stage]) return;
-  if (!went_on_[stage]) went_on_[stage] = here_.may_go_on(number_, stage);
-  if (!went_on_[stage]) return;
+void Participant::go_on(Side side) {
+  if (given_up_ || !asked_[side]) return;
+  if (!went_on_[side]) went_on_[side] = here_.may_go_on(number_, side);
+  if (!went_on_[side]) return;
   v1::FleetReport report;
-  put(stage, *report.mutable_went_on());
+  put(side, *report.mutable_went_on());
   tell(std::move(report));
 }
 
@@ -113,20 +113,20 @@ void Participant::reported(const std::string& group, RankId rank,
   tell(std::move(report));
 }
 
-void Participant::asks(Stage stage) {
+void Participant::asks(Side side) {
   if (ended_ || given_up_) return;
   if (promised_ || !report_) return give_up(leader_is_lost(""));
-  asked_[stage] = true;
+  asked_[side] = true;
   v1::FleetReport report;
-  put(stage, *report.mutable_asks());
+  put(side, *report.mutable_asks());
   tell(std::move(report));
 }
 
-void Participant::withdraws(Stage stage) {
-  if (ended_ || given_up_ || !asked_[stage]) return;
+void Participant::withdraws(Side side) {
+  if (ended_ || given_up_ || !asked_[side]) return;
   withdrawn_ = true;
   v1::FleetReport report;
-  put(stage, *report.mutable_withdraws());
+  put(side, *report.mutable_withdraws());
   tell(std::move(report));
 }
 
@@ -162,10 +162,10 @@ void Participant::finished(const Status& status) {
 
 // ---- without a leader ---------------------------------------------------------------------------
 
-std::optional<Stage> Participant::waits() const {
+std::optional<Side> Participant::waits() const {
   if (ended_ || given_up_ || withdrawn_) return std::nullopt;
-  for (const Stage stage : kStages)
-    if (asked_[stage] && !went_on_[stage]) return stage;
+  for (const Side side : kSides)
+    if (asked_[side] && !went_on_[side]) return side;
   return std::nullopt;
 }
 
@@ -177,10 +177,10 @@ void Participant::leader_lost() {
   if (ended_) return;
   if (std::exchange(report_, nullptr))
     spdlog::warn("the leader {} of an operation over several nodes is lost", begin_.leader());
-  if (const std::optional<Stage> stage = waits()) {
+  if (const std::optional<Side> side = waits()) {
     if (inquiry_) return;
     inquiry_ = std::make_shared<Inquiry>(static_cast<std::size_t>(begin_.nodes_size()),
-                                         begin_.number(), *stage, leader_);
+                                         begin_.number(), *side, leader_);
     questions_ = links_.questions(begin_.transaction());
     return ask_the_others();
   }
@@ -207,10 +207,10 @@ void Participant::heard(const std::shared_ptr<Inquiry>& inquiry, std::size_t nod
 }
 
 void Participant::decide(const std::shared_ptr<Inquiry>& inquiry) {
-  const std::optional<Stage> stage = waits();
+  const std::optional<Side> side = waits();
   const Inquiry::Verdict verdict = inquiry->verdict();
-  if (stage && verdict != Inquiry::Verdict::kGoOn && !inquiry->round_has_ended()) return;
-  if (stage && verdict == Inquiry::Verdict::kAskAgain) {
+  if (side && verdict != Inquiry::Verdict::kGoOn && !inquiry->round_has_ended()) return;
+  if (side && verdict == Inquiry::Verdict::kAskAgain) {
     later_(inquiry->pause(), [self = shared_from_this(), inquiry] {
       if (self->inquiry_ != inquiry) return;
       self->waits() ? self->ask_the_others() : self->decide(inquiry);
@@ -219,11 +219,11 @@ void Participant::decide(const std::shared_ptr<Inquiry>& inquiry) {
   }
   inquiry_ = nullptr;
   questions_ = nullptr;
-  if (!stage) return;  // its own deadline has passed meanwhile
+  if (!side) return;  // its own deadline has passed meanwhile
   const std::optional<std::size_t>& by = inquiry->by();
   if (verdict == Inquiry::Verdict::kGoOn) {
     spdlog::info("node {} was told to continue, so this node continues", name_of(*by));
-    return go_on(*stage);
+    return go_on(*side);
   }
   give_up(leader_is_lost(by ? ", and node " + name_of(*by) + " has given up"
                             : ", and no node was told to continue"));
@@ -235,10 +235,10 @@ v1::FleetStanding Participant::standing_for_others() {
   v1::FleetStanding standing;
   standing.set_known(true);
   standing.set_given_up(given_up_);
-  standing.set_asked_out(asked_[Stage::kOut]);
-  standing.set_went_on_out(went_on_[Stage::kOut]);
-  standing.set_asked_in(asked_[Stage::kIn]);
-  standing.set_went_on_in(went_on_[Stage::kIn]);
+  standing.set_asked_out(asked_[Side::kOut]);
+  standing.set_went_on_out(went_on_[Side::kOut]);
+  standing.set_asked_in(asked_[Side::kIn]);
+  standing.set_went_on_in(went_on_[Side::kIn]);
   standing.set_led(report_ != nullptr);
   if (leader_) standing.mutable_leader()->set_number(static_cast<std::uint32_t>(*leader_));
   return standing;

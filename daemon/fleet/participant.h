@@ -44,7 +44,7 @@ struct FleetTransaction {
   Duration timeout{};
 
   /// The last with which it goes on.
-  Stage last() const { return swap || task.op == Operation::kResume ? Stage::kIn : Stage::kOut; }
+  Side last() const { return swap || task.op == Operation::kResume ? Side::kIn : Side::kOut; }
 };
 
 /// What a participant has its own node do: of Broker and Operations as much as that.
@@ -56,7 +56,7 @@ class Here {
                               const Operations::Observer& observer,
                               std::shared_ptr<Abroad> abroad) = 0;
   virtual void tell(std::uint64_t number, const std::string& group, const Event& event) = 0;
-  virtual bool may_go_on(std::uint64_t number, Stage stage) = 0;
+  virtual bool may_go_on(std::uint64_t number, Side side) = 0;
   virtual void give_up(std::uint64_t number, const Status& why) = 0;
 };
 
@@ -85,8 +85,8 @@ class Participant final : public Abroad,
   void quiesces(const std::string& group, const std::vector<RankId>& ranks) override;
   void reported(const std::string& group, RankId rank,
                 const std::optional<CutReport>& report) override;
-  void asks(Stage stage) override;
-  void withdraws(Stage stage) override;
+  void asks(Side side) override;
+  void withdraws(Side side) override;
   // ---- OperationObserver ----
   void progress(const v1::Progress& progress) override;
   void finished(const Status& status) override;
@@ -98,11 +98,11 @@ class Participant final : public Abroad,
     Time at{};
   };
 
-  void go_on(Stage stage);
+  void go_on(Side side);
   void give_up(const Status& why);
   Status leader_is_lost(const std::string& and_what) const;
-  /// The stage for which it has asked and has not heard.
-  std::optional<Stage> waits() const;
+  /// The side for which it has asked and has not heard.
+  std::optional<Side> waits() const;
   void ask_the_others();
   void heard(const std::shared_ptr<Inquiry>& inquiry, std::size_t node,
              const Result<v1::FleetStanding>& standing);
@@ -119,12 +119,12 @@ class Participant final : public Abroad,
   const v1::FleetBegin begin_;
   Report report_;             // null once the leader is lost
   std::uint64_t number_ = 0;  // of the transaction here
-  Stage last_ = Stage::kOut;
+  Side last_ = Side::kOut;
   std::map<std::string, Told> told_;              // by group: the last progress
   std::map<std::string, v1::Progress> progress_;  // by group: what waits to be told
-  PerStage<bool> asked_;
-  PerStage<bool> went_on_;
-  bool withdrawn_ = false;  // the last stage that it has asked about
+  PerSide<bool> asked_;
+  PerSide<bool> went_on_;
+  bool withdrawn_ = false;  // the last side that it has asked about
   bool promised_ = false;   // to ask about nothing more
   bool given_up_ = false;
   bool ended_ = false;

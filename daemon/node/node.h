@@ -106,7 +106,7 @@ struct Rank {
 /// A group's share of a transaction over several nodes: what others that lose their leader may ask.
 struct FleetShare {
   std::string transaction;  // its name on all nodes
-  Stage stage = Stage::kOut;
+  Side side = Side::kOut;
   bool asked = false;  // whether it may go on, or is about to
   bool went_on = false;
   bool given_up = false;  // before it had gone on, and nobody was told to

@@ -82,7 +82,7 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
   for (const FleetShare& share : group.shares) {
     v1::record::Share& each = *row.add_shares();
     each.set_transaction(share.transaction);
-    each.set_out(share.stage == Stage::kOut);
+    each.set_out(share.side == Side::kOut);
     each.set_asked(share.asked);
     each.set_went_on(share.went_on);
     each.set_given_up(share.given_up);

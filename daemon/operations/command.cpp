@@ -49,7 +49,7 @@ bool Command::resumes(std::size_t member) const {
 
 std::optional<FleetShare> Command::new_share(std::size_t member) const {
   if (terms_.abroad == nullptr) return std::nullopt;
-  return FleetShare{terms_.abroad->transaction(), terms_.transaction.stage_of(member)};
+  return FleetShare{terms_.abroad->transaction(), terms_.transaction.side_of(member)};
 }
 
 GroupOperation* Command::operation(std::size_t member) const {
@@ -112,8 +112,8 @@ void Command::tell(const std::string& group, const Event& event) {
       if (GroupOperation* const its = operation(member)) return its->tell(event);
 }
 
-bool Command::may_go_on(Stage stage) {
-  const Transaction::Steps steps = terms_.transaction.may_go_on(stage);
+bool Command::may_go_on(Side side) {
+  const Transaction::Steps steps = terms_.transaction.may_go_on(side);
   carry_out(steps);
   return !steps.empty();
 }
@@ -188,19 +188,19 @@ void Command::carry_out(Transaction::Step step) {
 }
 
 void Command::ask(const Transaction::Step& step) {
-  const Stage stage = terms_.transaction.stage_of(step.member);
+  const Side side = terms_.transaction.side_of(step.member);
   const bool asks = step.what == Transaction::Step::kAsk;
   // On record before anybody is asked: the next broker must not take it for one that never will.
   if (asks) {
     std::vector<GroupId> groups;
     for (std::size_t member = 0; member < groups_.size(); ++member)
-      if (terms_.transaction.stage_of(member) == stage) groups.push_back(groups_[member]);
+      if (terms_.transaction.side_of(member) == side) groups.push_back(groups_[member]);
     if (const Status status = note(groups, &FleetShare::asked); !status.ok())
       return carry_out(terms_.transaction.give_up(status));
   }
   // From a turn of its own: the answer may be there at once.
-  means_.loop.post([abroad = terms_.abroad, stage, asks] {
-    asks ? abroad->asks(stage) : abroad->withdraws(stage);
+  means_.loop.post([abroad = terms_.abroad, side, asks] {
+    asks ? abroad->asks(side) : abroad->withdraws(side);
   });
 }
 
@@ -226,10 +226,10 @@ void Command::finish() {
   const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
   std::string what;
   if (swaps())
-    what = "swap of " + transaction.names(Stage::kOut) + " for " + transaction.names(Stage::kIn);
+    what = "swap of " + transaction.names(Side::kOut) + " for " + transaction.names(Side::kIn);
   else if (groups_.size() > 1)
-    what = transaction.goes_out(0) ? "pause of groups " + transaction.names(Stage::kOut)
-                                   : "resume of groups " + transaction.names(Stage::kIn);
+    what = transaction.goes_out(0) ? "pause of groups " + transaction.names(Side::kOut)
+                                   : "resume of groups " + transaction.names(Side::kIn);
   if (what.empty()) {
     // Of one group alone its own log line says everything.
   } else if (!result.ok()) {

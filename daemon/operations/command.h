@@ -100,7 +100,7 @@ class Command : public std::enable_shared_from_this<Command> {
 
   // ---- what other nodes say; see Operations ----
   void tell(const std::string& group, const Event& event);
-  bool may_go_on(Stage stage);
+  bool may_go_on(Side side);
   void give_up(const Status& why);
 
   /// The broker ends: nobody is told any more. Returns who was; null: nobody.

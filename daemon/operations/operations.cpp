@@ -291,9 +291,9 @@ void Operations::tell(std::uint64_t number, const std::string& group, const Even
   if (const auto command = abroad(number)) command->tell(group, event);
 }
 
-bool Operations::may_go_on(std::uint64_t number, Stage stage) {
+bool Operations::may_go_on(std::uint64_t number, Side side) {
   const auto command = abroad(number);
-  return command != nullptr && command->may_go_on(stage);
+  return command != nullptr && command->may_go_on(side);
 }
 
 void Operations::give_up(std::uint64_t number, const Status& why) {

@@ -47,7 +47,7 @@ class Operations {
   /// StepOf or CutTaken, to its operation on the group of that name.
   void tell(std::uint64_t number, const std::string& group, const Event& event);
   /// False: it does not, as it has ended, or is about to.
-  bool may_go_on(std::uint64_t number, Stage stage);
+  bool may_go_on(std::uint64_t number, Side side);
   /// What has not gone on ends as it began. REQUIRES: no node was told to go on with that.
   void give_up(std::uint64_t number, const Status& why);
 

@@ -80,16 +80,16 @@ struct Task {
 std::string describe(const Task& task, const std::string& group);
 
 /// Of a transaction, what goes out of the devices, or what comes in.
-enum class Stage : std::uint8_t { kOut, kIn };
+enum class Side : std::uint8_t { kOut, kIn };
 /// In the order in which a transaction goes on.
-inline constexpr std::array kStages = {Stage::kOut, Stage::kIn};
+inline constexpr std::array kSides = {Side::kOut, Side::kIn};
 
 /// One of each.
 template <class What>
-class PerStage {
+class PerSide {
  public:
-  What& operator[](Stage stage) { return each_[static_cast<std::size_t>(stage)]; }
-  const What& operator[](Stage stage) const { return each_[static_cast<std::size_t>(stage)]; }
+  What& operator[](Side side) { return each_[static_cast<std::size_t>(side)]; }
+  const What& operator[](Side side) const { return each_[static_cast<std::size_t>(side)]; }
   auto begin() const { return each_.begin(); }
   auto end() const { return each_.end(); }
 

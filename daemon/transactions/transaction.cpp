@@ -13,20 +13,20 @@ Transaction::Transaction(const std::vector<std::string>& out, const std::vector<
 }
 
 template <class Is>
-bool Transaction::all(Stage stage, Is is) const {
-  return std::all_of(members_.begin() + static_cast<std::ptrdiff_t>(first(stage)),
-                     members_.begin() + static_cast<std::ptrdiff_t>(end(stage)), is);
+bool Transaction::all(Side side, Is is) const {
+  return std::all_of(members_.begin() + static_cast<std::ptrdiff_t>(first(side)),
+                     members_.begin() + static_cast<std::ptrdiff_t>(end(side)), is);
 }
 
 Transaction::Steps Transaction::start() {
   Steps steps;
-  const Stage stage = outgoing_ > 0 ? Stage::kOut : Stage::kIn;
-  begin(stage, abroad_ || end(stage) - first(stage) > 1, steps);
+  const Side side = outgoing_ > 0 ? Side::kOut : Side::kIn;
+  begin(side, abroad_ || end(side) - first(side) > 1, steps);
   return steps;
 }
 
-void Transaction::begin(Stage stage, bool held, Steps& steps) {
-  for (std::size_t i = first(stage); i < end(stage); ++i) {
+void Transaction::begin(Side side, bool held, Steps& steps) {
+  for (std::size_t i = first(side); i < end(side); ++i) {
     members_[i].state = MemberState::kUnderWay;
     members_[i].held = held;
     steps.push_back({Step::kBegin, i});
@@ -39,8 +39,8 @@ Transaction::Steps Transaction::leaves(std::size_t member) {
   if (m.state != MemberState::kUnderWay || broken()) return steps;
   m.state = MemberState::kLeaves;
   const bool all_leave =
-      all(Stage::kOut, [](const Member& each) { return each.state >= MemberState::kLeaves; });
-  if (swaps() && duplex_ && all_leave) begin(Stage::kIn, true, steps);
+      all(Side::kOut, [](const Member& each) { return each.state >= MemberState::kLeaves; });
+  if (swaps() && duplex_ && all_leave) begin(Side::kIn, true, steps);
   return steps;
 }
 
@@ -57,11 +57,11 @@ Transaction::Steps Transaction::ready(std::size_t member) {
 
 Transaction::Steps Transaction::unready(std::size_t member) {
   Steps steps;
-  const Stage stage = stage_of(member);
+  const Side side = side_of(member);
   if (members_[member].state == MemberState::kReady)
     members_[member].state = MemberState::kUnderWay;
-  if (asked_[stage] && !may_[stage] && !std::exchange(withdrawn_[stage], true))
-    steps.push_back({Step::kWithdraw, first(stage)});
+  if (asked_[side] && !may_[side] && !std::exchange(withdrawn_[side], true))
+    steps.push_back({Step::kWithdraw, first(side)});
   return steps;
 }
 
@@ -74,8 +74,8 @@ Transaction::Steps Transaction::ended(std::size_t member, const Status& status) 
   if (!status.ok()) failed_.push_back(member);
   if (!status.ok() && !m.left) {
     broken_ = true;
-    if (out) give_up(Stage::kOut, steps);
-    give_up(Stage::kIn, steps);
+    if (out) give_up(Side::kOut, steps);
+    give_up(Side::kIn, steps);
   }
   if (out) bring_in(steps);
   finish_if_ended(member, steps);
@@ -95,13 +95,13 @@ Transaction::Steps Transaction::left(std::size_t member) {
 void Transaction::bring_in(Steps& steps) {
   if (!swaps() || broken()) return;
   if (members_[outgoing_].state == MemberState::kBefore) {
-    if (all(Stage::kOut, [](const Member& m) { return m.state == MemberState::kEnded; }))
-      begin(Stage::kIn, abroad_ || members_.size() - outgoing_ > 1, steps);
+    if (all(Side::kOut, [](const Member& m) { return m.state == MemberState::kEnded; }))
+      begin(Side::kIn, abroad_ || members_.size() - outgoing_ > 1, steps);
     return;
   }
-  const bool all_gone = all(Stage::kOut, [](const Member& m) { return m.gone(); });
+  const bool all_gone = all(Side::kOut, [](const Member& m) { return m.gone(); });
   if (!all_gone || std::exchange(vacated_, true)) return;
-  for (std::size_t i = first(Stage::kIn); i < end(Stage::kIn); ++i)
+  for (std::size_t i = first(Side::kIn); i < end(Side::kIn); ++i)
     if (members_[i].state != MemberState::kEnded) steps.push_back({Step::kVacated, i});
   open_if_all_may(steps);
 }
@@ -114,10 +114,10 @@ void Transaction::finish_if_ended(std::size_t member, Steps& steps) {
     steps.push_back({Step::kFinish, member});
 }
 
-Transaction::Steps Transaction::may_go_on(Stage stage) {
+Transaction::Steps Transaction::may_go_on(Side side) {
   Steps steps;
-  if (broken() || withdrawn_[stage] || std::exchange(may_[stage], true)) return steps;
-  if (asked_[stage]) go_on(stage, steps);
+  if (broken() || withdrawn_[side] || std::exchange(may_[side], true)) return steps;
+  if (asked_[side]) go_on(side, steps);
   return steps;
 }
 
@@ -125,21 +125,21 @@ Transaction::Steps Transaction::give_up(const Status& why) {
   Steps steps;
   if (broken()) return steps;
   given_up_ = why;
-  give_up(Stage::kOut, steps);
-  give_up(Stage::kIn, steps);
+  give_up(Side::kOut, steps);
+  give_up(Side::kIn, steps);
   // Between the halves of a swap in turn nothing is under way.
   if (steps.empty()) finish_if_ended(0, steps);
   return steps;
 }
 
-void Transaction::go_on_or_ask(Stage stage, Steps& steps) {
-  if (!abroad_ || may_[stage]) return go_on(stage, steps);
-  if (!std::exchange(asked_[stage], true)) steps.push_back({Step::kAsk, first(stage)});
+void Transaction::go_on_or_ask(Side side, Steps& steps) {
+  if (!abroad_ || may_[side]) return go_on(side, steps);
+  if (!std::exchange(asked_[side], true)) steps.push_back({Step::kAsk, first(side)});
 }
 
 void Transaction::release_if_all_may(Steps& steps) {
   const auto may = [](const Member& m) { return m.left || m.state == MemberState::kReady; };
-  if (all(Stage::kOut, may)) go_on_or_ask(Stage::kOut, steps);
+  if (all(Side::kOut, may)) go_on_or_ask(Side::kOut, steps);
 }
 
 void Transaction::open_if_all_may(Steps& steps) {
@@ -147,12 +147,12 @@ void Transaction::open_if_all_may(Steps& steps) {
   const auto is_ready = [](const Member& m) { return m.state == MemberState::kReady; };
   // It has nobody else to wait for.
   const bool alone = !abroad_ && members_.size() - outgoing_ == 1;
-  if (all(Stage::kOut, has_left) && (alone || all(Stage::kIn, is_ready)))
-    go_on_or_ask(Stage::kIn, steps);
+  if (all(Side::kOut, has_left) && (alone || all(Side::kIn, is_ready)))
+    go_on_or_ask(Side::kIn, steps);
 }
 
-void Transaction::go_on(Stage stage, Steps& steps) {
-  for (std::size_t i = first(stage); i < end(stage); ++i) {
+void Transaction::go_on(Side side, Steps& steps) {
+  for (std::size_t i = first(side); i < end(side); ++i) {
     Member& m = members_[i];
     if (m.left || m.state == MemberState::kEnded) continue;
     m.state = MemberState::kReleased;
@@ -160,8 +160,8 @@ void Transaction::go_on(Stage stage, Steps& steps) {
   }
 }
 
-void Transaction::give_up(Stage stage, Steps& steps) {
-  for (std::size_t i = first(stage); i < end(stage); ++i) {
+void Transaction::give_up(Side side, Steps& steps) {
+  for (std::size_t i = first(side); i < end(side); ++i) {
     Member& m = members_[i];
     if (!m.held || m.left || m.state == MemberState::kBefore || m.state >= MemberState::kReleased)
       continue;
@@ -189,7 +189,7 @@ Status Transaction::result() const {
       std::any_of(members_.begin(), members_.end(),
                   [](const Member& m) { return m.state == MemberState::kBefore; }))
     return {given_up_.code(), "the resume was called off: " + given_up_.text() + "; " +
-                                  names(Stage::kOut) + " paused, " + names(Stage::kIn) +
+                                  names(Side::kOut) + " paused, " + names(Side::kIn) +
                                   " still paused"};
   if (failed_.empty()) return {};
   // What has gone wrong on the way out comes first.
@@ -211,9 +211,9 @@ Status Transaction::result() const {
   return {members_[order.front()].status.code(), text};
 }
 
-std::string Transaction::names(Stage stage) const {
+std::string Transaction::names(Side side) const {
   std::string text;
-  for (std::size_t i = first(stage); i < end(stage); ++i)
+  for (std::size_t i = first(side); i < end(side); ++i)
     text += (text.empty() ? "'" : ", '") + members_[i].name + "'";
   return text;
 }

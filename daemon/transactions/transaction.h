@@ -59,7 +59,7 @@ class Transaction {
   Steps start();
   /// All nodes are as far: those that go out may release, or those that come in may open. Nothing:
   /// they do not.
-  Steps may_go_on(Stage stage);
+  Steps may_go_on(Side side);
   /// The other nodes never will be; what has not gone on ends as it began.
   Steps give_up(const Status& why);
   /// The member has its cut: its memory is on its way out.
@@ -79,8 +79,8 @@ class Transaction {
     if (!held(member)) return Held::kNo;
     return abroad_ ? Held::kAbroad : Held::kHere;
   }
-  Stage stage_of(std::size_t member) const { return member < outgoing_ ? Stage::kOut : Stage::kIn; }
-  bool goes_out(std::size_t member) const { return stage_of(member) == Stage::kOut; }
+  Side side_of(std::size_t member) const { return member < outgoing_ ? Side::kOut : Side::kIn; }
+  bool goes_out(std::size_t member) const { return side_of(member) == Side::kOut; }
   const std::string& name(std::size_t member) const { return members_[member].name; }
   bool swaps() const { return outgoing_ > 0 && outgoing_ < members_.size(); }
   /// Every other member has ended, or left.
@@ -89,7 +89,7 @@ class Transaction {
   /// Names each group. REQUIRES: all that have begun have ended.
   Status result() const;
   /// The names of those that go out, or come in: "'a', 'b'".
-  std::string names(Stage stage) const;
+  std::string names(Side side) const;
 
  private:
   enum class MemberState : std::uint8_t { kBefore, kUnderWay, kLeaves, kReady, kReleased, kEnded };
@@ -102,20 +102,20 @@ class Transaction {
     bool gone() const { return left || (state == MemberState::kEnded && status.ok()); }
   };
 
-  std::size_t first(Stage stage) const { return stage == Stage::kOut ? 0 : outgoing_; }
-  std::size_t end(Stage stage) const { return stage == Stage::kOut ? outgoing_ : members_.size(); }
+  std::size_t first(Side side) const { return side == Side::kOut ? 0 : outgoing_; }
+  std::size_t end(Side side) const { return side == Side::kOut ? outgoing_ : members_.size(); }
   /// Of all members that go out, or come in.
   template <class Is>
-  bool all(Stage stage, Is is) const;
-  void begin(Stage stage, bool held, Steps& steps);
-  void go_on(Stage stage, Steps& steps);
-  void give_up(Stage stage, Steps& steps);
+  bool all(Side side, Is is) const;
+  void begin(Side side, bool held, Steps& steps);
+  void go_on(Side side, Steps& steps);
+  void give_up(Side side, Steps& steps);
   void release_if_all_may(Steps& steps);
   void open_if_all_may(Steps& steps);
   /// Of a swap: begins what comes in, or lets it go on, as far as what goes out has left.
   void bring_in(Steps& steps);
   /// Goes on, or asks first.
-  void go_on_or_ask(Stage stage, Steps& steps);
+  void go_on_or_ask(Side side, Steps& steps);
   bool broken() const { return broken_ || !given_up_.ok(); }
   void finish_if_ended(std::size_t member, Steps& steps);
 
@@ -124,9 +124,9 @@ class Transaction {
   Task pause_;
   bool duplex_;
   bool abroad_;
-  PerStage<bool> may_;    // by may_go_on()
-  PerStage<bool> asked_;  // whether they may
-  PerStage<bool> withdrawn_;
+  PerSide<bool> may_;    // by may_go_on()
+  PerSide<bool> asked_;  // whether they may
+  PerSide<bool> withdrawn_;
   bool vacated_ = false;             // those that come in know that all that go out have left
   bool broken_ = false;              // by a failure of a member that had not left
   Status given_up_;                  // not OK: why, by the other nodes
@@ -150,10 +150,10 @@ class Abroad {
                         const std::optional<CutReport>& report) = 0;
   /// All that go out here have saved, or all that come in have loaded and may open as far as this
   /// node is concerned. Answered by may_go_on() or give_up().
-  virtual void asks(Stage stage) = 0;
+  virtual void asks(Side side) = 0;
   /// One of them is on its way back: what was asked does not hold any more, and the transaction
   /// will end with an error here.
-  virtual void withdraws(Stage stage) = 0;
+  virtual void withdraws(Side side) = 0;
 };
 
 }  // namespace amem

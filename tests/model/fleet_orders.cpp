@@ -22,11 +22,10 @@ class Play {
     FleetWorld world(scenario_, kManyFaults, bug_);
     world.forget_history();
     const bool decided = below(3) != 0;  // when the leader dies
-    const Stage stage =
-        scenario_.in && (!scenario_.out || below(2) == 0) ? Stage::kIn : Stage::kOut;
+    const Side side = scenario_.in && (!scenario_.out || below(2) == 0) ? Side::kIn : Side::kOut;
     std::size_t left = decided ? below(kAfter) : below(kBefore);
     bool dead = false;
-    const auto is_as_far = [&] { return world.committed() >= (stage == Stage::kIn ? 2 : 1); };
+    const auto is_as_far = [&] { return world.committed() >= (side == Side::kIn ? 2 : 1); };
     while (const auto next = world.draw(drawn_)) {
       FleetWorld::Event event = *next;
       if (!dead && (!decided || is_as_far()) && left-- == 0) {
@@ -43,7 +42,7 @@ class Play {
     ++orders.played;
     if (world.timed_out() > 0)
       ++orders.in_vain;
-    else if (world.gone_on(scenario_.in ? Stage::kIn : Stage::kOut) > 0)
+    else if (world.gone_on(scenario_.in ? Side::kIn : Side::kOut) > 0)
       ++orders.gone_on;
     else
       ++orders.given_up;

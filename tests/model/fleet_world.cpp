@@ -52,8 +52,8 @@ struct FleetWorld::Node {
   std::vector<std::function<void()>> timers;
   int rounds = 0;
   Work work = kNone;
-  Stage stage = Stage::kOut;
-  PerStage<std::optional<FleetShare>> record;
+  Side side = Side::kOut;
+  PerSide<std::optional<FleetShare>> record;
   bool no_more = false;  // what has gone out is all
   bool refused = false;  // has promised to take no part
   bool late = false;     // its deadline has passed
@@ -67,20 +67,20 @@ class FleetWorld::Doing final : public Here {
                       std::shared_ptr<Abroad> abroad) override {
     observer_ = observer;
     abroad_ = std::move(abroad);
-    works(world_.scenario_.out ? Stage::kOut : Stage::kIn);
+    works(world_.scenario_.out ? Side::kOut : Side::kIn);
     return 1;
   }
   void tell(std::uint64_t, const std::string&, const amem::Event&) override {}
-  bool may_go_on(std::uint64_t, Stage stage) override {
-    if (node().work != Node::kHeld || node().stage != stage) return false;
+  bool may_go_on(std::uint64_t, Side side) override {
+    if (node().work != Node::kHeld || node().side != side) return false;
     node().work = Node::kGone;
-    node().record[stage]->went_on = true;
+    node().record[side]->went_on = true;
     world_.push(FleetWorld::Event::kDone, number_);
     return true;
   }
   void give_up(std::uint64_t, const Status&) override {
-    for (const Stage stage : kStages)
-      if (auto& share = node().record[stage]; share && !share->went_on) share->given_up = true;
+    for (const Side side : kSides)
+      if (auto& share = node().record[side]; share && !share->went_on) share->given_up = true;
     if (node().work == Node::kGone) {
       node().no_more = true;
     } else if (node().work != Node::kEnded && node().work != Node::kFails) {
@@ -90,18 +90,18 @@ class FleetWorld::Doing final : public Here {
     }
   }
   void done() {
-    const bool last = !world_.scenario_.in || node().stage == Stage::kIn;
+    const bool last = !world_.scenario_.in || node().side == Side::kIn;
     switch (node().work) {
       case Node::kWorks:
         node().work = Node::kAboutToAsk;
-        node().record[node().stage]->asked = true;
+        node().record[node().side]->asked = true;
         return world_.push(FleetWorld::Event::kDone, number_);
       case Node::kAboutToAsk:
         node().work = Node::kHeld;
-        return abroad_->asks(node().stage);
+        return abroad_->asks(node().side);
       case Node::kGone:
         if (last || node().no_more) return ends(node().no_more && !last);
-        return works(Stage::kIn);
+        return works(Side::kIn);
       case Node::kFails:
         return ends(true);
       case Node::kNone:
@@ -114,21 +114,21 @@ class FleetWorld::Doing final : public Here {
   void fails() {
     if (node().work == Node::kWorks) {
       node().work = Node::kFails;  // it is about to be done
-    } else if (node().stage == Stage::kOut) {
+    } else if (node().side == Side::kOut) {
       ends(true);
     } else {  // takes back what it has loaded first
       node().work = Node::kFails;
-      abroad_->withdraws(node().stage);
+      abroad_->withdraws(node().side);
       world_.push(FleetWorld::Event::kDone, number_);
     }
   }
 
  private:
   Node& node() { return *world_.nodes_[number_]; }
-  void works(Stage stage) {
+  void works(Side side) {
     node().work = Node::kWorks;
-    node().stage = stage;
-    node().record[stage] = FleetShare{kTransaction, stage};
+    node().side = side;
+    node().record[side] = FleetShare{kTransaction, side};
     world_.push(FleetWorld::Event::kDone, number_);
   }
   void ends(bool badly) {
@@ -326,7 +326,7 @@ std::string FleetWorld::apply(Event event, Choices& choices) {
     }
     case Event::kDeadline: {
       const auto knows = [&](const std::unique_ptr<Node>& other) {
-        const auto& share = other->record[nodes_[event.who]->stage];
+        const auto& share = other->record[nodes_[event.who]->side];
         return other->lives && (other->refused || (share && (share->went_on || share->given_up)));
       };
       if (std::any_of(nodes_.begin(), nodes_.end(), knows))
@@ -529,11 +529,11 @@ void FleetWorld::answer(std::size_t number) {
 // ---- promises -----------------------------------------------------------------------------------
 
 std::string FleetWorld::promise() const {
-  for (const Stage stage : kStages) {
+  for (const Side side : kSides) {
     bool gone = false;
     bool given_up = false;
     for (const std::unique_ptr<Node>& node : nodes_) {
-      const auto& share = node->record[stage];
+      const auto& share = node->record[side];
       gone = gone || (share && share->went_on);
       given_up = given_up || node->refused || (share && share->given_up);
     }
@@ -549,10 +549,10 @@ std::string FleetWorld::at_rest() const {
   return "";
 }
 
-std::size_t FleetWorld::gone_on(Stage stage) const {
+std::size_t FleetWorld::gone_on(Side side) const {
   return static_cast<std::size_t>(
       std::count_if(nodes_.begin(), nodes_.end(), [&](const std::unique_ptr<Node>& node) {
-        return node->record[stage] && node->record[stage]->went_on;
+        return node->record[side] && node->record[side]->went_on;
       }));
 }
 
@@ -572,7 +572,7 @@ std::uint64_t FleetWorld::hash() const {
     digest.add((node->lives ? 1U : 0U) | (node->linked ? 2U : 0U) | (node->no_more ? 4U : 0U) |
                (node->refused ? 8U : 0U) | (node->late ? 16U : 0U) | (node->known ? 32U : 0U));
     digest.add(static_cast<std::uint64_t>(node->work));
-    digest.add(static_cast<std::uint64_t>(node->stage));
+    digest.add(static_cast<std::uint64_t>(node->side));
     digest.add(static_cast<std::uint64_t>(node->rounds));
     digest.add(node->timers.size());
     for (const auto& share : node->record)

@@ -17,11 +17,11 @@ class Others final : public Abroad {
   void reported(const std::string& group, RankId, const std::optional<CutReport>&) override {
     if (left_ > 0 && --left_ == 0) quiet_(group);
   }
-  void asks(Stage stage) override { asked = stage; }
-  void withdraws(Stage stage) override { withdrawn = stage; }
+  void asks(Side side) override { asked = side; }
+  void withdraws(Side side) override { withdrawn = side; }
 
-  std::optional<Stage> asked;
-  std::optional<Stage> withdrawn;
+  std::optional<Side> asked;
+  std::optional<Side> withdrawn;
 
  private:
   const std::string transaction_ = std::string(16, 'o');
@@ -59,7 +59,7 @@ TEST_F(BrokerSharesTest, TheNextBrokerKnowsThatItHasAsked) {
   ASSERT_TRUE(has_asked());
   restart();
   EXPECT_EQ(share().transaction, others->transaction());
-  EXPECT_EQ(share().stage, Stage::kOut);
+  EXPECT_EQ(share().side, Side::kOut);
   EXPECT_TRUE(share().asked);
   EXPECT_FALSE(share().went_on || share().given_up);
   both_come_back();
@@ -68,7 +68,7 @@ TEST_F(BrokerSharesTest, TheNextBrokerKnowsThatItHasAsked) {
   for (int i = 0; i < 4; ++i) {
     begin_with_others(Operation::kPause);
     ASSERT_TRUE(has_asked());
-    on_loop([&] { return broker->operations().may_go_on(number, Stage::kOut); });
+    on_loop([&] { return broker->operations().may_go_on(number, Side::kOut); });
     ASSERT_TRUE(complete(watcher).ok());
     ASSERT_TRUE(resume().ok());
   }
@@ -90,7 +90,7 @@ TEST_F(BrokerSharesTest, TheNextBrokerKnowsThatItHasGoneOn) {
   begin_with_others(Operation::kPause);
   ASSERT_TRUE(has_asked());
   r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;
-  EXPECT_TRUE(on_loop([&] { return broker->operations().may_go_on(number, Stage::kOut); }));
+  EXPECT_TRUE(on_loop([&] { return broker->operations().may_go_on(number, Side::kOut); }));
   restart();
   EXPECT_TRUE(share().asked && share().went_on);
   both_come_back();
@@ -122,9 +122,9 @@ TEST_F(BrokerWithdrawsTest, WhatWaitsForOthersForTooLongDoesNotGoOnAnyMore) {
   ASSERT_TRUE(has_asked());
   r2.moods[amem_v1_SessionMessage_release_tag] = Mood::kLate;  // of the way back
   ASSERT_TRUE(eventually([&] { return on_loop([&] { return others->withdrawn.has_value(); }); }));
-  EXPECT_EQ(others->withdrawn, Stage::kIn);
+  EXPECT_EQ(others->withdrawn, Side::kIn);
   EXPECT_FALSE(watcher->done());
-  EXPECT_FALSE(on_loop([&] { return broker->operations().may_go_on(number, Stage::kIn); }))
+  EXPECT_FALSE(on_loop([&] { return broker->operations().may_go_on(number, Side::kIn); }))
       << "the leader's word comes too late";
   EXPECT_EQ(complete(watcher).code(), Code::kDeadlineExceeded);
   EXPECT_EQ(group().state(), kPaused);

@@ -50,7 +50,7 @@ class InquiryTest : public ::testing::Test {
     std::optional<Verdict> all;
     std::vector<std::size_t> order = {0, 1, 2};
     do {
-      Inquiry inquiry(4, 1, Stage::kOut, leader);
+      Inquiry inquiry(4, 1, Side::kOut, leader);
       EXPECT_EQ(inquiry.next_round(), (std::vector<std::size_t>{0, 2, 3}));
       for (const std::size_t which : order) {
         const auto& answer = answers[which];
@@ -105,7 +105,7 @@ TEST_F(InquiryTest, ALeaderThatLivesDecides) {
 }
 
 TEST_F(InquiryTest, OfOneNodeThereIsNobodyToAsk) {
-  Inquiry inquiry(1, 0, Stage::kIn, std::nullopt);
+  Inquiry inquiry(1, 0, Side::kIn, std::nullopt);
   EXPECT_TRUE(inquiry.next_round().empty());
   EXPECT_TRUE(inquiry.round_has_ended());
   EXPECT_EQ(inquiry.verdict(), Verdict::kGiveUp);
@@ -114,9 +114,9 @@ TEST_F(InquiryTest, OfOneNodeThereIsNobodyToAsk) {
 TEST_F(InquiryTest, OfManyNodesOnlyAFewAreAskedAtFirstAndTheseAskAll) {
   std::size_t questions = 0;
   for (std::size_t own = 0; own < 1024; ++own)
-    questions += Inquiry(1024, own, Stage::kOut, 0).next_round().size();
+    questions += Inquiry(1024, own, Side::kOut, 0).next_round().size();
   EXPECT_LT(questions, 1024U * 64U);
-  Inquiry inquiry(1024, 1000, Stage::kOut, 0);
+  Inquiry inquiry(1024, 1000, Side::kOut, 0);
   for (int round = 0; round < 3; ++round) {
     for (const std::size_t node : inquiry.next_round()) {
       const v1::FleetStanding standing = node == 7 ? never() : waits();
@@ -128,7 +128,7 @@ TEST_F(InquiryTest, OfManyNodesOnlyAFewAreAskedAtFirstAndTheseAskAll) {
 }
 
 TEST_F(InquiryTest, WaitsLongerAfterEachRound) {
-  Inquiry inquiry(4, 1, Stage::kOut, 0);
+  Inquiry inquiry(4, 1, Side::kOut, 0);
   Duration before{};
   for (int round = 0; round < 4; ++round) {
     (void)inquiry.next_round();
@@ -141,7 +141,7 @@ TEST_F(InquiryTest, WaitsLongerAfterEachRound) {
 
 TEST_F(InquiryTest, WhoHasGivenUpIsNamedAndNotWhoNeverHadAPart) {
   for (const bool never_first : {false, true}) {
-    Inquiry inquiry(4, 1, Stage::kOut, 0);
+    Inquiry inquiry(4, 1, Side::kOut, 0);
     (void)inquiry.next_round();
     inquiry.heard(0, nullptr);
     const v1::FleetStanding first = never_first ? never() : given_up();

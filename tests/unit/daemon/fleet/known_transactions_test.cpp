@@ -31,9 +31,9 @@ TEST(KnownTransactionsTest, WhatItHasAPartOfIsRefusedAtItsSecondAddress) {
 }
 
 TEST(KnownTransactionsTest, TheRecordsSharesAreTheStanding) {
-  KnownTransactions known({{"t", Stage::kOut, true, true, false},  // of two groups
-                           {"t", Stage::kIn, true, false, true},
-                           {"other", Stage::kIn, true, true, false}},
+  KnownTransactions known({{"t", Side::kOut, true, true, false},  // of two groups
+                           {"t", Side::kIn, true, false, true},
+                           {"other", Side::kIn, true, true, false}},
                           true);
   const v1::FleetStanding is = known.standing("t", false);
   EXPECT_TRUE(is.known() && is.asked_out() && is.went_on_out() && is.asked_in() && is.given_up());
@@ -55,7 +55,7 @@ TEST(KnownTransactionsTest, WithoutARecordAndOnceShutItVouchesForNothing) {
   KnownTransactions without({}, false);
   EXPECT_FALSE(without.standing("t", false).never());
   EXPECT_TRUE(without.refuses(begin("t")).ok());
-  KnownTransactions shut({{"t", Stage::kOut, true, false, false}}, true);
+  KnownTransactions shut({{"t", Side::kOut, true, false, false}}, true);
   shut.shut();
   const v1::FleetStanding is = shut.standing("t", false);
   EXPECT_FALSE(is.known() || is.never());

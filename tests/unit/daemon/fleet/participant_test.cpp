@@ -21,16 +21,16 @@ class FakeHere final : public Here {
   void tell(std::uint64_t, const std::string& group, const Event& event) override {
     told.emplace_back(group, event);
   }
-  bool may_go_on(std::uint64_t, Stage stage) override {
+  bool may_go_on(std::uint64_t, Side side) override {
     if (!goes_on) return false;
-    went_on = stage;
+    went_on = side;
     return true;
   }
   void give_up(std::uint64_t, const Status& why) override { given_up = why; }
 
   bool goes_on = true;
   std::vector<std::pair<std::string, Event>> told;  // to groups
-  std::optional<Stage> went_on;
+  std::optional<Side> went_on;
   Status given_up;
 };
 
@@ -71,9 +71,9 @@ class ParticipantTest : public ::testing::Test {
     command.mutable_leader()->set_number(0);
     participant->handle(command);
   }
-  void go_on(Stage stage) {
+  void go_on(Side side) {
     v1::FleetCommand command;
-    put(stage, *command.mutable_go_on());
+    put(side, *command.mutable_go_on());
     participant->handle(command);
   }
   bool has_told(v1::FleetReport::WhatCase what) const {
@@ -102,10 +102,10 @@ class ParticipantTest : public ::testing::Test {
 
 TEST_F(ParticipantTest, GoesOnWhenItIsToldToAndSaysSo) {
   begin();
-  participant->asks(Stage::kOut);
+  participant->asks(Side::kOut);
   EXPECT_TRUE(has_told(v1::FleetReport::kAsks));
-  go_on(Stage::kOut);
-  EXPECT_EQ(here.went_on, Stage::kOut);
+  go_on(Side::kOut);
+  EXPECT_EQ(here.went_on, Side::kOut);
   EXPECT_TRUE(has_told(v1::FleetReport::kWentOn));
   participant->leader_lost();
   EXPECT_TRUE(here.given_up.ok()) << "nothing is left to be given up";
@@ -114,7 +114,7 @@ TEST_F(ParticipantTest, GoesOnWhenItIsToldToAndSaysSo) {
 TEST_F(ParticipantTest, WhatHasPromisedNeverToAskDoesNot) {
   begin();
   EXPECT_FALSE(participant->standing_for_others().asked_out());
-  participant->asks(Stage::kOut);  // in the same turn of the loop
+  participant->asks(Side::kOut);  // in the same turn of the loop
   EXPECT_FALSE(has_told(v1::FleetReport::kAsks));
   EXPECT_FALSE(here.given_up.ok());
   EXPECT_TRUE(participant->standing_for_others().given_up());
@@ -122,13 +122,13 @@ TEST_F(ParticipantTest, WhatHasPromisedNeverToAskDoesNot) {
 
 TEST_F(ParticipantTest, WhatGoesOutIsHeldToItsPromiseForWhatComesIn) {
   begin(true);
-  participant->asks(Stage::kOut);
+  participant->asks(Side::kOut);
   EXPECT_FALSE(participant->standing_for_others().asked_in());
   EXPECT_TRUE(here.given_up.ok()) << "it may still be told to go on with what goes out";
-  go_on(Stage::kOut);
-  EXPECT_EQ(here.went_on, Stage::kOut);
+  go_on(Side::kOut);
+  EXPECT_EQ(here.went_on, Side::kOut);
   told.clear();
-  participant->asks(Stage::kIn);
+  participant->asks(Side::kIn);
   EXPECT_FALSE(has_told(v1::FleetReport::kAsks));
   EXPECT_FALSE(here.given_up.ok());
 }
@@ -142,14 +142,14 @@ TEST_F(ParticipantTest, WhatLosesItsLeaderBeforeItHasAskedGivesUp) {
 
 TEST_F(ParticipantTest, WhatIsWithdrawnDoesNotGoOnAndProvesNothing) {
   begin(true);
-  participant->asks(Stage::kOut);
-  go_on(Stage::kOut);
-  participant->asks(Stage::kIn);
-  participant->withdraws(Stage::kIn);
+  participant->asks(Side::kOut);
+  go_on(Side::kOut);
+  participant->asks(Side::kIn);
+  participant->withdraws(Side::kIn);
   EXPECT_TRUE(has_told(v1::FleetReport::kWithdraws));
   here.goes_on = false;
   told.clear();
-  go_on(Stage::kIn);
+  go_on(Side::kIn);
   EXPECT_FALSE(has_told(v1::FleetReport::kWentOn));
   v1::FleetCommand give_up;
   give_up.mutable_give_up()->set_code(static_cast<std::uint32_t>(Code::kAborted));
@@ -162,7 +162,7 @@ TEST_F(ParticipantTest, WhatIsWithdrawnDoesNotGoOnAndProvesNothing) {
 
 TEST_F(ParticipantTest, WaitsForTheEndOfTheRoundUnlessOneHasGoneOn) {
   begin();
-  participant->asks(Stage::kOut);
+  participant->asks(Side::kOut);
   participant->leader_lost();
   ASSERT_EQ(links.asked.size(), 2U) << "all but itself";
   v1::FleetStanding never;
@@ -172,23 +172,23 @@ TEST_F(ParticipantTest, WaitsForTheEndOfTheRoundUnlessOneHasGoneOn) {
   v1::FleetStanding gone_on = waits();
   gone_on.set_went_on_out(true);
   answers(1, gone_on);
-  EXPECT_EQ(here.went_on, Stage::kOut);
+  EXPECT_EQ(here.went_on, Side::kOut);
   EXPECT_TRUE(here.given_up.ok());
 }
 
 TEST_F(ParticipantTest, GoesOnAtTheFirstAnswerOfOneThatHas) {
   begin();
-  participant->asks(Stage::kOut);
+  participant->asks(Side::kOut);
   participant->leader_lost();
   v1::FleetStanding gone_on = waits();
   gone_on.set_went_on_out(true);
   answers(1, gone_on);
-  EXPECT_EQ(here.went_on, Stage::kOut) << "the others cannot change it";
+  EXPECT_EQ(here.went_on, Side::kOut) << "the others cannot change it";
 }
 
 TEST_F(ParticipantTest, AsksAgainWhileOneThatMayKnowDoesNotAnswer) {
   begin();
-  participant->asks(Stage::kOut);
+  participant->asks(Side::kOut);
   participant->leader_lost();
   for (int round = 0; round < 3; ++round) {
     answers(0, none);
@@ -204,7 +204,7 @@ TEST_F(ParticipantTest, AsksAgainWhileOneThatMayKnowDoesNotAnswer) {
 
 TEST_F(ParticipantTest, AnswersThatComeTooLateAreNothing) {
   begin();
-  participant->asks(Stage::kOut);
+  participant->asks(Side::kOut);
   participant->leader_lost();
   const auto late = links.asked.at(0).answer;
   v1::FleetStanding gone_on = waits();
@@ -218,7 +218,7 @@ TEST_F(ParticipantTest, AnswersThatComeTooLateAreNothing) {
 
 TEST_F(ParticipantTest, OneWhoseDeadlineHasPassedAsksNoMore) {
   begin();
-  participant->asks(Stage::kOut);
+  participant->asks(Side::kOut);
   participant->leader_lost();
   answers(0, none);
   answers(1, none);

@@ -17,8 +17,8 @@ TEST(TransactionAbroadTest, APauseOfOneGroupAsksBeforeItReleases) {
   EXPECT_EQ(transaction.start(), of(Step::kBegin, 0));
   EXPECT_EQ(transaction.hold(0), Held::kAbroad);
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
-  EXPECT_EQ(transaction.may_go_on(Stage::kOut), of(Step::kGoOn, 0));
-  EXPECT_EQ(transaction.may_go_on(Stage::kOut), Steps()) << "once";
+  EXPECT_EQ(transaction.may_go_on(Side::kOut), of(Step::kGoOn, 0));
+  EXPECT_EQ(transaction.may_go_on(Side::kOut), Steps()) << "once";
   EXPECT_EQ(transaction.give_up(kLost), Steps()) << "it is too late for that";
   EXPECT_EQ(transaction.ended(0, Status()), of(Step::kFinish, 0));
   EXPECT_TRUE(transaction.result().ok());
@@ -27,7 +27,7 @@ TEST(TransactionAbroadTest, APauseOfOneGroupAsksBeforeItReleases) {
 TEST(TransactionAbroadTest, WhatIsToldBeforeItHasAskedCountsThen) {
   Transaction transaction({}, {"train"}, Operation::kResume, true, true);
   EXPECT_EQ(transaction.start(), of(Step::kBegin, 0));
-  EXPECT_EQ(transaction.may_go_on(Stage::kIn), Steps());
+  EXPECT_EQ(transaction.may_go_on(Side::kIn), Steps());
   EXPECT_EQ(transaction.ready(0), of(Step::kGoOn, 0));
 }
 
@@ -36,7 +36,7 @@ TEST(TransactionAbroadTest, ASetAsksOnceAllHaveSaved) {
   (void)transaction.start();
   EXPECT_EQ(transaction.ready(1), Steps());
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
-  EXPECT_EQ(transaction.may_go_on(Stage::kOut), (Steps{{Step::kGoOn, 0}, {Step::kGoOn, 1}}));
+  EXPECT_EQ(transaction.may_go_on(Side::kOut), (Steps{{Step::kGoOn, 0}, {Step::kGoOn, 1}}));
 }
 
 TEST(TransactionAbroadTest, GivenUpBeforeItMayGoOn) {
@@ -45,7 +45,7 @@ TEST(TransactionAbroadTest, GivenUpBeforeItMayGoOn) {
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
   EXPECT_EQ(transaction.give_up(kLost), of(Step::kGiveUp, 0));
   EXPECT_NE(transaction.why_given_up().text().find("node 'b' is lost"), std::string::npos);
-  EXPECT_EQ(transaction.may_go_on(Stage::kOut), Steps()) << "that comes too late";
+  EXPECT_EQ(transaction.may_go_on(Side::kOut), Steps()) << "that comes too late";
   EXPECT_EQ(transaction.ended(0, transaction.why_given_up()), of(Step::kFinish, 0));
   EXPECT_FALSE(transaction.result().ok());
 }
@@ -55,7 +55,7 @@ TEST(TransactionAbroadTest, OneThatIsNotReadyAnyMoreWithdrawsWhatItHasAsked) {
   (void)transaction.start();
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
   EXPECT_EQ(transaction.unready(0), of(Step::kWithdraw, 0));
-  EXPECT_EQ(transaction.may_go_on(Stage::kIn), Steps()) << "that comes too late";
+  EXPECT_EQ(transaction.may_go_on(Side::kIn), Steps()) << "that comes too late";
   EXPECT_EQ(transaction.ended(0, kLost), of(Step::kFinish, 0));
 }
 
@@ -74,9 +74,9 @@ TEST(TransactionAbroadTest, ASwapAsksTwice) {
   EXPECT_EQ(transaction.hold(1), Held::kAbroad);
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
   EXPECT_EQ(transaction.ready(1), Steps()) << "train has not left";
-  EXPECT_EQ(transaction.may_go_on(Stage::kOut), of(Step::kGoOn, 0));
+  EXPECT_EQ(transaction.may_go_on(Side::kOut), of(Step::kGoOn, 0));
   EXPECT_EQ(transaction.ended(0, Status()), (Steps{{Step::kVacated, 1}, {Step::kAsk, 1}}));
-  EXPECT_EQ(transaction.may_go_on(Stage::kIn), of(Step::kGoOn, 1));
+  EXPECT_EQ(transaction.may_go_on(Side::kIn), of(Step::kGoOn, 1));
   EXPECT_EQ(transaction.ended(1, Status()), of(Step::kFinish, 1));
   EXPECT_TRUE(transaction.result().ok());
 }
@@ -86,7 +86,7 @@ TEST(TransactionAbroadTest, ASwapThatIsGivenUpWhenTrainHasBeenToldToLeave) {
   (void)transaction.start();
   (void)transaction.leaves(0);
   (void)transaction.ready(0);
-  (void)transaction.may_go_on(Stage::kOut);
+  (void)transaction.may_go_on(Side::kOut);
   EXPECT_EQ(transaction.give_up(kLost), of(Step::kGiveUp, 1)) << "only what comes in";
   EXPECT_EQ(transaction.ended(1, transaction.why_given_up()), Steps());
   EXPECT_EQ(transaction.ended(0, Status()), of(Step::kFinish, 0));
@@ -97,7 +97,7 @@ TEST(TransactionAbroadTest, ASwapInTurnThatIsGivenUpBeforeItsSecondHalf) {
   Transaction transaction({"train"}, {"rollout"}, Operation::kPause, false, true);
   (void)transaction.start();
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
-  EXPECT_EQ(transaction.may_go_on(Stage::kOut), of(Step::kGoOn, 0));
+  EXPECT_EQ(transaction.may_go_on(Side::kOut), of(Step::kGoOn, 0));
   EXPECT_EQ(transaction.give_up(kLost), Steps());
   EXPECT_EQ(transaction.ended(0, Status()), of(Step::kFinish, 0)) << "rollout never begins";
   EXPECT_EQ(transaction.result().code(), Code::kUnavailable);
