@@ -336,7 +336,7 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
       return 0;
     }
   }
-  return operations_.start(task, left, timeout,
+  return operations_.start(Operations::order(task, left, timeout),
                            task == Task(Operation::kResume) ? watched(observer, left) : observer,
                            caller, std::move(abroad));
 }
@@ -494,8 +494,9 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
   };
   asked(caller, "{} requests a swap: it pauses {} and resumes {}", caller.who, quoted(out),
         quoted(in));
-  return operations_.swap(leaving.value(), coming.value(), pause, timeout, observer, caller,
-                          std::move(abroad));
+  return operations_.swap(
+      {.out = leaving.value(), .in = coming.value(), .pause = pause, .timeout = timeout}, observer,
+      caller, std::move(abroad));
 }
 
 std::vector<FleetShare> Broker::shares() const {

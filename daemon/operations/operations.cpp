@@ -73,84 +73,78 @@ DeepProof::Sets Operations::visible_to(const Groups& groups) const {
   return all;
 }
 
-std::uint64_t Operations::start(const Task& task, const Groups& groups, Duration timeout,
-                                const Observer& observer, const Asker& who,
-                                std::shared_ptr<Abroad> abroad, const Parts& parts) {
+Operations::Order Operations::order(const Task& task, const Groups& groups, Duration timeout) {
+  Order order;
   const bool out = task.op == Operation::kPause;
-  Status status = check(groups, task, parts);
-  if (groups.empty()) status = {Code::kInvalidArgument, "no group is named"};
+  (out ? order.pause : order.resume) = task;
+  (out ? order.out : order.in) = groups;
+  order.timeout = timeout;
+  return order;
+}
+
+std::uint64_t Operations::start(const Order& order, const Observer& observer, const Asker& who,
+                                std::shared_ptr<Abroad> abroad) {
+  Groups all = order.out;
+  all.insert(all.end(), order.in.begin(), order.in.end());
+  Status status;
+  if (all.empty()) status = {Code::kInvalidArgument, "no group is named"};
+  // A swap is refused before the pause, not after it.
+  if (status.ok() && !order.out.empty()) status = check(order.out, order.pause, order.parts);
+  if (status.ok() && !order.in.empty()) status = check(order.in, order.resume, {});
   // Other nodes do not wait with this one.
-  if (abroad != nullptr && status.ok()) status = set_ranks_aside(groups);
-  if (status.ok() && await_ranks(groups, observer, [=, this] {
-        start(task, groups, timeout, observer, who, nullptr, parts);
-      }))
+  if (abroad != nullptr && status.ok()) status = set_ranks_aside(all);
+  if (status.ok() && await_ranks(all, observer, [=, this] { start(order, observer, who); }))
     return 0;
-  if (task.deep && status.ok()) {
-    const DeepProof::Sets visible = visible_to(groups);
-    const std::optional<Status> proven = means_.deep_proof.verdict(visible);
-    if (!proven && closed_.ok() && refusal_.ok()) {
-      await_proof_.insert(observer);
-      observer->on_wait([this, waits = std::weak_ptr(observer)] {
-        const Observer gone = waits.lock();
-        if (await_proof_.erase(gone) > 0)
-          gone->finished({Code::kCancelled, "the caller has disconnected"});
-      });
-      means_.deep_proof.prove(
-          visible, [this, task, groups, timeout, observer, who, abroad](const Status& now) {
-            const auto waits = await_proof_.find(observer);
-            if (waits == await_proof_.end()) return;  // its caller has gone, or amemd ends
-            await_proof_.erase(waits);
-            if (!now.ok()) return observer->finished(now);
-            start(task, groups, timeout, observer, who, abroad);
-          });
+  // A swap's pause is proven when it comes to that.
+  if (status.ok() && order.pause.deep && order.in.empty()) {
+    const DeepProof::Sets visible = visible_to(order.out);
+    if (await_proof(visible, observer, [=, this] { start(order, observer, who, abroad); }))
       return 0;
-    }
-    if (proven) status = *proven;
+    if (const std::optional<Status> proven = means_.deep_proof.verdict(visible)) status = *proven;
   }
   if (!status.ok()) {
     observer->finished(status);
     return 0;
   }
-  const std::vector<std::string> names = names_of(groups);
-  const std::vector<std::string> none;
-  Exchange exchange;
-  (out ? exchange.leaving : exchange.arriving) = ids_of(groups);
-  exchange.parts = parts;
-  return start(
-      {Transaction(out ? names : none, out ? none : names, task, duplex_, abroad != nullptr), task,
-       task, std::move(exchange), timeout, observer, who, std::move(abroad)});
+  Transaction transaction(names_of(order.out), names_of(order.in), order.pause, duplex_,
+                          abroad != nullptr);
+  return start({std::move(transaction), order.pause, order.resume,
+                Exchange{ids_of(order.out), ids_of(order.in), order.parts}, order.timeout, observer,
+                who, std::move(abroad)});
 }
 
-std::uint64_t Operations::swap(const Groups& out, const Groups& in, const Task& pause,
-                               Duration timeout, const Observer& observer, const Asker& who,
-                               std::shared_ptr<Abroad> abroad, const Parts& parts) {
-  const Task resume(Operation::kResume);
-  const std::vector<GroupId> coming = ids_of(in);
+std::uint64_t Operations::swap(const Order& order, const Observer& observer, const Asker& who,
+                               std::shared_ptr<Abroad> abroad) {
   Status status;
-  if (out.empty() || in.empty())
+  if (order.out.empty() || order.in.empty())
     status = {Code::kInvalidArgument, "a swap requires groups to pause and groups to resume"};
-  for (const auto& [id, name] : out)
+  const std::vector<GroupId> coming = ids_of(order.in);
+  for (const auto& [id, name] : order.out)
     if (std::find(coming.begin(), coming.end(), id) != coming.end())
       status = {Code::kInvalidArgument,
                 "group '" + name +
                     "' is named both to pause and to resume. A swap requires different groups"};
-  // Refused before the pause, not after it.
-  if (status.ok()) status = check(out, pause, parts);
-  if (status.ok()) status = check(in, resume);
-  Groups all = out;
-  all.insert(all.end(), in.begin(), in.end());
-  if (abroad != nullptr && status.ok()) status = set_ranks_aside(all);
-  if (status.ok() && await_ranks(all, observer, [=, this] {
-        swap(out, in, pause, timeout, observer, who, nullptr, parts);
-      }))
-    return 0;
-  if (!status.ok()) {
-    observer->finished(status);
-    return 0;
-  }
-  return start({Transaction(names_of(out), names_of(in), pause, duplex_, abroad != nullptr), pause,
-                resume, Exchange{ids_of(out), coming, parts}, timeout, observer, who,
-                std::move(abroad)});
+  if (status.ok()) return start(order, observer, who, std::move(abroad));
+  observer->finished(status);
+  return 0;
+}
+
+bool Operations::await_proof(const DeepProof::Sets& visible, const Observer& observer,
+                             std::function<void()> go_on) {
+  if (means_.deep_proof.verdict(visible) || !closed_.ok() || !refusal_.ok()) return false;
+  await_proof_.insert(observer);
+  observer->on_wait([this, waits = std::weak_ptr(observer)] {
+    const Observer gone = waits.lock();
+    if (await_proof_.erase(gone) > 0)
+      gone->finished({Code::kCancelled, "the caller has disconnected"});
+  });
+  means_.deep_proof.prove(visible, [this, observer, go_on = std::move(go_on)](const Status& now) {
+    const auto waits = await_proof_.find(observer);
+    if (waits == await_proof_.end()) return;  // its caller has gone, or amemd ends
+    await_proof_.erase(waits);
+    now.ok() ? go_on() : observer->finished(now);
+  });
+  return true;
 }
 
 // ---- what ranks do by themselves ----------------------------------------------------------------
@@ -249,7 +243,7 @@ void Operations::deepen(GroupId id) {
   if (found->second.machine.state() != GroupState::kPaused) return;
   for (const auto& [other, operation] : running_)
     if (operation->of().command != nullptr && operation->of().command->has(id)) return;
-  if (const Status status = check({{id, name}}, task); !status.ok())
+  if (const Status status = check({{id, name}}, task, {}); !status.ok())
     return spdlog::warn("group '{}': deep.after: {}", name, status.text());
   // Refused for good: a first try has said so.
   const auto proven = means_.deep_proof.verdict(visible_to({{id, name}}));

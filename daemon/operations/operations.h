@@ -30,18 +30,28 @@ class Operations {
   /// `means` outlives this object. `duplex`: in a swap one comes in while the other goes out.
   Operations(const Means& means, bool duplex) : means_(means), node_(means.node), duplex_(duplex) {}
 
-  /// All of these groups, or none. `timeout` 0: the configured one. What is refused is told to the
-  /// observer at once, and nothing has changed. `abroad`: other nodes have a part of it, too; it is
-  /// asked as long as the observer is told. `who`: has asked for it. Returns
-  /// the transaction's number; 0: refused, or it must be proven first that deep pauses work here,
-  /// or ranks of these groups pause or resume some of their own: nothing begins before that.
-  std::uint64_t start(const Task& task, const Groups& groups, Duration timeout,
-                      const Observer& observer, const Asker& who,
-                      std::shared_ptr<Abroad> abroad = nullptr, const Parts& parts = {});
-  /// `pause`: of `out`, with all tags but for `parts`.
-  std::uint64_t swap(const Groups& out, const Groups& in, const Task& pause, Duration timeout,
-                     const Observer& observer, const Asker& who,
-                     std::shared_ptr<Abroad> abroad = nullptr, const Parts& parts = {});
+  /// What a command is to do: all of it, or nothing.
+  struct Order {
+    Groups out;  // are paused
+    Groups in;   // are resumed
+    Task pause = Operation::kPause;
+    Task resume = Operation::kResume;
+    Parts parts = {};    // of groups that go out, if it is not everything
+    Duration timeout{};  // 0: the configured one
+  };
+  /// The task of these groups alone.
+  static Order order(const Task& task, const Groups& groups, Duration timeout = {});
+
+  /// What is refused is told to the observer at once, and nothing has changed. `abroad`: other
+  /// nodes have a part of it, too; it is asked as long as the observer is told. `who`: has asked
+  /// for it. Returns the transaction's number; 0: refused, or it must be proven first that deep
+  /// pauses work here, or ranks of these groups pause or resume some of their own: nothing begins
+  /// before that.
+  std::uint64_t start(const Order& order, const Observer& observer, const Asker& who,
+                      std::shared_ptr<Abroad> abroad = nullptr);
+  /// The same, of an order that pauses groups and resumes others.
+  std::uint64_t swap(const Order& order, const Observer& observer, const Asker& who,
+                     std::shared_ptr<Abroad> abroad = nullptr);
 
   // ---- what other nodes say of a transaction that they take part in; once it has ended: nothing
   /// StepOf or CutTaken, to its operation on the group of that name.
@@ -121,7 +131,10 @@ class Operations {
   /// What the ranks of these groups see. REQUIRES: check() of a deep pause has passed.
   DeepProof::Sets visible_to(const Groups& groups) const;
   /// Whether all of these can begin: each is named once, and in the right state.
-  Status check(const Groups& groups, const Task& task, const Parts& parts = {});
+  Status check(const Groups& groups, const Task& task, const Parts& parts);
+  /// True: it is not known yet whether deep pauses of these work, and `go_on` is called when it is.
+  bool await_proof(const DeepProof::Sets& visible, const Observer& observer,
+                   std::function<void()> go_on);
   /// Begins all of it. Returns its number; 0: refused.
   std::uint64_t start(Command::Terms terms);
   void deepen(GroupId id);

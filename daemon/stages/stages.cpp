@@ -490,14 +490,8 @@ void Stages::carry_out(Stage& stage, const Switch& what) {
     return groups;
   };
   const Asker asker("stage '" + stage.name + "'", stage.name, what.why);
-  if (what.in.empty())
-    operations_.start(Task(Operation::kPause), named(what.out), {}, observer, asker, nullptr,
-                      tags_of(what));
-  else if (what.out.empty())
-    operations_.start(Task(Operation::kResume), named(what.in), {}, observer, asker);
-  else
-    operations_.swap(named(what.out), named(what.in), Task(Operation::kPause), {}, observer, asker,
-                     nullptr, tags_of(what));
+  operations_.start({.out = named(what.out), .in = named(what.in), .parts = tags_of(what)},
+                    observer, asker);
 }
 
 Parts Stages::tags_of(const Switch& what) const {
@@ -779,7 +773,7 @@ void Stages::let_start(GroupEntry& group) {
     if (waits_.waits(id)) waits_.answer_start(id, kUnseen);
   if (presence_of(group) != Presence::kOut) return;
   const auto nobody = std::make_shared<SwitchObserver>([](const Status&) {});
-  operations_.start(Task(Operation::kResume), {{group.id, group.machine.name()}}, {}, nobody,
+  operations_.start({.out = {}, .in = {{group.id, group.machine.name()}}}, nobody,
                     std::string("amemd"));
 }
 
