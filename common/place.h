@@ -3,7 +3,7 @@
 // The one table of places. The setting, the session protocol, the record and the views take their
 // names and numbers from here. A new place is a row here, a SegmentSource in
 // daemon/memory/segment_sources.h that makes its segments, and a SegmentView in
-// shim/phases/segment_views.h that a rank has of them. Plain values; any thread.
+// shim/copies/segment_views.h that a rank has of them. Plain values; any thread.
 #pragma once
 
 #include <array>

@@ -11,10 +11,10 @@
 #include "common/driver.h"
 #include "common/fd.h"
 #include "common/status.h"
+#include "shim/copies/pool_view.h"
 #include "shim/driver/local_devices.h"
 #include "shim/gate/gate.h"
 #include "shim/memory/memory.h"
-#include "shim/phases/pool_view.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {

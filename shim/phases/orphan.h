@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "shim/base/options.h"
+#include "shim/copies/mover.h"
 #include "shim/memory/memory.h"
-#include "shim/phases/mover.h"
 #include "shim/phases/rank_state.h"
 #include "shim/session/session.h"
 

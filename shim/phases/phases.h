@@ -13,11 +13,11 @@
 
 #include "shim/base/timings.h"
 #include "shim/blocks/heap.h"
+#include "shim/copies/mover.h"
 #include "shim/gate/gate.h"
 #include "shim/memory/memory.h"
 #include "shim/phases/cut_monitor.h"
 #include "shim/phases/detachment.h"
-#include "shim/phases/mover.h"
 #include "shim/phases/orphan.h"
 #include "shim/phases/rank_state.h"
 #include "shim/phases/report.h"

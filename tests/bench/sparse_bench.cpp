@@ -11,7 +11,7 @@
 #include <functional>
 #include <vector>
 
-#include "shim/phases/sparse_copier.h"
+#include "shim/copies/sparse_copier.h"
 
 namespace {
 

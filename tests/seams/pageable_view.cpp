@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "shim/phases/segment_views.h"
+#include "shim/copies/segment_views.h"
 
 namespace amem::shim {
 namespace {

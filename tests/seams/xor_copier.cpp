@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "shim/phases/form_copier.h"
+#include "shim/copies/form_copier.h"
 
 namespace amem::shim {
 namespace {

@@ -1,4 +1,4 @@
-#include "shim/phases/segment_views.h"
+#include "shim/copies/segment_views.h"
 
 #include <sys/mman.h>
 

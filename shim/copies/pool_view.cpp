@@ -1,4 +1,4 @@
-#include "shim/phases/pool_view.h"
+#include "shim/copies/pool_view.h"
 
 #include <algorithm>
 #include <optional>

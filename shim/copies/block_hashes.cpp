@@ -1,4 +1,4 @@
-#include "shim/phases/block_hashes.h"
+#include "shim/copies/block_hashes.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "shim/phases/backups.h"
+#include "shim/copies/backups.h"
 
 #include <algorithm>
 

@@ -12,13 +12,13 @@
 #include "common/driver.h"
 #include "shim/base/options.h"
 #include "shim/base/timings.h"
+#include "shim/copies/backups.h"
+#include "shim/copies/block_hasher.h"
+#include "shim/copies/block_hashes.h"
+#include "shim/copies/copiers.h"
+#include "shim/copies/pool_view.h"
 #include "shim/driver/local_devices.h"
 #include "shim/memory/memory.h"
-#include "shim/phases/backups.h"
-#include "shim/phases/block_hasher.h"
-#include "shim/phases/block_hashes.h"
-#include "shim/phases/copiers.h"
-#include "shim/phases/pool_view.h"
 #include "shim/scratch/scratch.h"
 
 namespace amem::shim {

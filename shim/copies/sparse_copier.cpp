@@ -1,4 +1,4 @@
-#include "shim/phases/sparse_copier.h"
+#include "shim/copies/sparse_copier.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,7 +8,7 @@
 
 #include "common/numbers.h"
 #include "shim/base/log.h"
-#include "shim/phases/sparse_count.h"
+#include "shim/copies/sparse_count.h"
 
 namespace amem::shim {
 namespace {

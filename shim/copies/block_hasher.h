@@ -15,9 +15,9 @@
 
 #include "common/block_hash.h"
 #include "common/driver.h"
+#include "shim/copies/group_launch.h"
 #include "shim/driver/local_devices.h"
 #include "shim/driver/own_memory.h"
-#include "shim/phases/group_launch.h"
 
 namespace amem::shim {
 

@@ -1,4 +1,4 @@
-#include "shim/phases/mover.h"
+#include "shim/copies/mover.h"
 
 #include <algorithm>
 #include <iterator>

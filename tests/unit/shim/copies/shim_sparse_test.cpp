@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "shim/phases/sparse_count.h"
+#include "shim/copies/sparse_count.h"
 
 namespace amem::shim {
 namespace {

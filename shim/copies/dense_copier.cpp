@@ -1,4 +1,4 @@
-#include "shim/phases/dense_copier.h"
+#include "shim/copies/dense_copier.h"
 
 #include <cstring>
 #include <string>

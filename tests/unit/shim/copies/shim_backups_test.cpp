@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "common/sparse.h"
-#include "shim/phases/backups.h"
-#include "shim/phases/copiers.h"
+#include "shim/copies/backups.h"
+#include "shim/copies/copiers.h"
 
 namespace amem::shim {
 namespace {

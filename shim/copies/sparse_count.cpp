@@ -1,4 +1,4 @@
-#include "shim/phases/sparse_count.h"
+#include "shim/copies/sparse_count.h"
 
 #include <algorithm>
 #include <bit>

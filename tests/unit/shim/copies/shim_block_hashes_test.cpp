@@ -3,7 +3,7 @@
 #include <functional>
 #include <vector>
 
-#include "shim/phases/block_hashes.h"
+#include "shim/copies/block_hashes.h"
 
 namespace amem::shim {
 namespace {

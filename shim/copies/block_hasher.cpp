@@ -1,4 +1,4 @@
-#include "shim/phases/block_hasher.h"
+#include "shim/copies/block_hasher.h"
 
 #include <sys/random.h>
 
@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "shim/base/log.h"
-#include "shim/phases/sparse_count.h"
+#include "shim/copies/sparse_count.h"
 
 namespace amem::shim {
 namespace {

@@ -17,8 +17,8 @@
 #include "common/form.h"
 #include "common/status.h"
 #include "shim/blocks/small_blocks.h"
+#include "shim/copies/block_hashes.h"
 #include "shim/driver/local_devices.h"
-#include "shim/phases/block_hashes.h"
 
 namespace amem::shim {
 

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "common/status.h"
+#include "shim/copies/copiers.h"
+#include "shim/copies/form_copier.h"
+#include "shim/copies/pool_view.h"
 #include "shim/memory/memory.h"
-#include "shim/phases/copiers.h"
-#include "shim/phases/form_copier.h"
-#include "shim/phases/pool_view.h"
 
 namespace amem::shim {
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "common/driver.h"
+#include "shim/copies/copy_marks.h"
+#include "shim/copies/form_copier.h"
 #include "shim/driver/local_devices.h"
-#include "shim/phases/copy_marks.h"
-#include "shim/phases/form_copier.h"
 
 namespace amem::shim {
 

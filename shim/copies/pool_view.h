@@ -14,8 +14,8 @@
 #include "common/driver.h"
 #include "common/fd.h"
 #include "common/status.h"
+#include "shim/copies/segment_views.h"
 #include "shim/driver/local_devices.h"
-#include "shim/phases/segment_views.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {

@@ -1,4 +1,4 @@
-#include "shim/phases/copy_marks.h"
+#include "shim/copies/copy_marks.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // How far queued copies are, on whatever driver is found: the simulated one, or a GPU's.
-#include "shim/phases/copy_marks.h"
+#include "shim/copies/copy_marks.h"
 
 #include <gtest/gtest.h>
 

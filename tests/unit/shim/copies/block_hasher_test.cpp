@@ -1,6 +1,6 @@
 // The kernels that find unchanged blocks, by way of the driver: on the simulated one its stand-ins
 // for them, on a machine with a GPU the kernels themselves.
-#include "shim/phases/block_hasher.h"
+#include "shim/copies/block_hasher.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "shim/phases/block_hashes.h"
+#include "shim/copies/block_hashes.h"
 #include "tests/unit/fixtures/on_driver.h"
 
 namespace amem::shim {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "common/driver.h"
-#include "shim/phases/form_copier.h"
+#include "shim/copies/form_copier.h"
 
 namespace amem::shim {
 

@@ -1,4 +1,4 @@
-#include "shim/phases/group_launch.h"
+#include "shim/copies/group_launch.h"
 
 #include <algorithm>
 

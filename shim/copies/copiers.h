@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "common/driver.h"
+#include "shim/copies/dense_copier.h"
+#include "shim/copies/sparse_copier.h"
 #include "shim/driver/local_devices.h"
-#include "shim/phases/dense_copier.h"
-#include "shim/phases/sparse_copier.h"
 
 namespace amem::shim {
 

@@ -1,6 +1,6 @@
 // The kernels of sparse copies by way of the driver: on the simulated one its stand-ins for them,
 // on a machine with a GPU the kernels themselves.
-#include "shim/phases/sparse_copier.h"
+#include "shim/copies/sparse_copier.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "shim/phases/sparse_count.h"
+#include "shim/copies/sparse_count.h"
 #include "tests/unit/fixtures/on_driver.h"
 
 namespace amem::shim {

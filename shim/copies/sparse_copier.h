@@ -15,10 +15,10 @@
 
 #include "common/driver.h"
 #include "common/sparse.h"
+#include "shim/copies/form_copier.h"
+#include "shim/copies/group_launch.h"
 #include "shim/driver/local_devices.h"
 #include "shim/driver/own_memory.h"
-#include "shim/phases/form_copier.h"
-#include "shim/phases/group_launch.h"
 #include "shim/scratch/fifos.h"
 
 namespace amem::shim {
