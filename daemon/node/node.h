@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "daemon/base/callback_scope.h"
 #include "daemon/base/event_loop.h"
-#include "daemon/base/scope.h"
 #include "daemon/memory/allocations.h"
 #include "daemon/memory/extents.h"
 #include "daemon/memory/pools.h"
@@ -83,7 +83,7 @@ struct Rank {
   std::set<DeviceUuid> freed;              // on which it has freed memory since its last Settle
   EventLoop::WatchId process_watch = 0;
   RankWork work;
-  Scope scope;  // of callbacks that end with the rank
+  CallbackScope scope;  // of callbacks that end with the rank
 
   // A Save that was called off may still be writing to its extents. They go back to the pool when
   // the rank has answered, or its process has ended.

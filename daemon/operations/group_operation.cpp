@@ -41,7 +41,7 @@ void GroupOperation::tell_wait() {
   progress.set_phase(std::string(phase_name(group_.machine.phase())));
   progress.set_waits_for(told_wait_);
   progress.set_elapsed_us(to_us(Clock::now() - group_.machine.since()));
-  tell_command(&Command::progress, progress);
+  tell_command(&RunningCommand::progress, progress);
 }
 
 void GroupOperation::run(const action::Progress& progress) {

@@ -14,16 +14,16 @@
 #include <string>
 #include <vector>
 
+#include "daemon/base/callback_scope.h"
 #include "daemon/base/event_loop.h"
-#include "daemon/base/scope.h"
 #include "daemon/checkpoint/deep_proof.h"
 #include "daemon/checkpoint/group_checkpoint.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/workers.h"
 #include "daemon/node/node.h"
-#include "daemon/operations/command.h"
 #include "daemon/operations/outbox.h"
 #include "daemon/operations/restore_space.h"
+#include "daemon/operations/running_command.h"
 #include "daemon/operations/saved_bytes.h"
 #include "daemon/transactions/headroom.h"
 
@@ -80,16 +80,22 @@ class GroupOperation {
 
   void run(const action::Ask& ask);
   void run(const action::Arrived& arrived);
-  void run(const action::Quiesce& quiesce) { tell_command(&Command::quiesces, quiesce.ranks); }
-  void run(const action::Reported& report) { tell_command(&Command::reported, report); }
+  void run(const action::Quiesce& quiesce) {
+    tell_command(&RunningCommand::quiesces, quiesce.ranks);
+  }
+  void run(const action::Reported& report) { tell_command(&RunningCommand::reported, report); }
   void run(const action::Leaves&) {
-    tell_command(&Command::tell_transaction, &Transaction::leaves);
+    tell_command(&RunningCommand::tell_transaction, &Transaction::leaves);
   }
-  void run(const action::Ready&) { tell_command(&Command::tell_transaction, &Transaction::ready); }
+  void run(const action::Ready&) {
+    tell_command(&RunningCommand::tell_transaction, &Transaction::ready);
+  }
   void run(const action::Unready&) {
-    tell_command(&Command::tell_transaction, &Transaction::unready);
+    tell_command(&RunningCommand::tell_transaction, &Transaction::unready);
   }
-  void run(const action::Left&) { tell_command(&Command::tell_transaction, &Transaction::left); }
+  void run(const action::Left&) {
+    tell_command(&RunningCommand::tell_transaction, &Transaction::left);
+  }
   void run(const action::Progress& progress);
 
   /// A callback that comes in a later turn of the loop, or at once: `what`, and then all that the
@@ -103,7 +109,7 @@ class GroupOperation {
         });
   }
   /// For callbacks after which nothing need be carried out.
-  const Scope& scope() const { return scope_; }
+  const CallbackScope& scope() const { return scope_; }
   /// Has all carried out that the group wants. This operation may have ended then.
   void go_on();
   /// Who watches is told what the operation waits for, if that is new.
@@ -141,7 +147,7 @@ class GroupOperation {
 
   std::uint64_t drops_ = 0;  // the last is the one that counts
   std::string told_wait_;    // what it waits for, as it was last told
-  Scope scope_;
+  CallbackScope scope_;
 };
 
 }  // namespace amem

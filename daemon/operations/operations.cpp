@@ -263,20 +263,20 @@ void Operations::deepen(GroupId id) {
 
 // ---- commands -----------------------------------------------------------------------------------
 
-std::uint64_t Operations::start(Command::Terms terms) {
+std::uint64_t Operations::start(RunningCommand::Terms terms) {
   if (const Status& why = closed_.ok() ? refusal_ : closed_; !why.ok()) {
     terms.observer->finished(why);
     return 0;
   }
   const std::uint64_t number = ++last_number_;
   const bool spans_nodes = terms.abroad != nullptr;
-  const auto command = std::make_shared<Command>(*this, means_, number, std::move(terms));
+  const auto command = std::make_shared<RunningCommand>(*this, means_, number, std::move(terms));
   if (spans_nodes) abroad_[number] = command;
   command->start();
   return number;
 }
 
-std::shared_ptr<Command> Operations::abroad(std::uint64_t number) const {
+std::shared_ptr<RunningCommand> Operations::abroad(std::uint64_t number) const {
   const auto found = abroad_.find(number);
   return found != abroad_.end() ? found->second.lock() : nullptr;
 }
@@ -310,7 +310,7 @@ Status Operations::begin(GroupEntry& group, const Task& task, Duration timeout, 
 void Operations::began(GroupEntry& group, const action::Begun& begun) {
   Membership of;
   if (auto asked = begins_.extract(group.id)) of = std::move(asked.mapped());
-  const Command* const command = of.command.get();
+  const RunningCommand* const command = of.command.get();
   if (command != nullptr)
     if (std::optional<FleetShare> share = command->new_share(of.member)) {
       group.shares.push_front(*std::move(share));
@@ -380,14 +380,15 @@ void Operations::ended(GroupEntry& group, const Outcome& outcome) {
     means_.loop.post([this] { look_at_ranks(); });
   if (outcome.again) return;
   remember(*operation, outcome);
-  if (Command* const command = operation->of().command.get()) command->ended(*operation, outcome);
+  if (RunningCommand* const command = operation->of().command.get())
+    command->ended(*operation, outcome);
 }
 
 void Operations::remember(const GroupOperation& operation, const Outcome& outcome) {
   const GroupEntry& group = operation.group();
   PastOperation past;
   past.remarks = operation.remarks();
-  if (const Command* const command = operation.of().command.get()) {
+  if (const RunningCommand* const command = operation.of().command.get()) {
     past.transaction = command->number();
     past.swap = command->swaps();
     past.by_broker = command->by_broker();

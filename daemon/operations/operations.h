@@ -14,17 +14,17 @@
 
 #include "daemon/node/names.h"
 #include "daemon/node/node.h"
-#include "daemon/operations/command.h"
 #include "daemon/operations/group_operation.h"
 #include "daemon/operations/pause_operation.h"
 #include "daemon/operations/resume_operation.h"
+#include "daemon/operations/running_command.h"
 #include "daemon/transactions/transaction.h"
 
 namespace amem {
 
 class Operations {
  public:
-  using Observer = Command::Observer;
+  using Observer = RunningCommand::Observer;
   using Groups = std::vector<NamedGroup>;  // names: what the observer is told
 
   /// `means` outlives this object. `duplex`: in a swap one comes in while the other goes out.
@@ -136,10 +136,10 @@ class Operations {
   bool await_proof(const DeepProof::Sets& visible, const Observer& observer,
                    std::function<void()> go_on);
   /// Begins all of it. Returns its number; 0: refused.
-  std::uint64_t start(Command::Terms terms);
+  std::uint64_t start(RunningCommand::Terms terms);
   void deepen(GroupId id);
   /// Of a transaction over several nodes that has not ended; null: there is none of that number.
-  std::shared_ptr<Command> abroad(std::uint64_t number) const;
+  std::shared_ptr<RunningCommand> abroad(std::uint64_t number) const;
   void remember(const GroupOperation& operation, const Outcome& outcome);
 
   const Means& means_;
@@ -149,7 +149,8 @@ class Operations {
   std::map<GroupId, Membership> begins_;  // of those whose group has not said so yet
   std::list<AwaitsRanks> await_ranks_;    // in the order in which they came
   std::multiset<Observer> await_proof_;   // of deep pauses that have not begun
-  std::map<std::uint64_t, std::weak_ptr<Command>> abroad_;  // transactions over several nodes
+  std::map<std::uint64_t, std::weak_ptr<RunningCommand>>
+      abroad_;  // transactions over several nodes
   std::uint64_t last_number_ = 0;
   Status closed_;   // not OK: why nothing goes on, and nothing is begun any more
   Status refusal_;  // not OK: why nothing new is begun

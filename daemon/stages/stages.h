@@ -17,8 +17,8 @@
 #include "amem/v1/broker.pb.h"
 #include "common/packet.h"
 #include "common/status.h"
+#include "daemon/base/callback_scope.h"
 #include "daemon/base/event_loop.h"
-#include "daemon/base/scope.h"
 #include "daemon/memory/devices.h"
 #include "daemon/node/events.h"
 #include "daemon/node/node.h"
@@ -193,7 +193,7 @@ class Stages {
   Time poll_began_{};
   bool polled_after_failure_ = false;  // in this second
   bool closed_ = false;
-  Scope scope_;
+  CallbackScope scope_;
 };
 
 }  // namespace amem

@@ -1,4 +1,4 @@
-#include "daemon/operations/command.h"
+#include "daemon/operations/running_command.h"
 
 #include <spdlog/spdlog.h>
 
@@ -10,7 +10,8 @@
 
 namespace amem {
 
-Command::Command(Operations& operations, const Means& means, std::uint64_t number, Terms terms)
+RunningCommand::RunningCommand(Operations& operations, const Means& means, std::uint64_t number,
+                               Terms terms)
     : operations_(operations),
       means_(means),
       number_(number),
@@ -27,62 +28,62 @@ Task part_of(Task task, GroupId group, const Parts& parts) {
   return task;
 }
 
-void Command::start() { carry_out(terms_.transaction.start()); }
+void RunningCommand::start() { carry_out(terms_.transaction.start()); }
 
 // ---- what it is ---------------------------------------------------------------------------------
 
-bool Command::has(GroupId group) const {
+bool RunningCommand::has(GroupId group) const {
   return std::find(groups_.begin(), groups_.end(), group) != groups_.end();
 }
 
-bool Command::of_several(const Account& owner) const {
+bool RunningCommand::of_several(const Account& owner) const {
   return std::any_of(groups_.begin(), groups_.end(), [&](GroupId id) {
     const auto group = means_.node.groups.find(id);
     return group == means_.node.groups.end() || group->second.account.get() != &owner;
   });
 }
 
-bool Command::resumes(std::size_t member) const {
+bool RunningCommand::resumes(std::size_t member) const {
   return !swaps() && terms_.asker.stage.empty() && terms_.resume == Task(Operation::kResume) &&
          !terms_.transaction.goes_out(member);
 }
 
-std::optional<FleetShare> Command::new_share(std::size_t member) const {
+std::optional<FleetShare> RunningCommand::new_share(std::size_t member) const {
   if (terms_.abroad == nullptr) return std::nullopt;
   return FleetShare{terms_.abroad->transaction(), terms_.transaction.side_of(member)};
 }
 
-GroupOperation* Command::operation(std::size_t member) const {
+GroupOperation* RunningCommand::operation(std::size_t member) const {
   GroupOperation* const found = operations_.of(groups_[member]);
   return found != nullptr && found->of().command.get() == this ? found : nullptr;
 }
 
 // ---- what its members say -----------------------------------------------------------------------
 
-void Command::quiesces(std::size_t member, const std::vector<RankId>& ranks) {
+void RunningCommand::quiesces(std::size_t member, const std::vector<RankId>& ranks) {
   if (terms_.abroad != nullptr) terms_.abroad->quiesces(terms_.transaction.name(member), ranks);
 }
 
-void Command::reported(std::size_t member, const action::Reported& report) {
+void RunningCommand::reported(std::size_t member, const action::Reported& report) {
   if (terms_.abroad != nullptr)
     terms_.abroad->reported(terms_.transaction.name(member), report.rank, report.what);
 }
 
-void Command::tell_transaction(std::size_t member,
-                               Transaction::Steps (Transaction::*what)(std::size_t)) {
+void RunningCommand::tell_transaction(std::size_t member,
+                                      Transaction::Steps (Transaction::*what)(std::size_t)) {
   if (what == &Transaction::leaves && !operations_.closed().ok())
     return;  // nothing begins any more
   carry_out((terms_.transaction.*what)(member));
 }
 
-void Command::progress(std::size_t member, v1::Progress progress) {
+void RunningCommand::progress(std::size_t member, v1::Progress progress) {
   if (terms_.observer == nullptr) return;
   progress.set_group(terms_.transaction.name(member));
   progress.set_transaction(number_);
   terms_.observer->progress(progress);
 }
 
-void Command::ended(const GroupOperation& operation, const Outcome& outcome) {
+void RunningCommand::ended(const GroupOperation& operation, const Outcome& outcome) {
   const std::size_t member = operation.of().member;
   if (terms_.observer != nullptr && outcome.status.ok()) {
     v1::Progress last;
@@ -106,24 +107,24 @@ void Command::ended(const GroupOperation& operation, const Outcome& outcome) {
 
 // ---- what other nodes say -----------------------------------------------------------------------
 
-void Command::tell(const std::string& group, const Event& event) {
+void RunningCommand::tell(const std::string& group, const Event& event) {
   for (std::size_t member = 0; member < groups_.size(); ++member)
     if (terms_.transaction.name(member) == group)
       if (GroupOperation* const its = operation(member)) return its->tell(event);
 }
 
-bool Command::may_go_on(Side side) {
+bool RunningCommand::may_go_on(Side side) {
   const Transaction::Steps steps = terms_.transaction.may_go_on(side);
   carry_out(steps);
   return !steps.empty();
 }
 
-void Command::give_up(const Status& why) {
+void RunningCommand::give_up(const Status& why) {
   (void)note(groups_, &FleetShare::given_up);
   carry_out(terms_.transaction.give_up(why));
 }
 
-FleetShare* Command::share_of(GroupEntry& group) const {
+FleetShare* RunningCommand::share_of(GroupEntry& group) const {
   if (terms_.abroad == nullptr) return nullptr;
   const auto found = std::find_if(
       group.shares.begin(), group.shares.end(),
@@ -131,7 +132,7 @@ FleetShare* Command::share_of(GroupEntry& group) const {
   return found != group.shares.end() ? &*found : nullptr;
 }
 
-Status Command::note(const std::vector<GroupId>& groups, bool FleetShare::*what) {
+Status RunningCommand::note(const std::vector<GroupId>& groups, bool FleetShare::*what) {
   Status status;
   for (const GroupId id : groups) {
     const auto group = means_.node.groups.find(id);
@@ -147,7 +148,7 @@ Status Command::note(const std::vector<GroupId>& groups, bool FleetShare::*what)
 // ---- its steps ----------------------------------------------------------------------------------
 
 /// What a step brings about may call for more steps: these come after it.
-void Command::carry_out(const Transaction::Steps& steps) {
+void RunningCommand::carry_out(const Transaction::Steps& steps) {
   steps_.insert(steps_.end(), steps.begin(), steps.end());
   if (std::exchange(stepping_, true)) return;
   const auto self = shared_from_this();  // the last of its operations may end in a step
@@ -159,7 +160,7 @@ void Command::carry_out(const Transaction::Steps& steps) {
   stepping_ = false;
 }
 
-void Command::carry_out(Transaction::Step step) {
+void RunningCommand::carry_out(Transaction::Step step) {
   switch (step.what) {
     case Transaction::Step::kFinish:
       return finish();
@@ -187,7 +188,7 @@ void Command::carry_out(Transaction::Step step) {
   }
 }
 
-void Command::ask(const Transaction::Step& step) {
+void RunningCommand::ask(const Transaction::Step& step) {
   const Side side = terms_.transaction.side_of(step.member);
   const bool asks = step.what == Transaction::Step::kAsk;
   // On record before anybody is asked: the next broker must not take it for one that never will.
@@ -204,7 +205,7 @@ void Command::ask(const Transaction::Step& step) {
   });
 }
 
-Status Command::begin(std::size_t member) {
+Status RunningCommand::begin(std::size_t member) {
   const auto found = means_.node.groups.find(groups_[member]);
   if (found == means_.node.groups.end())
     return {Code::kAborted,
@@ -217,7 +218,7 @@ Status Command::begin(std::size_t member) {
                            {shared_from_this(), member});
 }
 
-void Command::finish() {
+void RunningCommand::finish() {
   operations_.forget(number_);
   const Transaction& transaction = terms_.transaction;
   const Status result = transaction.result();

@@ -1,7 +1,7 @@
-// Scope: callbacks that end with the object that waits for them.
+// CallbackScope: callbacks that end with the object that waits for them.
 //
 // A callback of a worker, a timer or a job of the loop may come when the object that asked for it
-// has gone. An object that has a Scope passes such callbacks through it.
+// has gone. An object that has a CallbackScope passes such callbacks through it.
 //
 // For the loop's thread: the callback runs there, and the object ends there.
 #pragma once
@@ -11,11 +11,11 @@
 
 namespace amem {
 
-class Scope {
+class CallbackScope {
  public:
-  Scope() = default;
-  Scope(Scope&&) = default;
-  Scope& operator=(Scope&&) = default;
+  CallbackScope() = default;
+  CallbackScope(CallbackScope&&) = default;
+  CallbackScope& operator=(CallbackScope&&) = default;
 
   /// `job`, which does nothing once this scope has ended. It may outlive the scope, and be copied
   /// if `job` may.

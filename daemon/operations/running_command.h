@@ -1,4 +1,4 @@
-// Command: what an operator, a stage or amemd itself has asked for: one transaction, and the
+// RunningCommand: what an operator, a stage or amemd itself has asked for: one transaction, and the
 // operations on groups that are its members.
 //
 // What the members do to each other is decided in daemon/transactions/transaction.h. A command goes
@@ -65,7 +65,7 @@ using Parts = std::map<GroupId, Selection>;
 /// What a task of all that go out means for this group.
 Task part_of(Task task, GroupId group, const Parts& parts);
 
-class Command : public std::enable_shared_from_this<Command> {
+class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
  public:
   using Observer = std::shared_ptr<OperationObserver>;
 
@@ -84,7 +84,7 @@ class Command : public std::enable_shared_from_this<Command> {
   };
 
   /// `number`: counted since the broker began. What is passed in outlives this object.
-  Command(Operations& operations, const Means& means, std::uint64_t number, Terms terms);
+  RunningCommand(Operations& operations, const Means& means, std::uint64_t number, Terms terms);
 
   void start();
 
@@ -151,7 +151,7 @@ class Command : public std::enable_shared_from_this<Command> {
 
 /// An operation's place in its command.
 struct Membership {
-  std::shared_ptr<Command> command = nullptr;  // null: asked for from inside
+  std::shared_ptr<RunningCommand> command = nullptr;  // null: asked for from inside
   std::size_t member = 0;
 };
 
