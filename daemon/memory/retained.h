@@ -19,7 +19,7 @@ namespace amem {
 /// What pauses do to find bytes that did not change (pool.retain).
 enum class Retain : std::uint8_t {
   kOff,   // nothing: everything is copied
-  kAuto,  // what the tag's last pauses have found says (daemon/plans/changes.h)
+  kAuto,  // what the tag's last pauses have found says (daemon/node/changes.h)
   kAlways
 };
 

@@ -21,6 +21,7 @@
 #include "daemon/memory/allocations.h"
 #include "daemon/memory/extents.h"
 #include "daemon/memory/pools.h"
+#include "daemon/node/changes.h"
 #include "daemon/node/history.h"
 #include "daemon/node/records.h"
 #include "daemon/node/stage_figures.h"
@@ -28,7 +29,6 @@
 #include "daemon/owners/peer_credentials.h"
 #include "daemon/phases/group.h"
 #include "daemon/phases/task.h"
-#include "daemon/plans/changes.h"
 #include "daemon/sessions/session_server.h"
 #include "daemon/turns/view.h"
 

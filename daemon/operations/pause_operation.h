@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "common/packet.h"
+#include "daemon/memory/block_map.h"
 #include "daemon/operations/group_operation.h"
-#include "daemon/plans/block_map.h"
 #include "daemon/plans/guests.h"
 #include "daemon/plans/waves.h"
 #include "daemon/transactions/headroom.h"

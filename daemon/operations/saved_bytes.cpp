@@ -7,8 +7,8 @@
 
 #include "common/numbers.h"
 #include "daemon/base/units.h"
+#include "daemon/memory/shortage.h"
 #include "daemon/plans/plan.h"
-#include "daemon/plans/shortage.h"
 
 namespace amem {
 namespace {

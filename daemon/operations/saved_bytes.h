@@ -16,11 +16,11 @@
 
 #include "common/packet.h"
 #include "daemon/base/event_loop.h"
+#include "daemon/memory/block_map.h"
 #include "daemon/memory/devices.h"
+#include "daemon/memory/packing.h"
+#include "daemon/memory/shortage.h"
 #include "daemon/node/node.h"
-#include "daemon/plans/block_map.h"
-#include "daemon/plans/packing.h"
-#include "daemon/plans/shortage.h"
 
 namespace amem {
 

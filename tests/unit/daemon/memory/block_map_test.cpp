@@ -1,4 +1,4 @@
-#include "daemon/plans/block_map.h"
+#include "daemon/memory/block_map.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/plans/packing.h"
+#include "daemon/memory/packing.h"
 
 #include <algorithm>
 #include <optional>

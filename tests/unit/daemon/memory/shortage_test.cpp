@@ -1,4 +1,4 @@
-#include "daemon/plans/shortage.h"
+#include "daemon/memory/shortage.h"
 
 #include <gtest/gtest.h>
 

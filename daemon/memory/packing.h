@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "daemon/memory/allocations.h"
+#include "daemon/memory/block_map.h"
 #include "daemon/memory/extents.h"
-#include "daemon/plans/block_map.h"
 
 namespace amem {
 

@@ -1,4 +1,4 @@
-#include "daemon/plans/changes.h"
+#include "daemon/node/changes.h"
 
 #include <gtest/gtest.h>
 
