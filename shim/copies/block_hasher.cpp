@@ -20,9 +20,7 @@ using block_hash::Key;
 
 constexpr std::uint64_t kGroupBytes = sparse::kBlocksPerGroup * sizeof(Hash);
 /// For the kernels' trial: the entries of a group, and a unit of memory with its copy.
-constexpr std::uint64_t kTrialBytes = kGroupBytes + 2 * sparse::kUnit;
-
-std::string on(int ordinal) { return " on device " + std::to_string(ordinal); }
+constexpr std::uint64_t kHashTrialBytes = kGroupBytes + 2 * sparse::kUnit;
 
 bool random_bytes(void* to, std::size_t size) {
   auto* at = static_cast<char*>(to);
@@ -67,9 +65,10 @@ void BlockHasher::prepare(int ordinal) {
   }
   const bool no_memory = attempts_.failed(ordinal, r);
   if (!std::exchange(logged_, true))
-    log_info(driver_.error(r, "the kernels that find unchanged blocks" + on(ordinal)).text() +
-             "; each pause copies all bytes that it keeps" +
-             (no_memory ? ", until there is space for them" : ""));
+    log_info(
+        driver_.error(r, "the kernels that find unchanged blocks" + on_device(ordinal)).text() +
+        "; each pause copies all bytes that it keeps" +
+        (no_memory ? ", until there is space for them" : ""));
 }
 
 CUresult BlockHasher::make(int ordinal, Device& device) {
@@ -82,11 +81,11 @@ CUresult BlockHasher::make(int ordinal, Device& device) {
       {&device.copy.function, block_hash::kCopyKernel}};
   CUresult r = load_kernels(driver_, ordinal, kBlockHashPtx, kernels, device.kernels);
   constexpr std::uint64_t kTable = kSpace * kGroupBytes;
-  if (r == CUDA_SUCCESS) r = device.table.make(driver_, kTable + kTrialBytes + sizeof(Key));
+  if (r == CUDA_SUCCESS) r = device.table.make(driver_, kTable + kHashTrialBytes + sizeof(Key));
   if (r == CUDA_SUCCESS) {
     // Behind the table: the trial's memory and the key, which nothing else writes to.
     auto* const trial = static_cast<char*>(device.table.get()) + kTable;
-    auto* const key = reinterpret_cast<Key*>(trial + kTrialBytes);
+    auto* const key = reinterpret_cast<Key*>(trial + kHashTrialBytes);
     if (!draw(*key)) r = CUDA_ERROR_OPERATING_SYSTEM;
     device.zero = hash_of_zeros(*key);
     block_hash::SetKey set{reinterpret_cast<std::uintptr_t>(key)};
@@ -158,7 +157,7 @@ Status BlockHasher::compare(std::span<const Piece> pieces) {
                                      std::to_string(piece.id) + " from byte " +
                                      std::to_string(piece.offset + block * sparse::kBlock) +
                                      " on, though the hash of that block says so" +
-                                     on(piece.device) +
+                                     on_device(piece.device) +
                                      "; set pool.retain = \"off\", and report it"};
     }
   });
@@ -213,7 +212,7 @@ Status BlockHasher::run(GroupKernel Device::*kernel, std::span<const Piece> piec
         r = launch_groups(driver_, device.*kernel, device.kernels.stream, device.table.get(),
                           listed);
       if (r != CUDA_SUCCESS) {
-        result = driver_.error(r, "looking for unchanged blocks" + on(ordinal));
+        result = driver_.error(r, "looking for unchanged blocks" + on_device(ordinal));
         break;
       }
     }
@@ -236,7 +235,7 @@ Status BlockHasher::run(GroupKernel Device::*kernel, std::span<const Piece> piec
 Status BlockHasher::wait(int ordinal, const Device& device) {
   const CUresult r = devices_.wait(ordinal, device.kernels.stream);
   return r == CUDA_SUCCESS ? Status()
-                           : driver_.error(r, "looking for unchanged blocks" + on(ordinal));
+                           : driver_.error(r, "looking for unchanged blocks" + on_device(ordinal));
 }
 
 }  // namespace amem::shim

@@ -7,12 +7,16 @@
 #include <cstdint>
 #include <set>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "common/driver.h"
 #include "shim/copies/form_copier.h"
 
 namespace amem::shim {
+
+/// " on device 0", for messages.
+inline std::string on_device(int ordinal) { return " on device " + std::to_string(ordinal); }
 
 /// A piece, and where its groups' entries begin in the table of the launch.
 struct Listed {

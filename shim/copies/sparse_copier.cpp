@@ -16,9 +16,7 @@ namespace {
 /// Beside an entry for each group of the device's memory: pieces that do not fill a group.
 constexpr std::uint64_t kSpareEntries = 4096;
 /// For the kernels' trial: an entry, a unit of memory, and a copy of that.
-constexpr std::uint64_t kTrialBytes = 2 * sparse::kUnit + sparse::index_bytes(sparse::kUnit);
-
-std::string on(int ordinal) { return " on device " + std::to_string(ordinal); }
+constexpr std::uint64_t kCopyTrialBytes = 2 * sparse::kUnit + sparse::index_bytes(sparse::kUnit);
 
 }  // namespace
 
@@ -41,7 +39,7 @@ void SparseCopier::prepare(int ordinal) {
   }
   const bool no_memory = attempts_.failed(ordinal, r);
   if (!std::exchange(warned_, true))
-    log_warn(driver_.error(r, "the kernels of sparse copies" + on(ordinal)).text() +
+    log_warn(driver_.error(r, "the kernels of sparse copies" + on_device(ordinal)).text() +
              ". amem copies all bytes, with the zeros, and AMEM_VERIFY has no effect" +
              (no_memory ? ", until there is space for them" : ""));
 }
@@ -61,7 +59,7 @@ CUresult SparseCopier::make(int ordinal, Device& device) {
   device.space = static_cast<std::uint32_t>(
       round_up(sparse::groups(memory) + kSpareEntries, sparse::kUnit / sizeof(sparse::Entry)));
   const std::uint64_t bytes = device.space * sizeof(sparse::Entry);
-  if (r == CUDA_SUCCESS) r = device.table.make(driver_, bytes + kTrialBytes);
+  if (r == CUDA_SUCCESS) r = device.table.make(driver_, bytes + kCopyTrialBytes);
   // A driver may load a kernel only when it is launched, which must not be in a pause. So each runs
   // once, on an entry and a few zeros behind the table's end: nobody waits for them, as the
   // program's own kernels may keep them waiting, and the table may be in use when they run.
@@ -195,7 +193,7 @@ Status SparseCopier::load(std::span<const Piece> pieces) {
       return {Code::kFailedPrecondition,
               "allocation " + std::to_string(piece.id) +
                   " was saved sparsely, but amem's kernels to load it are not loaded" +
-                  on(piece.device)};
+                  on_device(piece.device)};
     by_device[piece.device].push_back({piece, 0});
   }
   for (const auto& [ordinal, listed] : by_device)
@@ -231,11 +229,12 @@ Status SparseCopier::read(int ordinal, std::span<const Address> at,
   const auto found = ready_.find(ordinal);
   if (found == ready_.end())
     return {Code::kFailedPrecondition,
-            "amem's kernels to look at memory are not loaded" + on(ordinal)};
+            "amem's kernels to look at memory are not loaded" + on_device(ordinal)};
   const Device& device = found->second;
   const std::uint32_t most = (device.space - device.in_use) / 2;
   if (most == 0)
-    return {Code::kResourceExhausted, "there is no space left to look at memory" + on(ordinal)};
+    return {Code::kResourceExhausted,
+            "there is no space left to look at memory" + on_device(ordinal)};
   words.clear();
   while (!at.empty()) {
     const std::span<const Address> now = at.first(std::min<std::size_t>(at.size(), most));
@@ -246,7 +245,7 @@ Status SparseCopier::read(int ordinal, std::span<const Address> at,
       const LocalDevices::Use use(devices_, ordinal);
       CUresult r = use.result();
       if (r == CUDA_SUCCESS) r = launch_words(device, device.in_use, count);
-      if (r != CUDA_SUCCESS) return driver_.error(r, "a look at memory" + on(ordinal));
+      if (r != CUDA_SUCCESS) return driver_.error(r, "a look at memory" + on_device(ordinal));
     }
     if (Status s = wait(ordinal, device); !s.ok()) return s;
     words.insert(words.end(), list.begin() + count, list.end());
@@ -316,7 +315,8 @@ Status SparseCopier::launch(Kernel kernel, int ordinal, const Device& device,
   LocalDevices::Use use(devices_, ordinal);
   CUresult r = use.result();
   if (r == CUDA_SUCCESS) r = launch_all(kernel, device, listed);
-  return r == CUDA_SUCCESS ? Status() : driver_.error(r, "a kernel of sparse copies" + on(ordinal));
+  return r == CUDA_SUCCESS ? Status()
+                           : driver_.error(r, "a kernel of sparse copies" + on_device(ordinal));
 }
 
 CUresult SparseCopier::launch_all(Kernel kernel, const Device& device,
@@ -333,7 +333,7 @@ CUresult SparseCopier::launch_all(Kernel kernel, const Device& device,
 
 Status SparseCopier::wait(int ordinal, const Device& device) {
   const CUresult r = devices_.wait(ordinal, device.kernels.stream);
-  return r == CUDA_SUCCESS ? Status() : driver_.error(r, "sparse copies" + on(ordinal));
+  return r == CUDA_SUCCESS ? Status() : driver_.error(r, "sparse copies" + on_device(ordinal));
 }
 
 }  // namespace amem::shim
