@@ -30,9 +30,9 @@
 #include "daemon/control/supervised.h"
 #include "daemon/control/upgrades.h"
 #include "daemon/holder/wire.h"
-#include "daemon/metrics/endpoint.h"
 #include "daemon/owners/owner.h"
 #include "daemon/record/record_log.h"
+#include "daemon/reports/endpoint.h"
 #include "daemon/settings/arguments.h"
 #include "daemon/settings/log.h"
 

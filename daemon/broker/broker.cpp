@@ -7,9 +7,9 @@
 
 #include "common/utf8.h"
 #include "daemon/base/units.h"
-#include "daemon/metrics/families.h"
 #include "daemon/node/names.h"
-#include "daemon/node/reports.h"
+#include "daemon/reports/families.h"
+#include "daemon/reports/reports.h"
 #include "daemon/sessions/messages.h"
 
 namespace amem {

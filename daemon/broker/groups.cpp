@@ -9,8 +9,8 @@
 #include "common/utf8.h"
 #include "daemon/base/units.h"
 #include "daemon/node/names.h"
-#include "daemon/node/reports.h"
 #include "daemon/plans/plan.h"
+#include "daemon/reports/reports.h"
 #include "daemon/sessions/messages.h"
 
 namespace amem {

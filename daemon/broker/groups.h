@@ -11,10 +11,10 @@
 
 #include "daemon/base/event_loop.h"
 #include "daemon/base/ids.h"
-#include "daemon/node/events.h"
 #include "daemon/node/node.h"
 #include "daemon/operations/costs.h"
 #include "daemon/operations/operations.h"
+#include "daemon/reports/events.h"
 #include "daemon/sessions/session_server.h"
 #include "daemon/stages/stages.h"
 

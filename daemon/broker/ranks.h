@@ -11,8 +11,8 @@
 #include "daemon/base/ids.h"
 #include "daemon/broker/groups.h"
 #include "daemon/broker/rank_requests.h"
-#include "daemon/node/events.h"
 #include "daemon/operations/operations.h"
+#include "daemon/reports/events.h"
 #include "daemon/sessions/session_server.h"
 #include "daemon/stages/stages.h"
 

@@ -11,8 +11,8 @@
 #include "amem/v1/fleet.pb.h"
 #include "common/status.h"
 #include "daemon/fleet/participant.h"
-#include "daemon/metrics/book.h"
 #include "daemon/phases/task.h"
+#include "daemon/reports/book.h"
 #include "daemon/stages/stages.h"
 
 namespace amem {

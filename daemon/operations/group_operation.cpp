@@ -8,8 +8,8 @@
 
 #include "common/version.h"
 #include "daemon/base/units.h"
-#include "daemon/node/reports.h"
 #include "daemon/plans/plan.h"
+#include "daemon/reports/reports.h"
 
 namespace amem {
 namespace {

@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "daemon/node/reports.h"
+#include "daemon/reports/reports.h"
 
 namespace amem {
 namespace {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "daemon/base/units.h"
-#include "daemon/node/reports.h"
 #include "daemon/operations/resume_operation.h"
 #include "daemon/plans/plan.h"
+#include "daemon/reports/reports.h"
 #include "daemon/transactions/headroom.h"
 
 namespace amem {

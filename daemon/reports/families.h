@@ -11,11 +11,11 @@
 
 #include "daemon/memory/devices.h"
 #include "daemon/memory/workers.h"
-#include "daemon/metrics/book.h"
-#include "daemon/node/events.h"
 #include "daemon/node/node.h"
 #include "daemon/owners/account.h"
 #include "daemon/owners/caller.h"
+#include "daemon/reports/book.h"
+#include "daemon/reports/events.h"
 
 namespace amem {
 

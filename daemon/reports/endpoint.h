@@ -13,7 +13,7 @@
 #include <string>
 
 #include "daemon/base/event_loop.h"
-#include "daemon/metrics/book.h"
+#include "daemon/reports/book.h"
 
 namespace amem {
 

@@ -1,4 +1,4 @@
-#include "daemon/metrics/families.h"
+#include "daemon/reports/families.h"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 #include "common/protocol.h"
 #include "common/version.h"
 #include "daemon/memory/host_memory.h"
-#include "daemon/metrics/book.h"
+#include "daemon/reports/book.h"
 
 namespace amem {
 namespace {

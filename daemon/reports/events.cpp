@@ -1,4 +1,4 @@
-#include "daemon/node/events.h"
+#include "daemon/reports/events.h"
 
 #include <chrono>
 #include <utility>

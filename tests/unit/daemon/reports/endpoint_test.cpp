@@ -1,5 +1,5 @@
 // What is answered when the broker does not: the rest is integration.metrics.
-#include "daemon/metrics/endpoint.h"
+#include "daemon/reports/endpoint.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "daemon/metrics/book.h"
+#include "daemon/reports/book.h"
 
 namespace amem {
 namespace {

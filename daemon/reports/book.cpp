@@ -1,4 +1,4 @@
-#include "daemon/metrics/book.h"
+#include "daemon/reports/book.h"
 
 #include <prometheus/text_serializer.h>
 

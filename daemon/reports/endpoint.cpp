@@ -1,4 +1,4 @@
-#include "daemon/metrics/endpoint.h"
+#include "daemon/reports/endpoint.h"
 
 #include <prometheus/collectable.h>
 #include <prometheus/exposer.h>

@@ -1,4 +1,4 @@
-#include "daemon/node/reports.h"
+#include "daemon/reports/reports.h"
 
 #include <unistd.h>
 
