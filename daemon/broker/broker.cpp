@@ -336,7 +336,7 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
       return 0;
     }
   }
-  return operations_.start(Operations::order(task, left, timeout),
+  return operations_.start(order_of(task, left, timeout),
                            task == Task(Operation::kResume) ? watched(observer, left) : observer,
                            caller, std::move(abroad));
 }

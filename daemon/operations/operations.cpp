@@ -12,18 +12,6 @@
 namespace amem {
 namespace {
 
-std::vector<std::string> names_of(const Operations::Groups& groups) {
-  std::vector<std::string> names;
-  for (const NamedGroup& group : groups) names.push_back(group.name);
-  return names;
-}
-
-std::vector<GroupId> ids_of(const Operations::Groups& groups) {
-  std::vector<GroupId> ids;
-  for (const NamedGroup& group : groups) ids.push_back(group.id);
-  return ids;
-}
-
 /// Of a group, for nodes that ask late: after the next operation on it, and two more.
 constexpr std::size_t kSharesKept = 4;
 
@@ -73,19 +61,9 @@ DeepProof::Sets Operations::visible_to(const Groups& groups) const {
   return all;
 }
 
-Operations::Order Operations::order(const Task& task, const Groups& groups, Duration timeout) {
-  Order order;
-  const bool out = task.op == Operation::kPause;
-  (out ? order.pause : order.resume) = task;
-  (out ? order.out : order.in) = groups;
-  order.timeout = timeout;
-  return order;
-}
-
 std::uint64_t Operations::start(const Order& order, const Observer& observer, const Asker& who,
                                 std::shared_ptr<Abroad> abroad) {
-  Groups all = order.out;
-  all.insert(all.end(), order.in.begin(), order.in.end());
+  const Groups all = order.all();
   Status status;
   if (all.empty()) status = {Code::kInvalidArgument, "no group is named"};
   // A swap is refused before the pause, not after it.
@@ -106,11 +84,7 @@ std::uint64_t Operations::start(const Order& order, const Observer& observer, co
     observer->finished(status);
     return 0;
   }
-  Transaction transaction(names_of(order.out), names_of(order.in), order.pause, duplex_,
-                          abroad != nullptr);
-  return start({std::move(transaction), order.pause, order.resume,
-                Exchange{ids_of(order.out), ids_of(order.in), order.parts}, order.timeout, observer,
-                who, std::move(abroad)});
+  return run(order, observer, who, std::move(abroad));
 }
 
 std::uint64_t Operations::swap(const Order& order, const Observer& observer, const Asker& who,
@@ -118,11 +92,11 @@ std::uint64_t Operations::swap(const Order& order, const Observer& observer, con
   Status status;
   if (order.out.empty() || order.in.empty())
     status = {Code::kInvalidArgument, "a swap requires groups to pause and groups to resume"};
-  const std::vector<GroupId> coming = ids_of(order.in);
-  for (const auto& [id, name] : order.out)
-    if (std::find(coming.begin(), coming.end(), id) != coming.end())
+  for (const NamedGroup& goes : order.out)
+    if (std::any_of(order.in.begin(), order.in.end(),
+                    [&](const NamedGroup& comes) { return comes.id == goes.id; }))
       status = {Code::kInvalidArgument,
-                "group '" + name +
+                "group '" + goes.name +
                     "' is named both to pause and to resume. A swap requires different groups"};
   if (status.ok()) return start(order, observer, who, std::move(abroad));
   observer->finished(status);
@@ -249,28 +223,23 @@ void Operations::deepen(GroupId id) {
   const auto proven = means_.deep_proof.verdict(visible_to({{id, name}}));
   if (proven && !proven->ok()) return;
   spdlog::info("group '{}' has been paused for deep.after: amemd makes it deep", name);
-  Exchange exchange;
-  exchange.leaving = {id};
-  start({.transaction = Transaction({name}, {}, task, duplex_, false),
-         .pause = task,
-         .resume = task,
-         .exchange = std::move(exchange),
-         .timeout = Duration::zero(),
-         .observer = nullptr,
-         .asker = Asker("amemd (deep.after)"),
-         .by_broker = true});
+  Asker asker("amemd (deep.after)");
+  asker.by_broker = true;
+  run(order_of(task, {{id, name}}), nullptr, asker, nullptr);
 }
 
 // ---- commands -----------------------------------------------------------------------------------
 
-std::uint64_t Operations::start(RunningCommand::Terms terms) {
+std::uint64_t Operations::run(const Order& order, const Observer& observer, const Asker& who,
+                              std::shared_ptr<Abroad> abroad) {
   if (const Status& why = closed_.ok() ? refusal_ : closed_; !why.ok()) {
-    terms.observer->finished(why);
+    observer->finished(why);
     return 0;
   }
   const std::uint64_t number = ++last_number_;
-  const bool spans_nodes = terms.abroad != nullptr;
-  const auto command = std::make_shared<RunningCommand>(*this, means_, number, std::move(terms));
+  const bool spans_nodes = abroad != nullptr;
+  const auto command = std::make_shared<RunningCommand>(*this, means_, number, order, duplex_,
+                                                        observer, who, std::move(abroad));
   if (spans_nodes) abroad_[number] = command;
   command->start();
   return number;
@@ -319,7 +288,7 @@ void Operations::began(GroupEntry& group, const action::Begun& begun) {
   // A pause of tags leaves the group running, so whose it was says nothing.
   // Whose one is that an earlier amemd has begun is on record.
   // A group that amemd makes deep stays with its stage.
-  const bool by_broker = command != nullptr && command->by_broker();
+  const bool by_broker = command != nullptr && command->asker().by_broker;
   if (begun.task.stops() && !begun.continues && !by_broker)
     group.paused_by_stage = command != nullptr && !command->asker().stage.empty();
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
@@ -391,7 +360,7 @@ void Operations::remember(const GroupOperation& operation, const Outcome& outcom
   if (const RunningCommand* const command = operation.of().command.get()) {
     past.transaction = command->number();
     past.swap = command->swaps();
-    past.by_broker = command->by_broker();
+    past.by_broker = command->asker().by_broker;
     past.stage = command->asker().stage;
     past.why = command->asker().why;
     past.of_several = command->of_several(*group.account);

@@ -30,18 +30,6 @@ class Operations {
   /// `means` outlives this object. `duplex`: in a swap one comes in while the other goes out.
   Operations(const Means& means, bool duplex) : means_(means), node_(means.node), duplex_(duplex) {}
 
-  /// What a command is to do: all of it, or nothing.
-  struct Order {
-    Groups out;  // are paused
-    Groups in;   // are resumed
-    Task pause = Operation::kPause;
-    Task resume = Operation::kResume;
-    Parts parts = {};    // of groups that go out, if it is not everything
-    Duration timeout{};  // 0: the configured one
-  };
-  /// The task of these groups alone.
-  static Order order(const Task& task, const Groups& groups, Duration timeout = {});
-
   /// What is refused is told to the observer at once, and nothing has changed. `abroad`: other
   /// nodes have a part of it, too; it is asked as long as the observer is told. `who`: has asked
   /// for it. Returns the transaction's number; 0: refused, or it must be proven first that deep
@@ -136,7 +124,8 @@ class Operations {
   bool await_proof(const DeepProof::Sets& visible, const Observer& observer,
                    std::function<void()> go_on);
   /// Begins all of it. Returns its number; 0: refused.
-  std::uint64_t start(RunningCommand::Terms terms);
+  std::uint64_t run(const Order& order, const Observer& observer, const Asker& who,
+                    std::shared_ptr<Abroad> abroad);
   void deepen(GroupId id);
   /// Of a transaction over several nodes that has not ended; null: there is none of that number.
   std::shared_ptr<RunningCommand> abroad(std::uint64_t number) const;

@@ -10,15 +10,51 @@
 
 namespace amem {
 
+namespace {
+
+std::vector<std::string> names_of(const std::vector<NamedGroup>& groups) {
+  std::vector<std::string> names;
+  for (const NamedGroup& group : groups) names.push_back(group.name);
+  return names;
+}
+
+std::vector<GroupId> ids_of(const std::vector<NamedGroup>& groups) {
+  std::vector<GroupId> ids;
+  for (const NamedGroup& group : groups) ids.push_back(group.id);
+  return ids;
+}
+
+}  // namespace
+
+std::vector<NamedGroup> Order::all() const {
+  std::vector<NamedGroup> groups = out;
+  groups.insert(groups.end(), in.begin(), in.end());
+  return groups;
+}
+
+Order order_of(const Task& task, const std::vector<NamedGroup>& groups, Duration timeout) {
+  Order order;
+  const bool out = task.op == Operation::kPause;
+  (out ? order.pause : order.resume) = task;
+  (out ? order.out : order.in) = groups;
+  order.timeout = timeout;
+  return order;
+}
+
 RunningCommand::RunningCommand(Operations& operations, const Means& means, std::uint64_t number,
-                               Terms terms)
+                               Order order, bool duplex, Observer observer, Asker asker,
+                               std::shared_ptr<Abroad> abroad)
     : operations_(operations),
       means_(means),
       number_(number),
-      terms_(std::move(terms)),
-      groups_(terms_.exchange.leaving) {
-  groups_.insert(groups_.end(), terms_.exchange.arriving.begin(), terms_.exchange.arriving.end());
-}
+      order_(std::move(order)),
+      transaction_(names_of(order_.out), names_of(order_.in), order_.pause, duplex,
+                   abroad != nullptr),
+      groups_(ids_of(order_.all())),
+      exchange_{ids_of(order_.out), ids_of(order_.in), order_.parts},
+      observer_(std::move(observer)),
+      asker_(std::move(asker)),
+      abroad_(std::move(abroad)) {}
 
 Task part_of(Task task, GroupId group, const Parts& parts) {
   const auto part = parts.find(group);
@@ -28,7 +64,7 @@ Task part_of(Task task, GroupId group, const Parts& parts) {
   return task;
 }
 
-void RunningCommand::start() { carry_out(terms_.transaction.start()); }
+void RunningCommand::start() { carry_out(transaction_.start()); }
 
 // ---- what it is ---------------------------------------------------------------------------------
 
@@ -44,13 +80,13 @@ bool RunningCommand::of_several(const Account& owner) const {
 }
 
 bool RunningCommand::resumes(std::size_t member) const {
-  return !swaps() && terms_.asker.stage.empty() && terms_.resume == Task(Operation::kResume) &&
-         !terms_.transaction.goes_out(member);
+  return !swaps() && asker_.stage.empty() && order_.resume == Task(Operation::kResume) &&
+         !transaction_.goes_out(member);
 }
 
 std::optional<FleetShare> RunningCommand::new_share(std::size_t member) const {
-  if (terms_.abroad == nullptr) return std::nullopt;
-  return FleetShare{terms_.abroad->transaction(), terms_.transaction.side_of(member)};
+  if (abroad_ == nullptr) return std::nullopt;
+  return FleetShare{abroad_->transaction(), transaction_.side_of(member)};
 }
 
 GroupOperation* RunningCommand::operation(std::size_t member) const {
@@ -61,74 +97,73 @@ GroupOperation* RunningCommand::operation(std::size_t member) const {
 // ---- what its members say -----------------------------------------------------------------------
 
 void RunningCommand::quiesces(std::size_t member, const std::vector<RankId>& ranks) {
-  if (terms_.abroad != nullptr) terms_.abroad->quiesces(terms_.transaction.name(member), ranks);
+  if (abroad_ != nullptr) abroad_->quiesces(transaction_.name(member), ranks);
 }
 
 void RunningCommand::reported(std::size_t member, const action::Reported& report) {
-  if (terms_.abroad != nullptr)
-    terms_.abroad->reported(terms_.transaction.name(member), report.rank, report.what);
+  if (abroad_ != nullptr) abroad_->reported(transaction_.name(member), report.rank, report.what);
 }
 
 void RunningCommand::tell_transaction(std::size_t member,
                                       Transaction::Steps (Transaction::*what)(std::size_t)) {
   if (what == &Transaction::leaves && !operations_.closed().ok())
     return;  // nothing begins any more
-  carry_out((terms_.transaction.*what)(member));
+  carry_out((transaction_.*what)(member));
 }
 
 void RunningCommand::progress(std::size_t member, v1::Progress progress) {
-  if (terms_.observer == nullptr) return;
-  progress.set_group(terms_.transaction.name(member));
+  if (observer_ == nullptr) return;
+  progress.set_group(transaction_.name(member));
   progress.set_transaction(number_);
-  terms_.observer->progress(progress);
+  observer_->progress(progress);
 }
 
 void RunningCommand::ended(const GroupOperation& operation, const Outcome& outcome) {
   const std::size_t member = operation.of().member;
-  if (terms_.observer != nullptr && outcome.status.ok()) {
+  if (observer_ != nullptr && outcome.status.ok()) {
     v1::Progress last;
     last.set_done(true);
     last.set_elapsed_us(to_us(outcome.total));
     operation.report(outcome, last);
-    if (outcome.task.op == Operation::kResume && swaps() && terms_.transaction.last(member))
+    if (outcome.task.op == Operation::kResume && swaps() && transaction_.last(member))
       last.set_swap_us(to_us(Clock::now() - began_));
     progress(member, std::move(last));
   }
-  if (terms_.transaction.goes_out(member)) {
-    std::erase(terms_.exchange.leaving, groups_[member]);
+  if (transaction_.goes_out(member)) {
+    std::erase(exchange_.leaving, groups_[member]);
     out_ended_ = Clock::now();
     pause_time_ = std::max(pause_time_, outcome.total);
   } else {
     resume_time_ = std::max(resume_time_, outcome.total);
   }
-  carry_out(terms_.transaction.ended(
-      member, terms_.asker.sees_all ? operation.for_operators(outcome.status) : outcome.status));
+  carry_out(transaction_.ended(
+      member, asker_.sees_all ? operation.for_operators(outcome.status) : outcome.status));
 }
 
 // ---- what other nodes say -----------------------------------------------------------------------
 
 void RunningCommand::tell(const std::string& group, const Event& event) {
   for (std::size_t member = 0; member < groups_.size(); ++member)
-    if (terms_.transaction.name(member) == group)
+    if (transaction_.name(member) == group)
       if (GroupOperation* const its = operation(member)) return its->tell(event);
 }
 
 bool RunningCommand::may_go_on(Side side) {
-  const Transaction::Steps steps = terms_.transaction.may_go_on(side);
+  const Transaction::Steps steps = transaction_.may_go_on(side);
   carry_out(steps);
   return !steps.empty();
 }
 
 void RunningCommand::give_up(const Status& why) {
   (void)note(groups_, &FleetShare::given_up);
-  carry_out(terms_.transaction.give_up(why));
+  carry_out(transaction_.give_up(why));
 }
 
 FleetShare* RunningCommand::share_of(GroupEntry& group) const {
-  if (terms_.abroad == nullptr) return nullptr;
+  if (abroad_ == nullptr) return nullptr;
   const auto found = std::find_if(
       group.shares.begin(), group.shares.end(),
-      [&](const FleetShare& share) { return share.transaction == terms_.abroad->transaction(); });
+      [&](const FleetShare& share) { return share.transaction == abroad_->transaction(); });
   return found != group.shares.end() ? &*found : nullptr;
 }
 
@@ -169,14 +204,14 @@ void RunningCommand::carry_out(Transaction::Step step) {
       return ask(step);
     case Transaction::Step::kBegin:
       if (const Status status = begin(step.member); !status.ok())
-        carry_out(terms_.transaction.ended(step.member, status));
+        carry_out(transaction_.ended(step.member, status));
       return;
     case Transaction::Step::kVacated:
       if (GroupOperation* const its = operation(step.member)) its->tell(event::AllLeft{});
       return;
     case Transaction::Step::kGiveUp:
       if (GroupOperation* const its = operation(step.member))
-        its->tell(event::GiveUp{terms_.transaction.why_given_up()});
+        its->tell(event::GiveUp{transaction_.why_given_up()});
       return;
     case Transaction::Step::kGoOn:
       if (GroupOperation* const its = operation(step.member)) {
@@ -189,48 +224,44 @@ void RunningCommand::carry_out(Transaction::Step step) {
 }
 
 void RunningCommand::ask(const Transaction::Step& step) {
-  const Side side = terms_.transaction.side_of(step.member);
+  const Side side = transaction_.side_of(step.member);
   const bool asks = step.what == Transaction::Step::kAsk;
   // On record before anybody is asked: the next broker must not take it for one that never will.
   if (asks) {
     std::vector<GroupId> groups;
     for (std::size_t member = 0; member < groups_.size(); ++member)
-      if (terms_.transaction.side_of(member) == side) groups.push_back(groups_[member]);
+      if (transaction_.side_of(member) == side) groups.push_back(groups_[member]);
     if (const Status status = note(groups, &FleetShare::asked); !status.ok())
-      return carry_out(terms_.transaction.give_up(status));
+      return carry_out(transaction_.give_up(status));
   }
   // From a turn of its own: the answer may be there at once.
-  means_.loop.post([abroad = terms_.abroad, side, asks] {
-    asks ? abroad->asks(side) : abroad->withdraws(side);
-  });
+  means_.loop.post(
+      [abroad = abroad_, side, asks] { asks ? abroad->asks(side) : abroad->withdraws(side); });
 }
 
 Status RunningCommand::begin(std::size_t member) {
   const auto found = means_.node.groups.find(groups_[member]);
   if (found == means_.node.groups.end())
-    return {Code::kAborted,
-            "group '" + terms_.transaction.name(member) + "' has ended in the meantime"};
-  const bool out = terms_.transaction.goes_out(member);
+    return {Code::kAborted, "group '" + transaction_.name(member) + "' has ended in the meantime"};
+  const bool out = transaction_.goes_out(member);
   if (!out) in_began_ = Clock::now();
-  const Task task =
-      out ? part_of(terms_.pause, groups_[member], terms_.exchange.parts) : terms_.resume;
-  return operations_.begin(found->second, task, terms_.timeout, terms_.transaction.hold(member),
+  const Task task = out ? part_of(order_.pause, groups_[member], order_.parts) : order_.resume;
+  return operations_.begin(found->second, task, order_.timeout, transaction_.hold(member),
                            {shared_from_this(), member});
 }
 
 void RunningCommand::finish() {
   operations_.forget(number_);
-  const Transaction& transaction = terms_.transaction;
-  const Status result = transaction.result();
+  const Status result = transaction_.result();
   const Duration total = Clock::now() - began_;
   if (swaps()) means_.node.totals.add_swap(result.code(), total);
   const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
   std::string what;
   if (swaps())
-    what = "swap of " + transaction.names(Side::kOut) + " for " + transaction.names(Side::kIn);
+    what = "swap of " + transaction_.names(Side::kOut) + " for " + transaction_.names(Side::kIn);
   else if (groups_.size() > 1)
-    what = transaction.goes_out(0) ? "pause of groups " + transaction.names(Side::kOut)
-                                   : "resume of groups " + transaction.names(Side::kIn);
+    what = transaction_.goes_out(0) ? "pause of groups " + transaction_.names(Side::kOut)
+                                    : "resume of groups " + transaction_.names(Side::kIn);
   if (what.empty()) {
     // Of one group alone its own log line says everything.
   } else if (!result.ok()) {
@@ -244,7 +275,7 @@ void RunningCommand::finish() {
   } else {
     spdlog::info("{} took {:.1f} ms", what, ms(total));
   }
-  if (terms_.observer != nullptr) terms_.observer->finished(result);
+  if (observer_ != nullptr) observer_->finished(result);
 }
 
 }  // namespace amem

@@ -22,6 +22,7 @@
 #include "common/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/ids.h"
+#include "daemon/node/names.h"
 #include "daemon/node/node.h"
 #include "daemon/owners/caller.h"
 #include "daemon/phases/actions.h"
@@ -58,6 +59,7 @@ struct Asker {
   std::string stage = {};  // that switches its groups; empty: none
   std::string why = {};    // it does, for people
   bool sees_all = false;   // is told of all owners
+  bool by_broker = false;  // nobody has asked for it: deep.after
 };
 
 /// Of groups that go out, where only this leaves; they do not run on without it.
@@ -65,26 +67,28 @@ using Parts = std::map<GroupId, Selection>;
 /// What a task of all that go out means for this group.
 Task part_of(Task task, GroupId group, const Parts& parts);
 
+/// What a command is to do: all of it, or nothing.
+struct Order {
+  std::vector<NamedGroup> out;  // are paused
+  std::vector<NamedGroup> in;   // are resumed
+  Task pause = Operation::kPause;
+  Task resume = Operation::kResume;
+  Parts parts = {};
+  Duration timeout{};  // 0: the configured one
+
+  std::vector<NamedGroup> all() const;
+};
+/// The task of these groups alone.
+Order order_of(const Task& task, const std::vector<NamedGroup>& groups, Duration timeout = {});
+
 class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
  public:
   using Observer = std::shared_ptr<OperationObserver>;
 
-  /// What was asked for.
-  struct Terms {
-    Transaction transaction;
-    Task pause;   // of those that go out
-    Task resume;  // of those that come in
-    Exchange exchange;
-    Duration timeout;   // 0: the configured one
-    Observer observer;  // null: nobody watches
-    Asker asker;
-    std::shared_ptr<Abroad> abroad =
-        nullptr;             // other nodes have a part of it; null: they have none
-    bool by_broker = false;  // nobody has asked for it: deep.after
-  };
-
-  /// `number`: counted since the broker began. What is passed in outlives this object.
-  RunningCommand(Operations& operations, const Means& means, std::uint64_t number, Terms terms);
+  /// `number`: counted since the broker began. `observer` null: nobody watches. `abroad`: other
+  /// nodes have a part of it; null: they have none. References outlive this object.
+  RunningCommand(Operations& operations, const Means& means, std::uint64_t number, Order order,
+                 bool duplex, Observer observer, Asker asker, std::shared_ptr<Abroad> abroad);
 
   void start();
 
@@ -104,19 +108,18 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   void give_up(const Status& why);
 
   /// The broker ends: nobody is told any more. Returns who was; null: nobody.
-  Observer dismiss() { return std::exchange(terms_.observer, nullptr); }
+  Observer dismiss() { return std::exchange(observer_, nullptr); }
 
   // ---- what it is ----
   std::uint64_t number() const { return number_; }
-  const Asker& asker() const { return terms_.asker; }
-  bool by_broker() const { return terms_.by_broker; }
-  bool swaps() const { return terms_.transaction.swaps(); }
+  const Asker& asker() const { return asker_; }
+  bool swaps() const { return transaction_.swaps(); }
   /// Groups of other owners take part, or groups that have ended.
   bool of_several(const Account& owner) const;
   bool has(GroupId group) const;
-  bool watched() const { return terms_.observer != nullptr; }
+  bool watched() const { return observer_ != nullptr; }
   /// What its operations share.
-  Exchange& exchange() { return terms_.exchange; }
+  Exchange& exchange() { return exchange_; }
   /// An operator has asked for this: the whole group is to be resumed, and nothing else.
   bool resumes(std::size_t member) const;
   /// The group's share of a transaction over several nodes; nothing: it is of this node alone.
@@ -138,8 +141,13 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   Operations& operations_;
   const Means& means_;
   const std::uint64_t number_;
-  Terms terms_;
-  std::vector<GroupId> groups_;          // by the transaction's members
+  const Order order_;
+  Transaction transaction_;
+  std::vector<GroupId> groups_;  // by the transaction's members
+  Exchange exchange_;
+  Observer observer_;
+  const Asker asker_;
+  const std::shared_ptr<Abroad> abroad_;
   std::deque<Transaction::Step> steps_;  // to be carried out
   bool stepping_ = false;
   const Time began_ = Clock::now();
