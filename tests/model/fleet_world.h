@@ -82,7 +82,7 @@ class FleetWorld {
   std::optional<Event> draw(const std::function<std::size_t(std::size_t)>& below) const;
   /// The leader has decided so much: 0 nothing, 1 on what goes out, 2 on what comes in.
   int committed() const { return committed_; }
-  std::size_t gone_on(Stage stage) const;
+  std::size_t gone_on(Side side) const;
   std::size_t timed_out() const;
   std::size_t questions() const { return asked_; }
   std::uint64_t events() const { return events_; }

@@ -44,8 +44,8 @@ void Insight::add(const Conductor& conductor, world::Digest& digest) {
 }
 
 void Insight::add(const Participant& participant, world::Digest& digest) {
-  for (const Stage stage : kStages)
-    digest.add((participant.asked_[stage] ? 1U : 0U) | (participant.went_on_[stage] ? 2U : 0U));
+  for (const Side side : kSides)
+    digest.add((participant.asked_[side] ? 1U : 0U) | (participant.went_on_[side] ? 2U : 0U));
   digest.add((participant.report_ ? 1U : 0U) | (participant.withdrawn_ ? 2U : 0U) |
              (participant.promised_ ? 4U : 0U) | (participant.given_up_ ? 8U : 0U) |
              (participant.ended_ ? 16U : 0U));
