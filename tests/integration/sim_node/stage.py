@@ -98,6 +98,11 @@ class Tenant:
         self.asks()
         self.has_worked(deadline)
 
+    def stays_busy(self) -> None:
+        """From now on it always has work, and amemd knows that."""
+        self.puppet.ask("loop linked")
+        time.sleep(patience(2))  # amemd hears of its work within a second
+
     def verify(self) -> None:
         """All bytes of all blocks are right. REQUIRES: it runs, or gets its turn."""
         for block, seed in self._seeds.items():

@@ -105,7 +105,7 @@ def test_each_group_that_waits_is_told_for_whom(space):
     node.ctl("pause", "second")
     busy = Tenant(node, "busy", 20 * MIB)
     let_go(node, "second")
-    busy.puppet.ask("loop linked")
+    busy.stays_busy()
     second.asks()
     eventually_turns(node, lambda said: WAITS_FOR in said["second"]["note"] and names(said["second"]["note"], "busy"), "who runs is named")
     # It would fit beside the one that runs, and not beside the one that was first.
@@ -152,7 +152,7 @@ def test_memory_that_stays_is_its_groups_own(space, with_memory_that_stays):
     in_turns(node, train, fixed)
     said = turns(node)["fixed"]
     assert (said["needs_bytes"] // MIB, said["stays_bytes"] // MIB) == (40, 24)
-    train.puppet.ask("loop linked")
+    train.stays_busy()
     fixed.asks()
     eventually_turns(node, lambda said: WAITS_FOR in said["fixed"]["note"] and names(said["fixed"]["note"], "train"), "it is told for whom it waits")
     train.puppet.kill()

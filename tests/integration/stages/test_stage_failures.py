@@ -31,7 +31,7 @@ def pair_of(stage):
 def test_a_rank_that_is_stopped_while_it_works(pair_of):
     """As by a debugger. Who waits gets its turn, or is told that this rank does not answer."""
     node, train, debugged = pair_of("train", "debugged", "--deadlines-quiesce", "2s")
-    debugged.puppet.ask("loop linked")
+    debugged.stays_busy()
     train.asks()
     eventually_turns(node, lambda said: WAITS_FOR in said["train"]["note"] and said["train"]["since_ms"] > 1500, "the other one is busy")
     debugged.puppet.signal(signal.SIGSTOP)

@@ -170,7 +170,7 @@ def test_a_weight_of_its_owner_takes_no_time_of_others(shared):
     let_go(node, "hers")
     node.ctl.by(member(ALICE))("stage", "hers", "--weight", "100")
     hers.works()
-    hers.puppet.ask("loop linked")
+    hers.stays_busy()
     his.works()  # else after 100 s
 
 
@@ -194,7 +194,7 @@ def test_texts_name_no_group_of_another_owner(shared):
     node.ctl("pause", "his")
     secret = Tenant(node, "secret", 30 * MIB, prefix=member(ALICE))
     let_go(node, "his")
-    secret.puppet.ask("loop linked")
+    secret.stays_busy()
     bob = node.ctl.by(member(BOB))
     watch = bob.start("watch")
     his.asks()

@@ -336,7 +336,7 @@ def test_a_first_turn_without_a_rank_ends_by_its_limit(stage):
     node = stage(**(ALONE | {"policy": "demand", "start_limit": "1s"}))
     lazy = Lazy(node, "lazy").is_at("starts")
     busy = Tenant(node, "busy", 12 * MIB, device=0)
-    busy.puppet.ask("loop linked")
+    busy.stays_busy()
     lazy.is_at("idle").go()
     lazy.send("meminfo")
     lazy.is_at("waits").stands()
