@@ -280,7 +280,7 @@ Status Broker::may_hand_over(const Caller& caller) {
               "device " + to_string(device.uuid) + " hangs (" + hangs +
                   "), and amemd cannot be replaced while it is stuck in the driver. Wait for the "
                   "driver, or reset the device"};
-  if (!refusal().ok()) return refusal();
+  if (const Status& why = operations_.refusal(); !why.ok()) return why;
   if (const std::string what = under_way(); !what.empty())
     return {Code::kAborted, what + ". Try again"};
   return {};
@@ -385,10 +385,6 @@ Operations::Observer Broker::watched(const Operations::Observer& observer,
     // Nothing of this broker's is left of an operation that its end has called off.
     if (operations_.refusal().ok()) stages_.hand_back_to_stage(in);
   });
-}
-
-Status Broker::turns(const Caller& caller, const std::string& stage, v1::TurnsResponse& response) {
-  return stages_.report(caller, stage, response);
 }
 
 Status Broker::set_turn(const Caller& caller, const std::string& name,

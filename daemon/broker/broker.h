@@ -69,7 +69,7 @@ class Broker {
   std::uint64_t swap(const Caller& caller, const Names& out, const Names& in, const Task& pause,
                      Duration timeout, const Operations::Observer& observer,
                      std::shared_ptr<Abroad> abroad = nullptr);
-  /// For what other nodes say of a transaction.
+  /// For what other nodes say of a transaction, and whether anything begins still.
   Operations& operations() { return operations_; }
   /// What groups have, or had, of transactions over several nodes.
   std::vector<FleetShare> shares() const;
@@ -90,8 +90,8 @@ class Broker {
   Result<AllocationList> list_allocations(const Caller& caller, const std::string& group);
   std::vector<v1::AllocationInfo> allocations(const Caller& caller, AllocationList& list,
                                               std::size_t most, std::size_t bytes);
-  // Turns, as Stages has them.
-  Status turns(const Caller& caller, const std::string& stage, v1::TurnsResponse& response);
+  /// For what is asked of stages without a group.
+  Stages& stages() { return stages_; }
   Status set_turn(const Caller& caller, const std::string& group, const Stages::Change& change);
   Stages::WaitId lease(const Caller& caller, const std::string& group, Duration timeout,
                        StageWaits::Done done);
@@ -102,8 +102,6 @@ class Broker {
                              Duration timeout, StageWaits::Done done);
   /// The devices that a list in the form of CUDA_VISIBLE_DEVICES names; none: not known.
   std::set<DeviceUuid> devices_in(const std::string& visible) const;
-  /// The caller of one of these, or of an operation that has not begun, has gone.
-  void forget(Stages::WaitId wait) { stages_.forget(wait); }
   Status yield(const Caller& caller, const std::string& group);
   void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
   /// As report_history().
@@ -114,8 +112,6 @@ class Broker {
   /// Whether another amemd may take over now: kPermissionDenied; kFailedPrecondition: without a
   /// holder; kUnavailable: this one is ending; kAborted: an operation is under way.
   Status may_hand_over(const Caller& caller);
-  /// Not OK: no operation begins any more, and why.
-  const Status& refusal() const { return operations_.refusal(); }
   bool serves_groups() const { return !node_.groups.empty(); }
   /// What it serves, in one line for people: groups, and how far the pool is.
   std::string summary() const;

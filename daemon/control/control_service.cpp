@@ -221,7 +221,7 @@ class ControlService final : public v1::Broker::CallbackService {
                                   const v1::TurnsRequest* request,
                                   v1::TurnsResponse* response) override {
     return calls_.on_loop(context, response, [this, request, response](const Caller& caller) {
-      return broker_.turns(caller, request->stage(), *response);
+      return broker_.stages().report(caller, request->stage(), *response);
     });
   }
 
@@ -347,7 +347,7 @@ class ControlService final : public v1::Broker::CallbackService {
         call->end(status);
       };
       const Stages::WaitId wait = begin(call->caller(), done);
-      call->on_gone([this, wait] { broker_.forget(wait); });
+      call->on_gone([this, wait] { broker_.stages().forget(wait); });
     });
   }
 
@@ -374,7 +374,8 @@ class ControlService final : public v1::Broker::CallbackService {
 
   template <class Request>
   void lead(const Caller& caller, const Request& request, const Operations::Observer& observer) {
-    if (!broker_.refusal().ok()) return observer->finished(broker_.refusal());
+    if (const Status& why = broker_.operations().refusal(); !why.ok())
+      return observer->finished(why);
     v1::FleetBegin begin;
     put(begin, request);
     *begin.mutable_nodes() = request.nodes();

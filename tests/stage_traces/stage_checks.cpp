@@ -42,7 +42,7 @@ bool StagePlayer::has_work(const std::string& name) const {
 
 StagePlayer::View StagePlayer::look_at_all(bool asks) const {
   View view;
-  (void)node_.broker().turns(Caller{}, "s", view.turns);
+  (void)node_.broker().stages().report(Caller{}, "s", view.turns);
   v1::ListGroupsResponse list;
   node_.broker().groups(Caller{}, list);
   const auto plain = [](const std::string& name) { return name.substr(0, name.find('@')); };
@@ -182,7 +182,7 @@ void StagePlayer::check_names() {
   caller.account = node_.broker().accounts().of({user, {}});
   caller.operates = caller.sees_all = false;
   v1::TurnsResponse turns;
-  (void)node_.broker().turns(caller, "s", turns);
+  (void)node_.broker().stages().report(caller, "s", turns);
   for (const v1::TurnInfo& info : turns.stages(0).groups())
     for (const Group& group : groups_)
       if (group.plan->user != user &&
@@ -206,7 +206,7 @@ void StagePlayer::look_at_switches() {
                   [](const Program& each) { return each.stopped && each.rank.lives(); }))
     trouble_ = now();
   v1::TurnsResponse turns;
-  (void)node_.broker().turns(Caller{}, "s", turns);
+  (void)node_.broker().stages().report(Caller{}, "s", turns);
   const v1::StageInfo& stage = turns.stages(0);
   const std::uint64_t ended = stage.switches() - std::exchange(switches_, stage.switches());
   const std::uint64_t failed =

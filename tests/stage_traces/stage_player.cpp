@@ -667,7 +667,7 @@ Coroutine StagePlayer::the_end() {
   changes();
   node_.neighbours.leave_all();
   for (Group& group : groups_) {
-    if (group.start != 0) node_.broker().forget(std::exchange(group.start, 0));
+    if (group.start != 0) node_.broker().stages().forget(std::exchange(group.start, 0));
     if (group.joining) end_process(group);
     group.joining = false;
   }

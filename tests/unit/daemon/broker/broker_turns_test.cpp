@@ -49,14 +49,14 @@ class BrokerTurnsTest : public SwapTest {
   };
   Turn turn(const std::string& name) {
     v1::TurnsResponse turns;
-    EXPECT_TRUE(on_loop([&] { return broker->turns(Caller{}, "", turns); }).ok());
+    EXPECT_TRUE(on_loop([&] { return broker->stages().report(Caller{}, "", turns); }).ok());
     for (const v1::TurnInfo& each : turns.stages(0).groups())
       if (each.group() == name) return {each.turn(), each.call(), each.needs_bytes()};
     return {"none", ""};
   }
   v1::StageInfo stage() {
     v1::TurnsResponse turns;
-    EXPECT_TRUE(on_loop([&] { return broker->turns(Caller{}, "night", turns); }).ok());
+    EXPECT_TRUE(on_loop([&] { return broker->stages().report(Caller{}, "night", turns); }).ok());
     return turns.stages(0);
   }
   /// The text with which a lease is refused at once.
@@ -261,7 +261,7 @@ TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
   EXPECT_TRUE(told(ask("third", milliseconds(20)), Code::kDeadlineExceeded));
   EXPECT_EQ(turn("third").what, "none");
   const auto gone = ask("third");
-  on_loop([&] { broker->forget(number); });
+  on_loop([&] { broker->stages().forget(number); });
   EXPECT_TRUE(told(gone, Code::kCancelled));
   EXPECT_EQ(turn("third").what, "none");
   // Its first rank takes its place, and it runs.
