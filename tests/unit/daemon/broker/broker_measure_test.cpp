@@ -81,6 +81,17 @@ TEST_F(BrokerMeasureTest, TheRefusalHasTheFiguresAndDiscardingHelps) {
   EXPECT_TRUE(b.holds(weights, 4));
 }
 
+TEST_F(BrokerMeasureTest, ATagIsNoCacheIfSomeOfItIsNone) {
+  join(a);
+  a.habits.mask = ~0U;
+  a.create(gpu(0), 8 * kMiB, "mixed");
+  a.create(gpu(0), 28 * kMiB, "mixed", amem_v1_RegionPolicy_REGION_POLICY_DISCARD);
+  ASSERT_TRUE(set_policy("mixed", v1::POLICY_KEEP).ok());
+  const Status status = pause();
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_EQ(status.text().find("discard"), std::string::npos) << status.text();
+}
+
 TEST_F(BrokerMeasureTest, TheRefusalNamesWhoElseHasSpaceInThePool) {
   join(b, "rollout");
   b.create(gpu(1), 20 * kMiB, "cache");

@@ -234,6 +234,15 @@ TEST_F(GroupTest, APoolTooSmallCallsThePauseOff) {
   expect_called_off(Code::kResourceExhausted, "8 GiB needed, 1 GiB free");
 }
 
+TEST_F(GroupTest, AnAnswerOfAnotherAttemptCountsForNothing) {
+  to_save();
+  for (const std::uint64_t attempt : {group.epoch().attempt - 1, group.epoch().attempt + 1})
+    group.phase_done(1, attempt, RankPhase::kSave, {}, 0, now);
+  EXPECT_EQ(group.phase(), Phase::kSave);
+  done(1, RankPhase::kSave);
+  EXPECT_EQ(group.phase(), Phase::kRelease);
+}
+
 TEST_F(GroupTest, AFailedSaveCallsThePauseOff) {
   to_save();
   done(1, RankPhase::kSave, {Code::kInternal, "copy: CUDA_ERROR_UNKNOWN"});

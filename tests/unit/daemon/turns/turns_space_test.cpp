@@ -65,6 +65,8 @@ TEST_F(SpaceTest, MemoryThatStaysIsTheGroupsOwnInAndOut) {
   EXPECT_EQ(turns_->why("c").kind, Kind::kDoesNotFit);
   EXPECT_NE(turns_->note("c").find("24 GiB of group 'fixed' cannot leave"), std::string::npos)
       << turns_->note("c");
+  EXPECT_NE(turns_->note("c").find("at most 54 GiB can become free"), std::string::npos)
+      << turns_->note("c");
   asks("b", 21);
   expect(21, {"fixed"}, {"b"});
   turns_->wants_nothing("b", at(22));
@@ -154,6 +156,7 @@ TEST_F(SpaceTest, AFirstTurnWithoutARankEndsByItsLimit) {
   start("his", 2);
   EXPECT_TRUE(lapses(599.5)) << "60 s are over, and another owner waits";
   expect(599.5, {"hers"}, {});
+  EXPECT_EQ(last_why_, "group 'hers' had its first turn, and no rank has come");
   // Hers that waits since before comes only after his.
   expect(600, {}, {"second"});
   EXPECT_TRUE(lapses(661));
