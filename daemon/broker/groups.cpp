@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "common/job.h"
-#include "common/utf8.h"
 #include "daemon/base/units.h"
 #include "daemon/node/names.h"
 #include "daemon/plans/plan.h"
@@ -23,11 +22,7 @@ Result<GroupId> Groups::new_id() {
 
 Result<GroupEntry*> Groups::join(const std::string& name, const PeerCredentials& peer,
                                  std::string_view stage) {
-  if (!valid_whole_name(name))
-    return Status(Code::kInvalidArgument,
-                  "\"" + printable(name.c_str()) +
-                      "\" is not a valid group name. Use 1 to 63 of the characters A-Z a-z 0-9 . _ "
-                      "-, and do not begin with . or -");
+  if (Status status = check_whole_name(name); !status.ok()) return status;
   if (GroupEntry* group = own_group(node_, *peer.account, name)) return group;
   if (GroupEntry* group = stages_.started_for(*peer.account, name)) {
     group->machine.rename(name);

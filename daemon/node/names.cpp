@@ -141,4 +141,12 @@ std::string without_names_of_others(const Node& node, const Account& owner, std:
   return text;
 }
 
+Status check_whole_name(const std::string& name) {
+  if (valid_whole_name(name)) return {};
+  return {Code::kInvalidArgument,
+          "\"" + printable(name.c_str()) +
+              "\" is not a valid group name. Use 1 to 63 of the characters A-Z a-z 0-9 . _ -, and "
+              "do not begin with . or -"};
+}
+
 }  // namespace amem

@@ -53,4 +53,7 @@ std::string without_names_of_others(const Node& node, const Account& owner, std:
 bool may_be_called(const std::string& name, const GroupEntry& group);
 bool may_be_called(const std::string& name, std::string_view whole, const Owner& owner);
 
+/// kInvalidArgument: no group can have this whole name.
+Status check_whole_name(const std::string& name);
+
 }  // namespace amem

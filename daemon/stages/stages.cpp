@@ -534,11 +534,7 @@ void Stages::switch_ended(Stage& stage, const Status& status) {
 
 Status Stages::check_start(const Caller& caller, const std::string& name,
                            const std::string& stage) const {
-  if (!valid_whole_name(name))
-    return {Code::kInvalidArgument, "\"" + printable(name.c_str()) +
-                                        "\" is not a valid group name. Use 1 to 63 of the "
-                                        "characters A-Z a-z 0-9 . _ -, and do not begin with "
-                                        ". or -"};
+  if (Status status = check_whole_name(name); !status.ok()) return status;
   if (caller.account == nullptr)
     return {Code::kFailedPrecondition, "only a process of this node can start a group here"};
   if (find(stage) == nullptr)

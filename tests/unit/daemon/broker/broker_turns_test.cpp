@@ -259,6 +259,11 @@ TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
   EXPECT_EQ(turn("rollout").call, "its start");
   EXPECT_EQ(turn("rollout").needs, 0U) << "it has no memory yet";
   EXPECT_TRUE(told(ask("third", milliseconds(20)), Code::kDeadlineExceeded));
+  const auto unnamed = ask(".third");
+  ASSERT_TRUE(told(unnamed, Code::kInvalidArgument));
+  EXPECT_EQ((*unnamed)->text(),
+            "\".third\" is not a valid group name. Use 1 to 63 of the characters A-Z a-z 0-9 . _ "
+            "-, and do not begin with . or -");
   EXPECT_EQ(turn("third").what, "none");
   const auto gone = ask("third");
   on_loop([&] { broker->stages().forget(number); });

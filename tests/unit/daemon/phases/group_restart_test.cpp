@@ -299,5 +299,18 @@ TEST_F(GroupRestartTest, APauseOfTagsThatHadNotOpenedOpens) {
   expect_next(Code::kOk, GroupState::kRunning);
 }
 
+TEST(LostRanksTest, OfManyTheFirstAreNamed) {
+  Members members;
+  for (RankId rank = 1; rank <= 6; ++rank) members.add(rank, "rank " + std::to_string(rank));
+  Standing standing;
+  standing.rest = GroupState::kPaused;
+  const Time now{seconds(1)};
+  ToldGroup group("train", Deadlines(), now, MemoryView(), standing, members, seconds(60));
+  for (RankId rank = 1; rank <= 6; ++rank) group.leave(rank, false, now);
+  EXPECT_EQ(group.lost(),
+            "lost rank 1 while it was paused; lost rank 2 while it was paused; lost rank 3 while "
+            "it was paused; lost rank 4 while it was paused; and more");
+}
+
 }  // namespace
 }  // namespace amem
