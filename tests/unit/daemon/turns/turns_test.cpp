@@ -416,6 +416,21 @@ TEST_F(DemandTest, AnOwnerMayHaveAsManyPlacesAsAreFree) {
   EXPECT_TRUE(turns_->can_admit(other).ok());
 }
 
+TEST_F(DemandTest, OfThoseThatNeedNotLeaveTogetherAsManyStayAsFit) {
+  add(some_terms("x", 10), true);
+  add(some_terms("y", 10), true);
+  add(some_terms("z", 10), true);
+  add(some_terms("large", 40), true);
+  // 78 GiB are there, and 120 are needed. Without all three x fits, and so does y, but not both.
+  const std::map<std::string, std::uint64_t> needs = {
+      {"x", 20}, {"y", 20}, {"z", 30}, {"large", 50}};
+  for (const auto& [group, gib] : needs)
+    EXPECT_TRUE(turns_->set_needs(group, {{some_device(1), gib * kGiB}}, at(3)).ok());
+  const auto next = turns_->decide(at(3));
+  ASSERT_TRUE(next);
+  EXPECT_EQ(next->out.size(), 2U);
+}
+
 TEST_F(DemandTest, NeedsThatHaveOutgrownTheDeviceMakeSomebodyLeave) {
   for (const char* name : {"a", "b"}) add(some_terms(name, 30));
   bring_in("a", 1);
