@@ -92,6 +92,21 @@ class BrokerTurnsTest : public SwapTest {
   Group third{"third", {}, 50};
 };
 
+TEST_F(BrokerTurnsTest, TheTimeOfEachGroupCounts) {
+  begin_with_train();
+  const auto times = [&] {
+    std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> there_and_ran;
+    const v1::StageInfo is = stage();
+    for (const v1::TurnInfo& each : is.groups())
+      there_and_ran[each.group()] = {each.there_ms(), each.ran_ms()};
+    return there_and_ran;
+  };
+  ASSERT_TRUE(
+      eventually([&] { return times()["train"].first > 10 && times()["rollout"].first > 10; }));
+  EXPECT_GT(times()["train"].second, 10U);
+  EXPECT_EQ(times()["rollout"].second, 0U) << "it has been out since it came";
+}
+
 TEST_F(BrokerTurnsTest, ACallThatWaitsBringsItsGroupBack) {
   make_member(b, rollout);
   pause_for_stage("rollout");
