@@ -300,6 +300,18 @@ TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
   EXPECT_EQ(group("rollout").state(), kRunning);
 }
 
+TEST_F(BrokerStartsTest, OneThatIsTakenOutOfItsStageMayStart) {
+  ASSERT_TRUE(told(ask("train")));
+  const auto second = ask("rollout");
+  ASSERT_TRUE(eventually([&] { return turn("rollout").what == "waits"; }));
+  Stages::Change change;
+  change.stage = kNoStage;
+  ASSERT_TRUE(on_loop([&] { return broker->set_turn(Caller{}, "rollout", change); }).ok());
+  EXPECT_TRUE(told(second));
+  make(b, rollout, 80 * kMiB, 2);
+  EXPECT_EQ(group("rollout").state(), kRunning);
+}
+
 class BrokerLeasesTest : public BrokerTurnsTest {
  protected:
   TurnPolicy policy() const override { return TurnPolicy::kLease; }
