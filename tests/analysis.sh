@@ -40,7 +40,7 @@ fi
 # the generated headers of build/release. The removed options are GCC's.
 cmake --preset release -B build/tidy -DAMEM_PRECOMPILE=OFF -DAMEM_UNITY=OFF >build/tidy.log || { cat build/tidy.log; exit 1; }
 sed -i -E 's/ (-Wno-(restrict|stringop-[a-z]+)|--param=[a-z-]+=[0-9]+)//g; s|/build/tidy/generated|/build/release/generated|g' build/tidy/compile_commands.json
-git ls-files -- daemon/{base/{log_limit,units},fleet/{conductor,fleet_cut},memory/{allocations,extents,reach},{phases,plans,transactions}/*}.cpp shim/{base/{options,region},blocks/{kept_segments,peer_access,slab_book,slab_sizes,small_blocks},memory/allocation_table,phases/sparse,scratch/fifos}.cpp |
+git ls-files -- daemon/{base/{log_limit,units},fleet/{conductor,fleet_cut},memory/{allocations,block_map,extents,packing,reach,shortage},{phases,plans,transactions}/*}.cpp shim/{base/{options,region},blocks/{kept_segments,peer_access,slab_book,slab_sizes,small_blocks},memory/allocation_table,copies/sparse_count,scratch/fifos}.cpp |
   xargs -P "$(nproc)" -n 2 clang-tidy --quiet --warnings-as-errors='*' -p build/tidy
 # All targets side by side for a minute.
 tests/fuzz/run.sh 60 --jobs 9 </dev/null

@@ -42,7 +42,7 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOOL = "universalmutator==1.14.1"  # another version has other rules, and so other mutants
 # By what its name begins with, below daemon/.
-STRATA = {"A": ("phases/", "plans/", "record/", "turns/"),
+STRATA = {"A": ("memory/block_map", "memory/packing", "memory/shortage", "phases/", "plans/", "record/", "turns/"),
           "B": ("broker/recovery", "fleet/", "operations/", "stages/", "transactions/")}
 # Not amemd_test, which asks how the program starts, ends and is called.
 UNIT_TESTS = ("logic_test", "broker_test", "broker_threads_test", "serving_test")
