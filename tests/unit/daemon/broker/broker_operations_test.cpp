@@ -313,6 +313,23 @@ TEST_F(BrokerTest, APauseThatHasFoundMemoryPinnedKeepsItSo) {
   expect_intact();
 }
 
+TEST_F(BrokerTest, MemoryThatIsUnpinnedWhileOthersAreSavedStays) {
+  two_sharing();
+  b.pin(of_a);
+  settle();
+  b.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
+  const auto watcher = begin(Operation::kPause, "train");
+  ASSERT_TRUE(eventually([&] { return b.received[amem_v1_SessionMessage_save_tag] > 0; }));
+  b.unpin(of_a);  // no shim does
+  b.memory.at(of_a).pinned = true;
+  settle();
+  b.catch_up();
+  ASSERT_TRUE(complete(watcher).ok());
+  EXPECT_EQ(used(0), 4 * kMiB) << "it was not saved";
+  ASSERT_TRUE(resume().ok());
+  expect_intact();
+}
+
 TEST_F(BrokerTest, LostDataIsToldFromOtherFailures) {
   two_sharing();
   ASSERT_TRUE(pause().ok());

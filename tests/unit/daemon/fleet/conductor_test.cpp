@@ -116,6 +116,16 @@ TEST_F(ConductorTest, OneCutOverTheRanksOfAllNodes) {
   EXPECT_EQ(said(), "0 cut taken, 1 cut taken");
 }
 
+TEST_F(ConductorTest, TheRanksThatANodeTellsOfFirstCount) {
+  begin_joined(2);
+  quiesces(0, {1});
+  quiesces(0, {1, 2});
+  quiesces(1, {1});
+  reports(0, 1, false);
+  reports(1, 1, false);
+  EXPECT_EQ(said(), "0 cut taken, 1 cut taken");
+}
+
 TEST_F(ConductorTest, ARankThatWaitsIsLetThroughForOneOfAnotherNode) {
   begin_joined(2);
   quiesces(0, {1});
