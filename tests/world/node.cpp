@@ -52,6 +52,7 @@ std::uint64_t Neighbours::bytes(const DeviceUuid& device) const {
 Node::Node(std::minstd_rand& random) : checkpoints(random), random_(random) {
   outside::begin();
   config = Config::defaults(true, Ground::get().dir());
+  config.device_nodes.clear();  // this machine may have GPUs, which no simulated rank can open
   config.holder = HolderUse::kOff;
   config.holder_socket = config.runtime_dir + "/holder.sock";
 }
