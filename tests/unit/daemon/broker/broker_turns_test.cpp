@@ -262,11 +262,29 @@ class BrokerStartsTest : public BrokerTurnsTest {
     });
   }
 
+  /// Of this user's descriptors, a start that waits has one.
+  std::uint64_t descriptors() {
+    return on_loop([&] {
+      return broker->accounts().of(Owner{::getuid(), ""})->used(Resource::kDescriptors);
+    });
+  }
+
   Stages::WaitId number = 0;
   std::mutex mutex;
 };
 
+class TurnsHeard final : public EventSink {
+ public:
+  void event(const v1::Event& e) override {
+    if (e.kind() == "turn") text += e.text() + "\n";
+  }
+  void ended() override {}
+  std::string text;
+};
+
 TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
+  const auto heard = std::make_shared<TurnsHeard>();
+  on_loop([&] { broker->events().subscribe(Caller{}, "train", heard); });
   ASSERT_TRUE(told(ask("train")));
   EXPECT_EQ(turn("train").what, "starts");
   const auto second = ask("rollout");
@@ -280,9 +298,12 @@ TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
             "\".third\" is not a valid group name. Use 1 to 63 of the characters A-Z a-z 0-9 . _ "
             "-, and do not begin with . or -");
   EXPECT_EQ(turn("third").what, "none");
+  const std::uint64_t before = descriptors();
   const auto gone = ask("third");
+  EXPECT_EQ(descriptors(), before + 1);
   on_loop([&] { broker->stages().forget(number); });
   EXPECT_TRUE(told(gone, Code::kCancelled));
+  EXPECT_EQ(descriptors(), before);
   EXPECT_EQ(turn("third").what, "none");
   // Its first rank takes its place, and it runs.
   make(a, train, 80 * kMiB, 2);
@@ -295,6 +316,11 @@ TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
   EXPECT_TRUE(on_loop([&] { return broker->yield(Caller{}, "train"); }).ok());
   report(a, false, false);
   ASSERT_TRUE(told(second)) << "train has started";
+  on_loop([&] {
+    EXPECT_EQ(heard->text,
+              "it gets its turn in stage 'night'\nits first turn in stage 'night' has ended\nits "
+              "turn in stage 'night' ends\n");
+  });
   EXPECT_EQ(group("train").state(), kPaused);
   make(b, rollout, 80 * kMiB, 2);
   EXPECT_EQ(group("rollout").state(), kRunning);
