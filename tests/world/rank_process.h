@@ -88,8 +88,8 @@ class RankProcess {
         driver_(driver),
         group_(std::move(group)),
         number_(number),
-        truths_(&truths),
-        origin_(std::move(origin)) {}
+        origin_(std::move(origin)),
+        truths_(&truths) {}
 
   /// From now on.
   void use(const Devices& driver) { driver_ = &driver; }
@@ -279,6 +279,7 @@ class RankProcess {
   const Devices* driver_;
   std::string group_;
   int number_;
+  Origin origin_;
   Token key_{};  // with which it may come back
   std::map<std::uint64_t, Memory> memory_;
   std::map<std::uint32_t, Fd> segments_;
@@ -322,7 +323,6 @@ class RankProcess {
   void take_word(const amem_v1_Ask& ask, bool well, Mood mood);
 
   Truths* truths_;
-  Origin origin_;
   Fd socket_;
   std::uint32_t id_ = 0;
   bool joined_ = false;

@@ -65,6 +65,20 @@ TEST_F(BrokerRetainTest, TheNextSaveIsToldWhichSavesBytesAreThere) {
   EXPECT_EQ(retained(), 12 * kMiB);
 }
 
+TEST_F(BrokerRetainTest, WhatAnotherRankHasSavedIsSavedAnew) {
+  const std::uint64_t id = cycle_of(a, "train", 4 * kMiB);
+  join(b, "train", 1);
+  b.habits.hashes = true;
+  b.share(a, id);
+  a.free(id);  // b is its keeper now, and has no hashes of what a has saved
+  settle();
+  b.saves.clear();
+  cycle();
+  ASSERT_EQ(b.saves.size(), 1U);
+  EXPECT_EQ(since(b), 0U);
+  EXPECT_TRUE(b.holds(id, 0x21));
+}
+
 TEST_F(BrokerRetainTest, WithoutHashesNothingIsRetained) {
   join(a);
   a.create(gpu(0), 4 * kMiB);

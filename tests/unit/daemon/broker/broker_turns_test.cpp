@@ -10,6 +10,20 @@ namespace {
 
 constexpr pb_size_t kReports = amem_v1_SessionMessage_turn_reports_tag;
 
+/// The texts of events of one kind, a line each.
+class TextsHeard final : public EventSink {
+ public:
+  explicit TextsHeard(std::string kind) : kind_(std::move(kind)) {}
+  void event(const v1::Event& e) override {
+    if (e.kind() == kind_) text += e.text() + "\n";
+  }
+  void ended() override {}
+  std::string text;
+
+ private:
+  std::string kind_;
+};
+
 class BrokerTurnsTest : public SwapTest {
  protected:
   virtual TurnPolicy policy() const { return TurnPolicy::kDemand; }
@@ -105,6 +119,33 @@ TEST_F(BrokerTurnsTest, TheTimeOfEachGroupCounts) {
       eventually([&] { return times()["train"].first > 10 && times()["rollout"].first > 10; }));
   EXPECT_GT(times()["train"].second, 10U);
   EXPECT_EQ(times()["rollout"].second, 0U) << "it has been out since it came";
+}
+
+TEST_F(BrokerTurnsTest, ARankThatHasSaidNothingForLongIsAskedOnce) {
+  make_member(a, train);
+  settle();
+  report(a, false, true);
+  settle();
+  const auto asked_after = [&](Duration time) {
+    const Time until = Clock::now() + time;
+    const int before = a.received[kReports];
+    EXPECT_TRUE(eventually([&] { return Clock::now() >= until; }));
+    return a.received[kReports] - before;
+  };
+  EXPECT_EQ(asked_after(seconds(4)), 0) << "it may still work";
+  EXPECT_EQ(asked_after(seconds(3)), 1);
+  EXPECT_EQ(asked_after(seconds(7)), 0) << "it has answered that it does not work";
+}
+
+TEST_F(BrokerTurnsTest, ALaterRankThatNamesTheStageBringsItsGroupIn) {
+  const auto heard = std::make_shared<TextsHeard>("error");
+  on_loop([&] { broker->events().subscribe(Caller{}, "train", heard); });
+  join(a, "train");
+  EXPECT_EQ(turn("train").what, "none");
+  b.origin.stage = "night";
+  join(b, "train", 1);
+  EXPECT_NE(turn("train").what, "none");
+  on_loop([&] { EXPECT_EQ(heard->text, ""); });
 }
 
 TEST_F(BrokerTurnsTest, ACallThatWaitsBringsItsGroupBack) {
@@ -273,17 +314,8 @@ class BrokerStartsTest : public BrokerTurnsTest {
   std::mutex mutex;
 };
 
-class TurnsHeard final : public EventSink {
- public:
-  void event(const v1::Event& e) override {
-    if (e.kind() == "turn") text += e.text() + "\n";
-  }
-  void ended() override {}
-  std::string text;
-};
-
 TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
-  const auto heard = std::make_shared<TurnsHeard>();
+  const auto heard = std::make_shared<TextsHeard>("turn");
   on_loop([&] { broker->events().subscribe(Caller{}, "train", heard); });
   ASSERT_TRUE(told(ask("train")));
   EXPECT_EQ(turn("train").what, "starts");
@@ -336,6 +368,17 @@ TEST_F(BrokerStartsTest, OneThatIsTakenOutOfItsStageMayStart) {
   EXPECT_TRUE(told(second));
   make(b, rollout, 80 * kMiB, 2);
   EXPECT_EQ(group("rollout").state(), kRunning);
+}
+
+class BrokerStartsByLeaseTest : public BrokerStartsTest {
+ protected:
+  TurnPolicy policy() const override { return TurnPolicy::kLease; }
+};
+
+TEST_F(BrokerStartsByLeaseTest, AFirstTurnNeedsNoLease) {
+  ASSERT_TRUE(told(ask("train")));
+  EXPECT_EQ(refusal_of_lease("train"),
+            "group 'train' has no rank yet, and its first turn needs no lease");
 }
 
 class BrokerLeasesTest : public BrokerTurnsTest {
