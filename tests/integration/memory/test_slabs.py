@@ -8,6 +8,12 @@ UNIT = 64 << 10  # the simulated device's granularity
 ORDERS = ["remembered", "twice", "elsewhere", "exported-first", "in-between", "reused", "twice-late"]
 
 
+@pytest.fixture
+def driver_zeros(bare_node):
+    """New memory has zeros, as that of the driver. To be named before `node`."""
+    del bare_node.settings["AMEM_SIM_FRESH"]
+
+
 def allocations(node):
     return node.ctl.group("train")["allocation_count"]
 
@@ -18,7 +24,7 @@ def resident(node):
 
 @pytest.mark.parametrize("slab", ["64", "0"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_order(node, order, slab):
+def test_order(driver_zeros, node, order, slab):
     """No error whatever the order, with slabs and without, and nothing is left behind."""
     puppet = node.puppet("puppet", env={"AMEM_SLAB": slab})
     puppet.ask("alloc 4096")
@@ -89,7 +95,7 @@ def test_what_a_peer_was_given_is_not_used_again(node):
 
 
 @pytest.mark.parametrize("shared", (True, False))
-def test_a_pause_does_not_save_what_is_freed(node, shared):
+def test_a_pause_does_not_save_what_is_freed(driver_zeros, node, shared):
     """Also what a peer was given, and has open still: nobody uses that space again as long as the slab lives."""
     puppet = node.puppet("puppet", env={"AMEM_SLAB": "64"})
     peer = node.puppet("peer", device=1)
@@ -162,7 +168,7 @@ def test_the_end_of_a_slab_does_not_wait_for_a_resume(node):
     puppet.leave()
 
 
-def test_a_buffer_that_fits_is_made_where_a_larger_slab_does_not_fit(node):
+def test_a_buffer_that_fits_is_made_where_a_larger_slab_does_not_fit(driver_zeros, node):
     """Of a kind whose slabs have space for many, and of one that is new."""
     puppet = node.puppet("puppet", env={"AMEM_SLAB": "64"})
     space = puppet.ask("meminfo")["free"]
@@ -178,7 +184,7 @@ def test_a_buffer_that_fits_is_made_where_a_larger_slab_does_not_fit(node):
     assert "CUDA_ERROR_OUT_OF_MEMORY" in puppet.failure()
 
 
-def test_a_buffer_gets_what_the_heap_keeps_of_freed_memory(node):
+def test_a_buffer_gets_what_the_heap_keeps_of_freed_memory(driver_zeros, node):
     """Also where it is no multiple of the driver's granularity."""
     puppet = node.puppet("puppet", scope="heap")
     block = puppet.ask(f"plain {4 * MIB}")["id"]

@@ -91,6 +91,7 @@ class Node:
             "AMEM_SIM_MEMORY": str(self.MEMORY),
             "AMEM_SIM_GRANULARITY": "64KiB",
             "AMEM_SIM_CONTEXT_BYTES": str(self.CONTEXT_BYTES),
+            "AMEM_SIM_FRESH": "pattern",
             "AMEM_RUNTIME_DIR": self.runtime_dir,
             "LD_LIBRARY_PATH": build.sim_libraries,
         }

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <set>
@@ -45,6 +46,17 @@ int MakeMemfd(const MemoryName& name) {
   return fd;
 }
 
+// Moves all the bytes; `move` is pread or pwrite of what is left.
+template <typename Move>
+void MoveAll(size_t bytes, const Move& move) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t n = move(done, bytes - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) Die(std::string("cannot move bytes of memory: ") + strerror(errno));
+    done += static_cast<size_t>(n);
+  }
+}
+
 // Memory with its pages; CUDA_ERROR_OUT_OF_MEMORY at capacity.
 CUresult TakeMemory(const MemoryName& name, int* out) {
   int fd = -1;
@@ -56,6 +68,12 @@ CUresult TakeMemory(const MemoryName& name, int* out) {
   do {
     error = fallocate(fd, 0, 0, static_cast<off_t>(name.bytes)) == 0 ? 0 : errno;
   } while (error == EINTR);
+  if (error == 0 && Node().fresh_pattern && name.device != kHostMemory) {
+    const std::string pattern(1 << 20, static_cast<char>(kFreshByte));
+    MoveAll(name.bytes, [&](size_t done, size_t left) {
+      return pwrite(fd, pattern.data(), std::min(left, pattern.size()), static_cast<off_t>(done));
+    });
+  }
   if (error != 0) {
     HeldDescriptors::Close(fd);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -67,17 +85,6 @@ CUresult TakeMemory(const MemoryName& name, int* out) {
 std::set<Physical*>& Living() {
   static auto* const living = new std::set<Physical*>();
   return *living;
-}
-
-// Moves all the bytes; `move` is pread or pwrite of what is left.
-template <typename Move>
-void MoveAll(size_t bytes, const Move& move) {
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t n = move(done, bytes - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) Die(std::string("cannot copy the bytes of a checkpoint: ") + strerror(errno));
-    done += static_cast<size_t>(n);
-  }
 }
 
 }  // namespace

@@ -43,8 +43,8 @@ class HeldDescriptors {
 /// thread.
 class Physical {
  public:
-  /// Creates zeroed memory. `device` is a physical ordinal or kHostMemory. CUDA_ERROR_OUT_OF_MEMORY
-  /// at capacity.
+  /// Creates memory, zeroed but for AMEM_SIM_FRESH. `device` is a physical ordinal or kHostMemory.
+  /// CUDA_ERROR_OUT_OF_MEMORY at capacity.
   static CUresult Create(int device, size_t bytes, unsigned flags, std::shared_ptr<Physical>* out);
 
   /// Takes a copy of a descriptor of simulated memory of this node. If `fd` is none:

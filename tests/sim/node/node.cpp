@@ -74,6 +74,13 @@ bool Pageable() {
   return value == "copy";
 }
 
+bool FreshPattern() {
+  const char* text = getenv("AMEM_SIM_FRESH");
+  if (text == nullptr) return false;
+  if (strcmp(text, "pattern") != 0) Die(std::string("AMEM_SIM_FRESH=") + text + " is not pattern");
+  return true;
+}
+
 Checkpoints ReadCheckpoints() {
   const char* text = getenv("AMEM_SIM_CHECKPOINT");
   const std::string value = text != nullptr ? text : "";
@@ -123,6 +130,7 @@ NodeConfig ReadConfig() {
   config.bandwidth = Bandwidth();
   config.pageable = Pageable();
   config.checkpoints = ReadCheckpoints();
+  config.fresh_pattern = FreshPattern();
   return config;
 }
 

@@ -35,7 +35,10 @@ struct NodeConfig {
   double bandwidth = 0;        // AMEM_SIM_BANDWIDTH, GB/s per direction; 0: unlimited
   bool pageable = true;        // AMEM_SIM_PAGEABLE: asynchronous copies take pageable memory
   Checkpoints checkpoints = Checkpoints::kNone;  // AMEM_SIM_CHECKPOINT
+  bool fresh_pattern = false;  // AMEM_SIM_FRESH: new device memory has kFreshByte, not zeros
 };
+
+inline constexpr unsigned char kFreshByte = 0xc7;
 
 /// The node this process belongs to. A malformed variable ends the process with a message: a test
 /// that misspells its set-up must not pass.
