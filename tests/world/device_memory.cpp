@@ -23,11 +23,10 @@ Result<CreatedMemory> made_on(const Devices& devices, const DeviceUuid& device, 
   return devices.create(*devices.find(device), size, gpu_direct_rdma);
 }
 
-bool same_memory(const Fd& a, const Fd& b) {
-  struct stat one {};
-  struct stat other {};
-  return ::fstat(a.get(), &one) == 0 && ::fstat(b.get(), &other) == 0 &&
-         one.st_ino == other.st_ino && one.st_dev == other.st_dev;
+MemoryId memory_id(const Fd& fd) {
+  struct stat is {};
+  require(::fstat(fd.get(), &is) == 0, "a descriptor of memory is open");
+  return {is.st_dev, is.st_ino};
 }
 
 std::string read_bytes(const Fd& fd, std::uint64_t offset, std::uint64_t length) {

@@ -1,6 +1,9 @@
 // What ranks do with the simulated driver's memory, by its descriptors.
 #pragma once
 
+#include <sys/types.h>
+
+#include <compare>
 #include <cstdint>
 #include <string>
 
@@ -16,6 +19,12 @@ void fill(const Fd& fd, std::uint64_t size, std::uint8_t value);
 /// kResourceExhausted: there is no space.
 Result<CreatedMemory> made_on(const Devices& devices, const DeviceUuid& device, std::uint64_t size,
                               bool gpu_direct_rdma = false);
-bool same_memory(const Fd& a, const Fd& b);
+/// What memory it is, whoever has a descriptor of it.
+struct MemoryId {
+  dev_t device = 0;
+  ino_t inode = 0;
+  friend auto operator<=>(const MemoryId&, const MemoryId&) = default;
+};
+MemoryId memory_id(const Fd& fd);
 
 }  // namespace amem::world

@@ -33,6 +33,7 @@ Ground::Ground() {
        "ground"},  // the UUIDs, by which amemd sorts devices, are the same each time
       {"AMEM_SIM_DEVICES", std::to_string(ground_shape.devices)},
       {"AMEM_SIM_MEMORY", std::to_string(ground_shape.memory)},
+      {"AMEM_SIM_FRESH", "pattern"},
       {"AMEM_SIM_GRANULARITY", "4096"},
   };
   std::filesystem::create_directory(dir_ + "/sim");

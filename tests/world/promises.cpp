@@ -1,8 +1,26 @@
 #include "tests/world/promises.h"
 
 #include <algorithm>
+#include <map>
 
 namespace amem::world {
+namespace {
+
+/// Memory that changes hands is nobody's in between.
+std::string memory_in_two_places(const Ranks& ranks) {
+  std::map<MemoryId, std::uint64_t> allocations;
+  for (const RankProcess& rank : ranks)
+    if (rank.lives())
+      for (const auto& [id, memory] : rank.mapped())
+        if (const auto [it, first] = allocations.try_emplace(memory, id);
+            !first && it->second != id)
+          return "no memory is that of two allocations, but allocation " + std::to_string(id) +
+                 " of rank " + std::to_string(rank.number()) + " of group " + rank.group() +
+                 " is also allocation " + std::to_string(it->second);
+  return "";
+}
+
+}  // namespace
 
 std::string broken_promise(const Ranks& ranks, const GroupInfos& groups, bool all,
                            const std::function<bool(const RankProcess&)>& known) {
@@ -16,7 +34,7 @@ std::string broken_promise(const Ranks& ranks, const GroupInfos& groups, bool al
     if (group != groups.end() && group->second.state() == v1::GROUP_STATE_RUNNING)
       return "no group runs while one of its processes is locked or checkpointed";
   }
-  return "";
+  return memory_in_two_places(ranks);
 }
 
 std::string broken_by_step(const Ranks& ranks, const Checkpoints::Step& step) {

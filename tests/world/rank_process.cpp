@@ -452,7 +452,8 @@ bool RankProcess::map(Packet& packet) {
     if (found == memory_.end()) continue;  // freed meanwhile
     Memory& memory = found->second;
     if (memory.made)
-      require(same_memory(memory.made, packet.fds[i]), "all have what its maker has made");
+      require(memory_id(memory.made) == memory_id(packet.fds[i]),
+              "all have what its maker has made");
     memory.fd = memory.made ? std::move(memory.made) : std::move(packet.fds[i]);
     if (!habits.keeps) memory.fd.reset();
     memory.arrived = true;
@@ -650,6 +651,13 @@ bool RankProcess::has_pins() const {
 void RankProcess::count(std::map<std::uint64_t, std::uint64_t>& sizes, std::uint64_t& asked) const {
   for (const auto& [id, memory] : memory_) sizes[id] = memory.size;
   for (const auto& [seq, memory] : asking_for_) asked += memory.size;
+}
+
+std::map<std::uint64_t, MemoryId> RankProcess::mapped() const {
+  std::map<std::uint64_t, MemoryId> mapped;
+  for (const auto& [id, memory] : memory_)
+    if (memory.fd) mapped[id] = memory_id(memory.fd);
+  return mapped;
 }
 
 std::string RankProcess::check(bool all) const {

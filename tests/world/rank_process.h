@@ -21,6 +21,7 @@
 #include "common/rank_phase.h"
 #include "daemon/memory/devices.h"
 #include "tests/world/checkpoints.h"
+#include "tests/world/device_memory.h"
 #include "tests/world/process.h"
 
 namespace amem::world {
@@ -225,6 +226,8 @@ class RankProcess {
   void ask(bool pause, bool deep, const std::string& tag = "");
   /// Some of its memory is on no device, though it runs: it has asked for that itself.
   bool has_offloaded() const;
+  /// The memory that it has mapped, also what the driver has not let go of, by allocation.
+  std::map<std::uint64_t, MemoryId> mapped() const;
   /// Empty: everything that it has is there, with its bytes. `all`: nothing may be paused.
   std::string check(bool all) const;
 
