@@ -97,6 +97,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
 void Broker::take_settings() {
   node_.pool_form = config_.pool_save;
   node_.swap_wave = config_.swap_wave;
+  node_.hand_on = config_.swap_hand_on;
   node_.guests = config_.guests;
   accounts_.limit(
       config_.quotas.resolve(config_.pool_size, config_.segment(), devices_.total()).most);

@@ -281,6 +281,7 @@ Result<Allocation*> RankRequests::enter(Rank& rank, Request& request, SharedFd f
   a.maker = message.made ? rank.id : 0;
   a.charge = std::move(request.entry);
   a.fd = charged(std::move(fd), std::move(request.memory));
+  a.holders_known = true;
   Allocation& added = node_.allocations.add(std::move(a));
   Status status = node_.records.used_allocation(added.id);
   Record& record = node_.records.record();
@@ -405,8 +406,8 @@ void RankRequests::settle(Rank& rank, std::uint64_t seq) {
   const std::set<DeviceUuid> devices = std::exchange(rank.freed, {});
   std::set<std::uint32_t> lanes;
   for (const DeviceUuid& device : devices) lanes.insert(means_.devices.lane(device));
-  const auto answer =
-      rank.scope.bind([this, &rank, seq] { sessions_.send(rank.session, reply_message(seq, {})); });
+  const auto answer = rank.scope.bind(
+      [this, &rank, seq](bool) { sessions_.send(rank.session, reply_message(seq, {})); });
   means_.workers.settle(devices, [this, lanes, answer] {
     node_.records.record().settle(lanes, kSettleLimit, answer);
   });

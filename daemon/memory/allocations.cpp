@@ -299,6 +299,7 @@ std::vector<Allocation> Allocations::drop_rank(RankId rank) {
     if (const auto has = index->find(rank); has != index->end())
       for (const auto& [id, charge] : has->second) ids.push_back(id);
   std::vector<Allocation> orphans;
+  for (const AllocationId id : ids) find(id)->holders_known = false;
   for (const AllocationId id : ids)
     if (Result<std::optional<Allocation>> freed = free(id, rank); freed.ok() && freed.value())
       orphans.push_back(std::move(*freed.value()));

@@ -21,6 +21,7 @@
 #include "daemon/memory/allocations.h"
 #include "daemon/memory/extents.h"
 #include "daemon/memory/pools.h"
+#include "daemon/memory/spares.h"
 #include "daemon/node/changes.h"
 #include "daemon/node/history.h"
 #include "daemon/node/records.h"
@@ -191,7 +192,8 @@ struct Node {
   std::uint64_t pool_configured = 0;
   Form pool_form = Form::kAuto;            // of tags for which nobody has set another
   Retain retain = Retain::kAuto;           // what pauses do to find bytes that did not change
-  std::uint64_t swap_wave = 0;             // bytes of each keeper at a time; 0: no waves
+  std::uint64_t swap_wave = 0;             // copied bytes of each keeper at a time; 0: no waves
+  bool hand_on = true;                     // memory in swaps, within one owner
   GuestPolicy guests = GuestPolicy::kPin;  // of pauses that say nothing else
   bool deep_pauses = false;                // are allowed
   std::string pool_error;
@@ -200,11 +202,20 @@ struct Node {
   Totals totals;
   History history;
   std::map<std::string, StageFigures> stages;  // by name
+  std::set<const Spares*> spares;              // of the swaps under way
 
   /// How a pause saves this allocation's bytes.
   Form form(const GroupEntry& group, const Allocation& a) const {
     const auto set = group.tag_forms.find(a.tag);
     return set != group.tag_forms.end() ? set->second : pool_form;
+  }
+
+  /// Of this device, what ranks have and what changes hands.
+  std::uint64_t brokered(const DeviceUuid& device) const {
+    std::uint64_t bytes =
+        allocations.usage([&device](const Allocation& a) { return a.device == device; }).resident;
+    for (const Spares* each : spares) bytes += each->bytes(device);
+    return bytes;
   }
 
   GroupEntry& group_of(const Rank& rank) { return groups.at(rank.group); }

@@ -92,59 +92,90 @@ void GroupOperation::run(const action::Arrived& arrived) {
 
 /// What has left the tables and is still on its devices.
 struct GroupOperation::Leaving {
-  BytesByDevice bytes;
-  std::vector<SharedFd> fds;
-  std::vector<Kept> kept;
+  struct Memory {
+    MemoryKind kind;
+    SharedFd fd;
+    Kept kept;
+  };
+  Leaves how;
+  std::uint64_t number = 0;
+  std::vector<Memory> handed_on;
+  std::vector<Memory> closing;
   Workers::Uses before;
-  std::function<void(const BytesByDevice&)> gone;
-  Status stays;
+
+  BytesByDevice bytes() const {
+    BytesByDevice bytes;
+    for (const Memory& each : closing) bytes[each.kind.device] += each.kind.size;
+    return bytes;
+  }
 };
 
-BytesByDevice GroupOperation::drop(const Allocations::Filter& leaves,
-                                   std::function<void(const BytesByDevice&)> gone, Status stays) {
+void GroupOperation::drop(Leaves leaves) {
   const auto leaving = std::make_shared<Leaving>();
-  leaving->gone = std::move(gone);
-  leaving->stays = std::move(stays);
-  std::set<DeviceUuid> devices;
+  leaving->how = std::move(leaves);
+  const Leaves& how = leaving->how;
   for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
-    if (!a->resident() || !what_.takes(a->tag, a->sharers) || !leaves(*a)) continue;
+    if (!a->resident() || !what_.takes(a->tag, a->sharers) || !how.filter(*a)) continue;
+    const bool stays = a->stayed || a->pinned();
+    const bool handed_on = !stays && how.handed_on && how.handed_on(*a);
+    SharedFd fd;
     means_.node.allocations.move(*a, [&] {
       a->paused = true;
-      a->stayed = a->stayed || a->pinned();
-      if (!a->stayed) leaving->fds.push_back(std::exchange(a->fd, nullptr));
+      a->stayed = stays;
+      if (!stays) fd = std::exchange(a->fd, nullptr);
     });
-    if (a->stayed) {
+    if (stays) {
       (void)means_.node.records.write_saved(*a);
       continue;
     }
-    devices.insert(a->device);
-    leaving->bytes[a->device] += a->size;
-    leaving->kept.push_back(std::exchange(a->kept, {}));
+    (handed_on ? leaving->handed_on : leaving->closing)
+        .push_back({kind_of(*a), std::move(fd), std::exchange(a->kept, {})});
   }
-  ++drops_;
-  if (devices.empty()) {
-    dropped(*leaving, {});
-    return {};
+  leaving->number = ++drops_;
+  if (leaving->handed_on.empty()) return close(leaving);
+  std::set<DeviceUuid> devices;
+  for (Leaving::Memory& each : leaving->handed_on) {
+    devices.insert(each.kind.device);
+    each.kept.drop();
   }
-  // Whatever becomes of this operation, the memory goes.
-  const auto report = later([this, leaving, number = drops_](const Workers::Uses& after) {
-    if (number == drops_) dropped(*leaving, after);
+  // While the holder has it as this group's, the next amemd would take it for that.
+  const auto hand_on = later([this, leaving](bool all) {
+    for (Leaving::Memory& each : std::exchange(leaving->handed_on, {}))
+      if (all)
+        leaving->how.take(each.kind, std::move(each.fd));
+      else
+        leaving->closing.push_back(std::move(each));
+    close(leaving);
+  });
+  means_.node.records.record().settle(lanes_of(devices), kClosing, hand_on);
+}
+
+void GroupOperation::close(const std::shared_ptr<Leaving>& leaving) {
+  if (leaving->closing.empty()) return dropped(*leaving, {});
+  const BytesByDevice bytes = leaving->bytes();
+  std::set<DeviceUuid> devices;
+  for (const auto& [device, size] : bytes) devices.insert(device);
+  if (leaving->how.closes) leaving->how.closes(bytes);
+  const auto report = later([this, leaving](const Workers::Uses& after) {
+    if (leaving->number == drops_) dropped(*leaving, after);
   });
   const auto close = [&means = means_, leaving, devices, report,
                       lanes = lanes_of(devices)](const Workers::Uses& before) {
     leaving->before = before;
-    leaving->fds.clear();
-    leaving->kept.clear();
+    for (Leaving::Memory& each : leaving->closing) {
+      each.fd = nullptr;
+      each.kept.drop();
+    }
     means.node.records.record().settle(
-        lanes, kClosing, [&means, devices, report] { means.workers.look(devices, report); });
+        lanes, kClosing, [&means, devices, report](bool) { means.workers.look(devices, report); });
   };
   means_.workers.look(devices, close);
-  return leaving->bytes;
 }
 
 void GroupOperation::dropped(const Leaving& leaving, const Workers::Uses& after) {
   std::string note;
-  for (const auto& [uuid, bytes] : leaving.bytes) {
+  const BytesByDevice closed = leaving.bytes();
+  for (const auto& [uuid, bytes] : closed) {
     const auto was = leaving.before.find(uuid);
     const auto is = after.find(uuid);
     if (was == leaving.before.end() || is == after.end()) continue;
@@ -158,8 +189,8 @@ void GroupOperation::dropped(const Leaving& leaving, const Workers::Uses& after)
             ": a process may still map it, or other processes have allocated memory meanwhile";
   }
   if (!note.empty()) spdlog::warn("group '{}': {}", group_.machine.name(), note);
-  if (leaving.gone) leaving.gone(leaving.bytes);
-  group_.machine.tell(event::Dropped{note, leaving.stays}, Clock::now());
+  if (leaving.how.gone) leaving.how.gone(closed);
+  group_.machine.tell(event::Dropped{note, leaving.how.stays}, Clock::now());
 }
 
 BytesByDevice GroupOperation::needs_of(const std::vector<GroupId>& groups,

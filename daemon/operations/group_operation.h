@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -115,11 +116,20 @@ class GroupOperation {
   /// Who watches is told what the operation waits for, if that is new.
   void tell_wait();
 
-  /// Closes the descriptors of what is on a device, is of the operation's tags and `leaves`. When
-  /// the holder has closed them too, calls `gone` with what that was and answers the group with
-  /// what the driver says of it, and with `stays`: what should have left before, and has not.
-  BytesByDevice drop(const Allocations::Filter& leaves,
-                     std::function<void(const BytesByDevice&)> gone = nullptr, Status stays = {});
+  /// What becomes of memory that leaves the tables.
+  struct Leaves {
+    Allocations::Filter filter;               // of the operation's tags, what leaves
+    Allocations::Filter handed_on = nullptr;  // of that, what others take; asked once of each
+    /// Gets that when the holder has let go of it: only then is it nobody's on record, too.
+    std::function<void(MemoryKind, SharedFd)> take = nullptr;
+    /// The rest is being closed; it is gone, from the holder, too.
+    std::function<void(const BytesByDevice&)> closes = nullptr;
+    std::function<void(const BytesByDevice&)> gone = nullptr;
+    Status stays = {};  // what should have left before, and has not
+  };
+  /// Takes what leaves from the tables, hands it on or closes it, and answers the group with what
+  /// the driver says of it. Whatever becomes of this operation, the memory goes.
+  void drop(Leaves leaves);
   /// Bytes of each device that these groups have still to take, those of their processes included.
   BytesByDevice needs_of(const std::vector<GroupId>& groups, const Selection& what) const;
   /// Calls of an operation that has ended, such as a resume that was called off, still go on. Then
@@ -143,6 +153,7 @@ class GroupOperation {
     if (of_.command != nullptr) ((*of_.command).*call)(of_.member, args...);
   }
   struct Leaving;
+  void close(const std::shared_ptr<Leaving>& leaving);
   void dropped(const Leaving& leaving, const Workers::Uses& after);
 
   std::uint64_t drops_ = 0;  // the last is the one that counts

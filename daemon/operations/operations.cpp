@@ -300,7 +300,7 @@ void Operations::began(GroupEntry& group, const action::Begun& begun) {
   if (!begun.deepens)
     group.paused_by = command != nullptr ? command->asker().who : std::string(kPausedByItself);
   Exchange* const exchange =
-      command != nullptr && command->swaps() && duplex_ ? &of.command->exchange() : nullptr;
+      command != nullptr && command->swaps() ? &of.command->exchange() : nullptr;
   operation = std::make_unique<PauseOperation>(means_, group, begun.task, exchange, begun.continues,
                                                std::move(of));
 }

@@ -11,6 +11,7 @@
 
 #include "daemon/base/units.h"
 #include "daemon/operations/resume_operation.h"
+#include "daemon/plans/handing_on.h"
 #include "daemon/plans/plan.h"
 #include "daemon/reports/reports.h"
 #include "daemon/transactions/headroom.h"
@@ -26,7 +27,9 @@ void PauseOperation::carry_out(const Action& action) {
 }
 
 void PauseOperation::answered(Rank& rank, event::PhaseDone& done) {
-  if (done.phase != RankPhase::kSave || done.epoch != group_.machine.epoch()) return;
+  if (done.epoch != group_.machine.epoch()) return;
+  if (done.phase == RankPhase::kRelease && done.status.ok()) have_let_go_.insert(rank.id);
+  if (done.phase != RankPhase::kSave) return;
   if (done.status.ok()) done.status = check_saved(rank);
   if (done.status.ok()) return;
   failed_savers_.insert(rank.id);
@@ -221,7 +224,7 @@ Status PauseOperation::prepare() {
   std::vector<Waves::Item> items;
   for (const Allocation* a : node.allocations.of_group(group_.id))
     if (what_.takes(a->tag, a->sharers) && a->resident() && !a->paused)
-      items.push_back({a->id, a->keeper(), a->size});
+      items.push_back({a->id, a->keeper(), a->saved_bytes()});
   waves_.emplace(items, node.swap_wave);
   spdlog::debug("group '{}': there is no space for both groups, so it leaves in waves of {}",
                 group_.machine.name(), format_size(node.swap_wave));
@@ -281,6 +284,7 @@ void PauseOperation::stay(Allocation& a) {
 /// From here on a restart goes on with the release. So what leaves is on record before.
 void PauseOperation::run(const action::Release& release) {
   settled_ = true;
+  have_let_go_.clear();
   Records& records = means_.node.records;
   if (release.undo) {
     (void)records.write(group_);
@@ -359,21 +363,51 @@ void PauseOperation::run(const action::Drop&) {
   if (what_.all())
     for (const RankId rank : group_.machine.members().ids())
       means_.node.allocations.set_paused(rank, true);
-  const auto leaves = [this](const Allocation& a) {
-    return waves_ ? wave_.contains(a.id) : !rests(a);
-  };
-  const auto gone_from = [this](const BytesByDevice& gone) {
-    if (exchange_ == nullptr) return;
-    for (const auto& [device, freed] : gone) {
-      exchange_->closing[device] -= freed;
-      exchange_->headroom.give_back(device, freed);
-    }
-    for (ResumeOperation* resume : exchange_->resumes) resume->look_for_space();
-  };
   const bool last = waves_ && waves_->done();
-  const BytesByDevice closing = drop(leaves, gone_from, last ? left_behind() : Status());
-  if (exchange_ == nullptr) return;
-  for (const auto& [device, bytes] : closing) exchange_->closing[device] += bytes;
+  Leaves how{
+      .filter = [this](const Allocation& a) { return waves_ ? wave_.contains(a.id) : !rests(a); },
+      .stays = last ? left_behind() : Status()};
+  if (exchange_ != nullptr) {
+    how.handed_on = handed_on();
+    how.take = [this](MemoryKind kind, SharedFd fd) {
+      exchange_->spares.put(kind, std::move(fd));
+      for (ResumeOperation* resume : exchange_->resumes) resume->look_for_space();
+    };
+    how.closes = [this](const BytesByDevice& bytes) {
+      for (const auto& [device, size] : bytes) exchange_->closing[device] += size;
+    };
+    how.gone = [this](const BytesByDevice& bytes) { ResumeOperation::left(*exchange_, bytes); };
+  }
+  drop(std::move(how));
+}
+
+/// A rank that has not said that it has let go may still write to the memory, or lose its process
+/// in the middle of a kernel that does. And a deep group that arrives needs memory that is free
+/// before it can take any.
+Allocations::Filter PauseOperation::handed_on() const {
+  if (!means_.node.hand_on) return nullptr;
+  KindCounts wanted = lacking(means_.node.allocations, exchange_->arriving);
+  for (auto& [kind, count] : wanted) count -= std::min(count, exchange_->spares.count(kind));
+  BytesByDevice closes;  // first
+  for (const GroupId id : exchange_->arriving)
+    if (const auto group = means_.node.groups.find(id); group != means_.node.groups.end())
+      for (const auto& [device, size] : group->second.restore_needs) closes[device] += size;
+  for (auto& [device, size] : closes) size -= std::min(size, exchange_->closed[device]);
+  return [this, wanted, closes](const Allocation& a) mutable {
+    std::uint64_t& first = closes[a.device];
+    if (first > 0) {
+      first -= std::min(first, a.size);
+      return false;
+    }
+    const auto let_go = [this](RankId rank) { return have_let_go_.contains(rank); };
+    if (!may_change_hands(a) || !a.holders_known ||
+        !std::all_of(a.sharers.begin(), a.sharers.end(), let_go))
+      return false;
+    const auto kind = wanted.find(kind_of(a));
+    if (kind == wanted.end() || kind->second == 0) return false;
+    --kind->second;
+    return true;
+  };
 }
 
 void PauseOperation::run(const action::Checkpoint& checkpoint) {
@@ -428,14 +462,9 @@ void PauseOperation::remark_on_proof(const DeepProof::Sets& visible) {
 
 BytesByDevice PauseOperation::unbrokered(const Workers::Uses& uses) const {
   BytesByDevice bytes;
-  for (const auto& [uuid, use] : uses) bytes[uuid] = use.used - std::min(use.used, brokered(uuid));
+  for (const auto& [uuid, use] : uses)
+    bytes[uuid] = use.used - std::min(use.used, means_.node.brokered(uuid));
   return bytes;
-}
-
-std::uint64_t PauseOperation::brokered(const DeviceUuid& device) const {
-  return means_.node.allocations
-      .usage([&device](const Allocation& a) { return a.device == device; })
-      .resident;
 }
 
 void PauseOperation::checkpointed(const Status& status, bool deep, const BytesByDevice& before,
@@ -449,7 +478,7 @@ void PauseOperation::checkpointed(const Status& status, bool deep, const BytesBy
     // Others may have freed some of it. There is so much, once all groups are paused. A tenth more
     // need not be there, and no resume could ever have it.
     const std::uint64_t freed = was->second - left;
-    const std::uint64_t most = use.free + brokered(device);
+    const std::uint64_t most = use.free + means_.node.brokered(device);
     const std::uint64_t in_reach = most - std::min(most, Headroom::reserve(use.total));
     group_.restore_needs[device] = std::max(freed, std::min(freed + freed / 10, in_reach));
   }

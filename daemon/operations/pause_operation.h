@@ -20,8 +20,7 @@ namespace amem {
 
 class PauseOperation final : public GroupOperation {
  public:
-  /// `exchange`: of a swap whose groups move at the same time; else null. `continues`: an earlier
-  /// amemd has begun it.
+  /// `exchange`: of a swap; else null. `continues`: an earlier amemd has begun it.
   PauseOperation(const Means& means, GroupEntry& group, const Task& task, Exchange* exchange,
                  bool continues, Membership of)
       : GroupOperation(means, group, task, std::move(of)),
@@ -70,8 +69,6 @@ class PauseOperation final : public GroupOperation {
   /// In use beside the memory of ranks, which others create and free while processes are
   /// checkpointed.
   BytesByDevice unbrokered(const Workers::Uses& uses) const;
-  /// What ranks of all groups have of this device.
-  std::uint64_t brokered(const DeviceUuid& device) const;
   /// Of its first deep pause: what its proof is worth.
   void remark_on_proof(const DeepProof::Sets& visible);
   /// With what was in use of the devices before, beside the memory of ranks, and afterwards.
@@ -95,7 +92,11 @@ class PauseOperation final : public GroupOperation {
   /// The pause has the bytes of this, as far as they are to be kept.
   bool can_be_released(const Allocation& a) const;
   /// It may leave in waves, so what comes in is looked at first.
-  bool may_need_waves() const { return exchange_ != nullptr && means_.node.swap_wave > 0; }
+  bool may_need_waves() const {
+    return exchange_ != nullptr && exchange_->at_once && means_.node.swap_wave > 0;
+  }
+  /// Which of what leaves in this wave goes to groups that arrive, asked once of each.
+  Allocations::Filter handed_on() const;
   /// What comes in has no space before this group leaves. REQUIRES: exchange_.
   bool lacks_space(const Workers::Uses& uses) const;
 
@@ -105,6 +106,7 @@ class PauseOperation final : public GroupOperation {
   std::optional<Waves> waves_;           // when what comes in has no space before
   std::set<AllocationId> wave_;          // what of it leaves now
   std::set<RankId> failed_savers_;
+  std::set<RankId> have_let_go_;       // of what leaves in this wave, as they say
   std::optional<Workers::Uses> uses_;  // of the devices of what comes in
   // When the phase checkpoint began. A proof counts towards its deadline.
   std::optional<Time> checkpoint_began_;

@@ -10,6 +10,7 @@
 
 #include "daemon/base/units.h"
 #include "daemon/plans/guests.h"
+#include "daemon/plans/handing_on.h"
 
 namespace amem {
 namespace {
@@ -134,13 +135,14 @@ void ResumeOperation::look_at_devices() {
   std::set<DeviceUuid> devices;
   for (const auto& [uuid, bytes] : needs_of(exchange_.arriving, what_)) devices.insert(uuid);
   BytesByDevice leaves = exchange_.closing;
+  for (const DeviceUuid& device : devices) leaves[device] += exchange_.spares.bytes(device);
   for (const GroupId leaving : exchange_.leaving)
     for (const Allocation* a : std::as_const(means_.node.allocations).of_group(leaving))
       if (exchange_.leaves(leaving, a->tag) && a->can_leave()) leaves[a->device] += a->size;
   const auto answer = later([this, leaves](const Workers::Uses& uses) { admit(uses, leaves); });
   means_.node.records.record().settle(
       lanes_of(devices), kSpaceWithin,
-      [&means = means_, devices, answer] { means.workers.look(devices, answer); });
+      [&means = means_, devices, answer](bool) { means.workers.look(devices, answer); });
 }
 
 /// For all that come in together: one for which there is no space comes back with none.
@@ -205,6 +207,15 @@ void ResumeOperation::run(const action::Vacated&) {
   if (std::exchange(awaits_space_, false)) create_more();
 }
 
+void ResumeOperation::left(Exchange& exchange, const BytesByDevice& bytes) {
+  for (const auto& [device, size] : bytes) {
+    exchange.closing[device] -= size;
+    exchange.closed[device] += size;
+    exchange.headroom.give_back(device, size);
+  }
+  for (ResumeOperation* resume : exchange.resumes) resume->look_for_space();
+}
+
 void ResumeOperation::look_for_space() {
   if (!std::exchange(awaits_space_, false)) return;
   means_.loop.post(later([this] {
@@ -221,29 +232,84 @@ void ResumeOperation::create_more() {
     if (creates()) create_more();
   };
   if (!creation_.done() && waits_for_restore({group_.id}, again)) return;
+  KindCounts awaited = awaited_spares();
+  std::set<AllocationId> waiting;  // for these; asked again for each slice
+  Taken spares;
+  const auto takes = [&](const Creation::Item& item) {
+    const Allocation* const a = means_.node.allocations.find(item.id);
+    if (item.needed > 0 && a != nullptr && a->group == group_.id && may_change_hands(*a)) {
+      const MemoryKind kind = kind_of(*a);
+      if (SharedFd spare = exchange_.spares.take(kind)) {
+        spares[item.id] = std::move(spare);
+        return true;
+      }
+      // It gains nothing by being there early, and the driver need not make it.
+      if (waiting.contains(item.id)) return false;
+      if (const auto count = awaited.find(kind);
+          item.copied == 0 && count != awaited.end() && count->second > 0) {
+        --count->second;
+        waiting.insert(item.id);
+        return false;
+      }
+    }
+    return exchange_.headroom.take(item.device, item.needed);
+  };
   // One that is done, and one that waits, for each device.
   const std::size_t most = 2 * means_.devices.all().size();
   while (under_way_ < most) {
-    const std::vector<Creation::Item> slice = creation_.next(exchange_.headroom);
+    const std::vector<Creation::Item> slice = creation_.next(takes);
     if (slice.empty()) break;
-    if (const Status status = create(slice); !status.ok())
+    if (const Status status = create(slice, spares); !status.ok())
       return group_.machine.tell(event::Created{status}, Clock::now());
   }
   if (under_way_ > 0) return;
+  close_spares();
   awaits_space_ = !creation_.done();
   if (!awaits_space_) group_.machine.tell(event::Created{}, Clock::now());
 }
 
-Status ResumeOperation::create(const std::vector<Creation::Item>& slice) {
+KindCounts ResumeOperation::awaited_spares() const {
+  if (!means_.node.hand_on || exchange_.leaving.empty()) return {};
+  KindCounts kinds;
+  for (const GroupId leaving : exchange_.leaving)
+    for (const auto& [kind, count] :
+         to_come(means_.node.allocations, leaving,
+                 [&](const Allocation& a) { return exchange_.leaves(leaving, a.tag); }))
+      kinds[kind] += count;
+  return kinds;
+}
+
+void ResumeOperation::close_spares() {
+  if (exchange_.spares.empty()) return;
+  auto rest = exchange_.spares.take_but(lacking(means_.node.allocations, exchange_.arriving));
+  if (rest.empty()) return;
+  BytesByDevice bytes;
+  std::set<DeviceUuid> devices;
+  for (const auto& [kind, fds] : rest) {
+    bytes[kind.device] += kind.size * fds.size();
+    devices.insert(kind.device);
+  }
+  for (const auto& [device, size] : bytes) exchange_.closing[device] += size;
+  rest.clear();
+  means_.workers.settle(devices,
+                        [command = of_.command, bytes] { left(command->exchange(), bytes); });
+}
+
+Status ResumeOperation::create(const std::vector<Creation::Item>& slice, Taken& spares) {
   std::vector<const Allocation*> there;
   std::map<std::pair<RankId, DeviceUuid>, Batch> batches;  // by maker, too; 0: amemd
   for (const Creation::Item& item : slice) {
-    const Allocation* a = means_.node.allocations.find(item.id);
+    Allocation* const a = means_.node.allocations.find(item.id);
     // Freed meanwhile, or its last sharer has died; guests may have it still.
     if (a == nullptr || a->group != group_.id) {
       exchange_.headroom.give_back(item.device, item.needed);
       continue;
     }
+    if (auto spare = spares.extract(item.id); !spare.empty())
+      means_.node.allocations.move(*a, [&] {
+        a->fd = std::move(spare.mapped());
+        a->holders_known = true;
+      });
     if (a->resident()) {
       there.push_back(a);
       continue;
@@ -306,8 +372,10 @@ void ResumeOperation::created(Batch& batch, Workers::AllMade& made) {
       exchange_.headroom.give_back(item.device, item.needed);
       continue;
     }
-    means_.node.allocations.move(
-        *a, [&] { a->fd = charged(std::move(made[i].value().fd), std::move(batch.charges[i])); });
+    means_.node.allocations.move(*a, [&] {
+      a->fd = charged(std::move(made[i].value().fd), std::move(batch.charges[i]));
+      a->holders_known = true;
+    });
     if (made[i].value().handle) created_.push_back(std::move(made[i].value().handle));
     slice.push_back(a);
   }
@@ -360,7 +428,7 @@ void ResumeOperation::made(RankId rank, const amem_v1_Made& message, std::vector
     const Creation::Item& item = all.items[i];
     if (const auto fd = there.find(item.id); fd != there.end()) {
       batch->take(all, i);
-      brought.push_back({item.size, std::move(fd->second)});
+      brought.push_back({batch->wishes.back().size, std::move(fd->second)});
       continue;
     }
     const Allocation* a = means_.node.allocations.find(item.id);
@@ -452,7 +520,7 @@ void ResumeOperation::run(const action::Release& release) {
 void ResumeOperation::run(const action::Drop&) {
   created_.clear();
   // What it was to bring back, not what was there all the time.
-  drop([](const Allocation& a) { return a.paused; });
+  drop({.filter = [](const Allocation& a) { return a.paused; }});
 }
 
 void ResumeOperation::run(const action::Arrived& arrived) {

@@ -34,6 +34,8 @@ class ResumeOperation final : public GroupOperation {
   void made(RankId rank, const amem_v1_Made& message, std::vector<Fd> fds);
   /// The rank has gone, and is no sharer any more: what it was to make others may hold.
   void maker_gone(RankId rank);
+  /// So much has left the devices: who waits for it tries again.
+  static void left(Exchange& exchange, const BytesByDevice& bytes);
   /// Some memory has left: if it waits for that, it tries again.
   void look_for_space();
   /// Who loads what, as far as it has been sent.
@@ -80,7 +82,13 @@ class ResumeOperation final : public GroupOperation {
     EventLoop::TimerId late = {};
     RestoreSpace::Hold making = {};
   };
-  Status create(const std::vector<Creation::Item>& slice);
+  using Taken = std::map<AllocationId, SharedFd>;
+  /// `spares`: of these items, what takes the place of new memory.
+  Status create(const std::vector<Creation::Item>& slice, Taken& spares);
+  /// What groups that leave may hand on.
+  KindCounts awaited_spares() const;
+  /// Spares that nobody lacks are closed.
+  void close_spares();
   void ask(RankId maker, Batch batch);
   void not_made(std::uint64_t number);
   /// It has to be created otherwise, if anybody holds it still.

@@ -51,10 +51,14 @@ RunningCommand::RunningCommand(Operations& operations, const Means& means, std::
       transaction_(names_of(order_.out), names_of(order_.in), order_.pause, duplex,
                    abroad != nullptr),
       groups_(ids_of(order_.all())),
-      exchange_{ids_of(order_.out), ids_of(order_.in), order_.parts},
+      exchange_{ids_of(order_.out), ids_of(order_.in), order_.parts, {}, duplex},
       observer_(std::move(observer)),
       asker_(std::move(asker)),
-      abroad_(std::move(abroad)) {}
+      abroad_(std::move(abroad)) {
+  means_.node.spares.insert(&exchange_.spares);
+}
+
+RunningCommand::~RunningCommand() { means_.node.spares.erase(&exchange_.spares); }
 
 Task part_of(Task task, GroupId group, const Parts& parts) {
   const auto part = parts.find(group);

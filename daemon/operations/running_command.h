@@ -89,6 +89,7 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   /// nodes have a part of it; null: they have none. References outlive this object.
   RunningCommand(Operations& operations, const Means& means, std::uint64_t number, Order order,
                  bool duplex, Observer observer, Asker asker, std::shared_ptr<Abroad> abroad);
+  ~RunningCommand();
 
   void start();
 

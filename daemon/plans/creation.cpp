@@ -14,29 +14,32 @@ Creation::Creation(const std::vector<Item>& items) : left_(items.size()) {
   }
 }
 
-std::vector<Creation::Item> Creation::slice_of(Queue& queue, Headroom& headroom) {
+std::vector<Creation::Item> Creation::slice_of(Queue& queue, const Takes& takes) {
   std::vector<Item> slice;
-  std::vector<Item> waiting;  // do not fit, in order
-  std::uint64_t bytes = 0;
-  while (!queue.items.empty() && slice.size() < kSliceCount && bytes < kSliceBytes) {
+  std::vector<Item> waiting;  // cannot come now, in order
+  std::uint64_t copied = 0;
+  std::uint64_t made = 0;
+  while (!queue.items.empty() && slice.size() < kSliceCount && copied < kSliceCopied &&
+         made < kSliceMade) {
     const Item item = queue.items.front();
     queue.items.pop_front();
-    if (!headroom.take(item.device, item.needed)) {
+    if (!takes(item)) {
       waiting.push_back(item);
       continue;
     }
-    bytes += item.size;
+    copied += item.copied;
+    made += item.needed;
     slice.push_back(item);
   }
   queue.items.insert(queue.items.begin(), waiting.begin(), waiting.end());
   return slice;
 }
 
-std::vector<Creation::Item> Creation::next(Headroom& headroom) {
+std::vector<Creation::Item> Creation::next(const Takes& takes) {
   for (std::size_t tried = 0; tried < queues_.size(); ++tried) {
     Queue& queue = queues_[turn_];
     turn_ = (turn_ + 1) % queues_.size();
-    std::vector<Item> slice = slice_of(queue, headroom);
+    std::vector<Item> slice = slice_of(queue, takes);
     left_ -= slice.size();
     if (!slice.empty()) return slice;
   }

@@ -2,8 +2,8 @@
 // enough for the loop to stay responsive, so that ranks map and load one slice while the broker
 // creates the next.
 //
-// In a swap, what does not fit in the headroom yet waits, and what does fit goes before it: so
-// creation stalls only when nothing fits, and when the limit is lifted everything does.
+// In a swap, what cannot come yet waits, and what can goes before it: so creation stalls only when
+// nothing can come.
 //
 // Pure; the caller creates, and looks up what has become of an allocation since. Not synchronised;
 // one GroupEntry owns it.
@@ -12,11 +12,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <vector>
 
 #include "common/protocol.h"
 #include "daemon/base/ids.h"
-#include "daemon/transactions/headroom.h"
 
 namespace amem {
 
@@ -26,7 +26,7 @@ class Creation {
     AllocationId id = 0;
     RankId keeper = 0;
     DeviceUuid device;
-    std::uint64_t size = 0;    // bytes to load
+    std::uint64_t copied = 0;  // bytes to load from the pool; 0: it is cleared, or has stayed
     std::uint64_t needed = 0;  // bytes of the device to be taken: 0 when it never left
 
     friend bool operator==(const Item&, const Item&) = default;
@@ -35,15 +35,19 @@ class Creation {
   /// Some milliseconds of driver calls, here and in the rank; one packet of descriptors.
   static constexpr std::size_t kSliceCount = 64;
   /// Some milliseconds of copying; the copies are to begin early.
-  static constexpr std::uint64_t kSliceBytes = 256ULL << 20;
+  static constexpr std::uint64_t kSliceCopied = 256ULL << 20;
+  /// Some milliseconds of the driver's, for which all of the node wait.
+  static constexpr std::uint64_t kSliceMade = 4ULL << 30;
 
   Creation() = default;
   explicit Creation(const std::vector<Item>& items);
 
-  /// The next slice, all of one keeper, in the order of `items` but for what does not fit; takes
-  /// its need from `headroom`. Empty: nothing is left, or nothing of it fits now. The keepers take
-  /// turns, so that all of them work.
-  std::vector<Item> next(Headroom& headroom);
+  /// Whether there is memory for an item now. True takes that.
+  using Takes = std::function<bool(const Item&)>;
+  /// The next slice, all of one keeper, in the order of `items` but for what cannot come now.
+  /// Empty: nothing is left, or nothing of it can come. The keepers take turns, so that all of them
+  /// work.
+  std::vector<Item> next(const Takes& takes);
   /// It could not be created now, and comes again, before others of its keeper.
   void put_back(const Item& item);
   bool done() const { return left_ == 0; }
@@ -53,7 +57,7 @@ class Creation {
     RankId keeper;
     std::deque<Item> items;
   };
-  static std::vector<Item> slice_of(Queue& queue, Headroom& headroom);
+  static std::vector<Item> slice_of(Queue& queue, const Takes& takes);
 
   std::vector<Queue> queues_;
   std::size_t turn_ = 0;  // whose slice is next

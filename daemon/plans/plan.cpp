@@ -130,9 +130,12 @@ std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId grou
     by_tag[static_cast<std::size_t>(tag - order.begin())].push_back(a);
   }
   std::vector<Creation::Item> items;
+  // The rest is made while the copies run.
   for (const auto& each : by_tag)
-    for (const Allocation* a : each)
-      items.push_back({a->id, a->keeper(), a->device, a->size, a->resident() ? 0 : a->size});
+    for (const bool copied : {true, false})
+      for (const Allocation* a : each)
+        if (const std::uint64_t bytes = a->stayed ? 0 : a->saved_bytes(); (bytes > 0) == copied)
+          items.push_back({a->id, a->keeper(), a->device, bytes, a->resident() ? 0 : a->size});
   return items;
 }
 

@@ -75,8 +75,9 @@ Plan plan_save(
 BytesByDevice needs(const Allocations& table, const std::vector<GroupId>& groups,
                     const Selection& what);
 
-/// What a resume brings back: everything that the ranks have let go of, by `order` of the tags and
-/// then oldest first. What is of no tag of these comes last.
+/// What a resume brings back: everything that the ranks have let go of, by `order` of the tags,
+/// then what is copied before what is cleared, then oldest first. What is of no tag of these comes
+/// last.
 std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,
                                           const Selection& what,
                                           const std::vector<std::string>& order = {});

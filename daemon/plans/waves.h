@@ -20,14 +20,16 @@ class Waves {
   struct Item {
     AllocationId id = 0;
     RankId keeper = 0;
-    std::uint64_t size = 0;
+    std::uint64_t copied = 0;  // bytes; 0: it is dropped
   };
 
-  /// At most `bytes` of each keeper at a time, but at least one item: all keepers copy in each
-  /// wave.
+  /// The first wave has all that is not copied; until it is released, a pause can be called off.
+  /// Each wave has at most so many copied `bytes` of each keeper, but at least one item: all keepers
+  /// copy in each wave.
   Waves(const std::vector<Item>& items, std::uint64_t bytes);
 
-  /// The next wave, in the order of the items. What is refused by `can_leave` now stays for good.
+  /// The next wave, each keeper's in the order of its items. What is refused by `can_leave` now
+  /// stays for good.
   std::vector<AllocationId> next(const std::function<bool(AllocationId)>& can_leave);
   bool done() const { return queues_.empty(); }
 

@@ -95,8 +95,8 @@ void Record::drop(HolderKey key) {
 }
 
 void Record::settle(const std::set<std::uint32_t>& lanes, Duration limit,
-                    std::function<void()> done) {
-  if (!holder_ || lanes.empty()) return done();
+                    std::function<void(bool)> done) {
+  if (!holder_ || lanes.empty()) return done(true);
   const auto settling = std::make_shared<Settling>();
   settling->missing = 1;  // until all are asked: the first may answer while the next is asked
   settling->done = std::move(done);
@@ -105,12 +105,15 @@ void Record::settle(const std::set<std::uint32_t>& lanes, Duration limit,
         "the holder still closes descriptors that amemd dropped. The GPU's driver frees their "
         "memory slowly, or hangs");
     std::erase_if(questions_, [&](const auto& each) { return each.second == settling; });
-    settling->done();
+    settling->done(false);
   });
   for (const std::uint32_t lane : lanes) {
     const Result<std::uint64_t> number =
         holder_->ask_settled(lane, again_ ? Duration::zero() : HolderClient::kFlushLimit);
-    if (!number.ok()) continue;  // flush() and the supervisor report it
+    if (!number.ok()) {  // flush() and the supervisor report it
+      settling->all = false;
+      continue;
+    }
     questions_.emplace(number.value(), settling);
     ++settling->missing;
   }
@@ -120,7 +123,7 @@ void Record::settle(const std::set<std::uint32_t>& lanes, Duration limit,
 void Record::answered(Settling& settling) {
   if (--settling.missing > 0) return;
   loop_->cancel(settling.timer);
-  settling.done();
+  settling.done(settling.all);
 }
 
 void Record::settled(std::uint64_t number) {

@@ -159,8 +159,10 @@ class Record {
   /// The same without waiting at all.
   void flush_soon();
   /// `done` is called, now or later, when what was dropped in these lanes before has been closed,
-  /// so that its memory is free, or when `limit` has passed. Never after detach().
-  void settle(const std::set<std::uint32_t>& lanes, Duration limit, std::function<void()> done);
+  /// so that its memory is free, or when `limit` has passed: it is told whether all of it has been.
+  /// Never after detach().
+  void settle(const std::set<std::uint32_t>& lanes, Duration limit,
+              std::function<void(bool all)> done);
 
   /// From now on nothing is written, erased or dropped: this process ends, and the next goes on
   /// with what there is.
@@ -179,7 +181,8 @@ class Record {
 
   struct Settling {
     std::size_t missing = 0;  // answers
-    std::function<void()> done;
+    bool all = true;          // lanes were asked
+    std::function<void(bool)> done;
     EventLoop::TimerId timer;
   };
   using Questions = std::map<std::uint64_t, std::shared_ptr<Settling>>;

@@ -441,6 +441,10 @@ const std::vector<Setting>& settings() {
        set_deep_after, get_deadline<&Deadlines::deepen>},
       {"swap.duplex", "whether a swap resumes one group while the other pauses: true or false",
        set_flag<&Config::swap_duplex>, get_flag<&Config::swap_duplex>},
+      {"swap.hand_on",
+       "whether memory of a group that leaves goes to a group of its owner that comes in: true or "
+       "false",
+       set_flag<&Config::swap_hand_on>, get_flag<&Config::swap_hand_on>, true},
       {"swap.wave",
        "how much of each rank leaves at a time if there is no space for both groups; 0: all at "
        "once",

@@ -14,6 +14,7 @@
 
 #include "common/protocol.h"
 #include "daemon/base/ids.h"
+#include "daemon/memory/spares.h"
 #include "daemon/phases/task.h"
 
 namespace amem {
@@ -56,9 +57,12 @@ struct Exchange {
   std::vector<GroupId> arriving;               // all of them
   std::map<GroupId, Selection> parts = {};     // of those that leave, if it is not everything
   std::vector<ResumeOperation*> resumes = {};  // under way
-  BytesByDevice closing = {};                  // have left their group, and not their device yet
-  bool admitted = false;   // there was space for all that arrive, when the first of them asked
-  Headroom headroom = {};  // for all that arrive together; unlimited once no group leaves
+  bool at_once = true;         // what arrives begins to come in before all that leaves has left
+  BytesByDevice closing = {};  // have left their group, and not their device yet
+  BytesByDevice closed = {};   // have left their device
+  Spares spares = {};          // have left their group for one that arrives
+  bool admitted = false;       // there was space for all that arrive, when the first of them asked
+  Headroom headroom = {};      // for all that arrive together; unlimited once no group leaves
 
   bool leaves(GroupId group, const std::string& tag) const {
     const auto part = parts.find(group);

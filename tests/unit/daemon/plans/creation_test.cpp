@@ -5,6 +5,7 @@
 #include <map>
 #include <random>
 
+#include "daemon/transactions/headroom.h"
 #include "tests/unit/fixtures/some_device.h"
 
 namespace amem {
@@ -18,13 +19,18 @@ Creation::Item item(AllocationId id, RankId keeper, std::uint64_t size) {
 
 class CreationTest : public ::testing::Test {
  protected:
+  static Creation::Takes from(Headroom& headroom) {
+    return
+        [&headroom](const Creation::Item& item) { return headroom.take(item.device, item.needed); };
+  }
   Headroom headroom;  // no limit
+  Creation::Takes takes = from(headroom);
 };
 
 TEST_F(CreationTest, NothingIsDoneAtOnce) {
   Creation creation;
   EXPECT_TRUE(creation.done());
-  EXPECT_TRUE(creation.next(headroom).empty());
+  EXPECT_TRUE(creation.next(takes).empty());
 }
 
 TEST_F(CreationTest, SlicesAreBoundedInNumberAndKeepTheirOrder) {
@@ -35,21 +41,32 @@ TEST_F(CreationTest, SlicesAreBoundedInNumberAndKeepTheirOrder) {
   Items seen;
   for (const std::size_t size : {Creation::kSliceCount, Creation::kSliceCount, std::size_t{1}}) {
     EXPECT_FALSE(creation.done());
-    const Items slice = creation.next(headroom);
+    const Items slice = creation.next(takes);
     EXPECT_EQ(slice.size(), size);
     seen.insert(seen.end(), slice.begin(), slice.end());
   }
   EXPECT_TRUE(creation.done());
-  EXPECT_TRUE(creation.next(headroom).empty());
+  EXPECT_TRUE(creation.next(takes).empty());
   EXPECT_EQ(seen, items);
 }
 
 TEST_F(CreationTest, SlicesAreBoundedInBytes) {
-  const std::uint64_t half = Creation::kSliceBytes / 2;
+  const std::uint64_t half = Creation::kSliceCopied / 2;
   Creation creation({item(1, 7, half), item(2, 7, half), item(3, 7, 100 * half), item(4, 7, 1)});
-  EXPECT_EQ(creation.next(headroom).size(), 2U);
-  EXPECT_EQ(creation.next(headroom), (Items{item(3, 7, 100 * half)})) << "one always goes through";
-  EXPECT_EQ(creation.next(headroom).size(), 1U);
+  EXPECT_EQ(creation.next(takes).size(), 2U);
+  EXPECT_EQ(creation.next(takes), (Items{item(3, 7, 100 * half)})) << "one always goes through";
+  EXPECT_EQ(creation.next(takes).size(), 1U);
+  EXPECT_TRUE(creation.done());
+}
+
+TEST_F(CreationTest, WhatIsClearedTakesTimeOfTheDriversOnly) {
+  const std::uint64_t quarter = Creation::kSliceMade / 4;
+  Items items;
+  for (AllocationId id = 1; id <= 6; ++id) items.push_back({id, 7, some_device(0), 0, quarter});
+  items.push_back({7, 7, some_device(0), 0, 0});
+  Creation creation(items);
+  EXPECT_EQ(creation.next(takes).size(), 4U);
+  EXPECT_EQ(creation.next(takes).size(), 3U);
   EXPECT_TRUE(creation.done());
 }
 
@@ -60,7 +77,7 @@ TEST_F(CreationTest, KeepersTakeTurns) {
   std::vector<RankId> turns;
   std::map<AllocationId, int> seen;
   while (!creation.done()) {
-    const Items slice = creation.next(headroom);
+    const Items slice = creation.next(takes);
     ASSERT_FALSE(slice.empty());
     turns.push_back(slice.front().keeper);
     for (const Creation::Item& one : slice) {
@@ -76,24 +93,24 @@ TEST_F(CreationTest, KeepersTakeTurns) {
 TEST_F(CreationTest, WhatDoesNotFitIsPassedAndComesLater) {
   headroom.limit(some_device(0), 100);
   Creation creation({item(1, 7, 90), item(2, 7, 50), item(3, 7, 10), item(4, 8, 1)});
-  EXPECT_EQ(creation.next(headroom), (Items{item(1, 7, 90), item(3, 7, 10)}));
-  EXPECT_TRUE(creation.next(headroom).empty()) << "not even keeper 8's last byte";
+  EXPECT_EQ(creation.next(takes), (Items{item(1, 7, 90), item(3, 7, 10)}));
+  EXPECT_TRUE(creation.next(takes).empty()) << "not even keeper 8's last byte";
   EXPECT_FALSE(creation.done());
   headroom.lift();
-  EXPECT_EQ(creation.next(headroom), (Items{item(4, 8, 1)}));
-  EXPECT_EQ(creation.next(headroom), (Items{item(2, 7, 50)}));
+  EXPECT_EQ(creation.next(takes), (Items{item(4, 8, 1)}));
+  EXPECT_EQ(creation.next(takes), (Items{item(2, 7, 50)}));
   EXPECT_TRUE(creation.done());
 }
 
 TEST_F(CreationTest, WhatTheDriverRefusedComesAgain) {
   headroom.limit(some_device(0), 100);
   Creation creation({item(1, 7, 60), item(2, 7, 30), item(3, 7, 30)});
-  EXPECT_EQ(creation.next(headroom).size(), 2U);
+  EXPECT_EQ(creation.next(takes).size(), 2U);
   headroom.exhaust(some_device(0));
   creation.put_back(item(2, 7, 30));
-  EXPECT_TRUE(creation.next(headroom).empty());
+  EXPECT_TRUE(creation.next(takes).empty());
   headroom.lift();
-  EXPECT_EQ(creation.next(headroom), (Items{item(2, 7, 30), item(3, 7, 30)}));
+  EXPECT_EQ(creation.next(takes), (Items{item(2, 7, 30), item(3, 7, 30)}));
   EXPECT_TRUE(creation.done());
 }
 
@@ -114,7 +131,7 @@ TEST_F(CreationTest, NeverOverfillsAndNeverStalls) {
     const std::size_t count = up_to(200);
     for (AllocationId id = 1; id <= count; ++id) {
       const std::size_t on = up_to(devices - 1);
-      const std::uint64_t size = 1 + up_to(up_to(4) == 0 ? Creation::kSliceBytes : 100);
+      const std::uint64_t size = 1 + up_to(up_to(4) == 0 ? Creation::kSliceCopied : 100);
       const bool stayed = up_to(9) == 0;
       items.push_back(
           {id, static_cast<RankId>(1 + up_to(4)), some_device(on), size, stayed ? 0 : size});
@@ -132,7 +149,7 @@ TEST_F(CreationTest, NeverOverfillsAndNeverStalls) {
     bool left = false;
     while (!creation.done()) {
       const bool leave_now = !left && leave_after == 0;
-      const Items slice = leave_now ? Items() : creation.next(space);
+      const Items slice = leave_now ? Items() : creation.next(from(space));
       if (slice.empty()) {
         ASSERT_FALSE(left) << "stalled with all the memory there is";
         for (const Creation::Item& one : items)

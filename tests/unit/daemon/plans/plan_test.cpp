@@ -126,7 +126,7 @@ TEST_F(PlanTest, OnlyWhatIsPausedIsBroughtBack) {
   EXPECT_EQ(to_bring_back(table, kOwnGroup, {}).size(), 3U);
   const auto nccl = to_bring_back(table, kOwnGroup, {{"nccl"}});
   ASSERT_EQ(nccl.size(), 2U) << "on its device or not";
-  EXPECT_EQ(nccl[0], (Creation::Item{gone.id, 1, {}, 100, 0})) << "it never left";
+  EXPECT_EQ(nccl[0], (Creation::Item{gone.id, 1, {}, 0, 0})) << "it never left";
   EXPECT_EQ(nccl[1].needed, 100U);
 }
 

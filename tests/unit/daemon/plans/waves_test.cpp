@@ -32,6 +32,13 @@ TEST(WavesTest, WhatCannotLeaveTakesNoSpace) {
   EXPECT_TRUE(waves.done());
 }
 
+TEST(WavesTest, WhatIsDroppedLeavesInTheFirst) {
+  Waves waves({{1, 7, 90}, {2, 7, 0}, {3, 7, 20}, {4, 8, 30}, {5, 7, 0}, {6, 9, 0}}, 100);
+  EXPECT_EQ(waves.next(kAll), (Ids{2, 5, 1, 4, 6}));
+  EXPECT_EQ(waves.next(kAll), Ids{3});
+  EXPECT_TRUE(waves.done());
+}
+
 TEST(WavesTest, NothingIsDoneAtOnce) { EXPECT_TRUE(Waves({}, 100).done()); }
 
 }  // namespace

@@ -1,0 +1,54 @@
+// Spares: GPU memory that no allocation has. What one group has let go of waits here for another
+// group of its owner, which takes it in place of memory that the driver would have to make.
+//
+// A spare has whatever bytes the group before has left in it. So only a resume takes spares: it
+// writes all of what it brings back before a rank may touch it.
+//
+// Does no I/O, but that closing the last reference to a descriptor frees the memory. Not
+// synchronised: the loop's thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "common/fd.h"
+#include "common/protocol.h"
+#include "daemon/memory/allocations.h"
+#include "daemon/owners/account.h"
+
+namespace amem {
+
+/// Memory of one kind can take each other's place: the driver maps a handle as a whole only, and
+/// nobody is given the memory of another owner.
+struct MemoryKind {
+  const Account* owner = nullptr;
+  DeviceUuid device = {};
+  std::uint64_t size = 0;  // bytes
+  bool gpu_direct_rdma = false;
+
+  friend auto operator<=>(const MemoryKind&, const MemoryKind&) = default;
+};
+MemoryKind kind_of(const Allocation& a);
+using KindCounts = std::map<MemoryKind, std::size_t>;
+
+class Spares {
+ public:
+  /// The charge goes with the descriptor.
+  void put(const MemoryKind& kind, SharedFd fd);
+  /// Null: there is none.
+  SharedFd take(const MemoryKind& kind);
+  /// Takes out all that is more than these.
+  std::map<MemoryKind, std::vector<SharedFd>> take_but(const KindCounts& these);
+
+  bool empty() const { return by_kind_.empty(); }
+  std::size_t count(const MemoryKind& kind) const;
+  /// Of all on a device.
+  std::uint64_t bytes(const DeviceUuid& device) const;
+
+ private:
+  std::map<MemoryKind, std::vector<SharedFd>> by_kind_;  // none of them empty
+};
+
+}  // namespace amem

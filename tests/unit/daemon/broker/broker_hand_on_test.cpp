@@ -1,0 +1,150 @@
+// Memory that a group leaves goes to the group that comes in for it, if nobody can write to it any
+// more and both are one owner's.
+#include "tests/unit/fixtures/swap_fixture.h"
+
+namespace amem {
+namespace {
+
+using world::MemoryId;
+
+class HandOnTest : public SwapTest {
+ protected:
+  static std::set<MemoryId> memory_of(const ScriptedRank& rank) {
+    std::set<MemoryId> memory;
+    for (const auto& [id, is] : rank.mapped()) memory.insert(is);
+    return memory;
+  }
+  /// Of the memory that `rank` has, how much is of these.
+  static std::size_t of_these(const ScriptedRank& rank, const std::set<MemoryId>& these) {
+    const std::set<MemoryId> memory = memory_of(rank);
+    return static_cast<std::size_t>(std::count_if(
+        memory.begin(), memory.end(), [&](const MemoryId& is) { return these.contains(is); }));
+  }
+  /// Both have 8 times 10 MiB that is discarded and 3 times 2 MiB.
+  void make_twins() {
+    make_both(80 * kMiB, 80 * kMiB);
+    fill_device();
+  }
+  /// Else what is copied comes in beside what leaves.
+  void fill_device() {
+    join(d, "other");
+    ASSERT_NE(d.create(gpu(0), nvml.memory(gpu(0))->free / (2 * kMiB) * 2 * kMiB), 0U);
+  }
+  static constexpr std::size_t kAll = 11;
+  ScriptedRank d;
+};
+
+TEST_F(HandOnTest, TwinsTakeEachOthersMemory) {
+  make_twins();
+  for (int i = 0; i < 2; ++i) {
+    std::set<MemoryId> before = memory_of(a);
+    ASSERT_TRUE(swap("train", "rollout").ok());
+    EXPECT_EQ(of_these(b, before), kAll);
+    expect_intact(b, rollout);
+    EXPECT_TRUE(b.holds(b.memory.begin()->first, 0)) << "what is discarded comes back as zeros";
+    before = memory_of(b);
+    ASSERT_TRUE(swap("rollout", "train").ok());
+    EXPECT_EQ(of_these(a, before), kAll);
+    expect_intact(a, train);
+  }
+}
+
+TEST_F(HandOnTest, OnlyMemoryOfOneSizeAndDevice) {
+  make(b, rollout, 80 * kMiB, 3);
+  b.free(rollout.kept.back());
+  rollout.kept.back() = b.create(gpu(1), 2 * kMiB);
+  b.write(rollout.kept.back(), 102);
+  const std::uint64_t other = b.create(gpu(0), 4 * kMiB);
+  b.write(other, 0x44);
+  ASSERT_TRUE(pause("rollout").ok());
+  make(a, train, 80 * kMiB, 4);
+  fill_device();
+  const std::set<MemoryId> before = memory_of(a);
+  ASSERT_TRUE(swap("train", "rollout").ok());
+  EXPECT_EQ(of_these(b, before), kAll - 1);
+  expect_intact(b, rollout);
+  EXPECT_TRUE(b.holds(other, 0x44));
+}
+
+TEST_F(HandOnTest, NotWhatARankMayHaveStill) {
+  make_twins();
+  const std::set<MemoryId> before = memory_of(a);
+  a.moods[kRelease] = Mood::kFailing;
+  EXPECT_FALSE(swap("train", "rollout").ok());
+  EXPECT_EQ(of_these(b, before), 0U);
+  d.die();  // what a has kept takes space
+  settle();
+  ASSERT_TRUE(resume("rollout").ok());
+  EXPECT_EQ(of_these(b, before), 0U);
+  expect_intact(b, rollout);
+}
+
+TEST_F(HandOnTest, NotWhatAPeerThatHasGoneMayHaveStill) {
+  make_twins();
+  join(c, "train", 1);
+  c.share(a, train.kept[0]);
+  c.die();
+  settle();
+  std::set<MemoryId> before = memory_of(a);
+  ASSERT_TRUE(swap("train", "rollout").ok());
+  EXPECT_EQ(of_these(b, before), kAll - 1);
+  ASSERT_TRUE(swap("rollout", "train").ok());
+  expect_intact(a, train);
+  before = memory_of(a);
+  ASSERT_TRUE(swap("train", "rollout").ok());
+  EXPECT_EQ(of_these(b, before), kAll) << "it has other memory now";
+}
+
+TEST_F(HandOnTest, NotWhatStaysOrARankHasMadeItself) {
+  make_both(80 * kMiB, 80 * kMiB);
+  a.use(devices);
+  ASSERT_NE(a.make(gpu(0), 2 * kMiB), 0U);
+  fill_device();
+  a.pin(train.kept[0]);
+  settle();
+  const std::set<MemoryId> before = memory_of(a);
+  const Status swapped = swap("train", "rollout");
+  ASSERT_TRUE(swapped.ok()) << swapped.text();
+  EXPECT_EQ(of_these(b, before), kAll - 1) << "the third of 2 MiB is new";
+  expect_intact(b, rollout);
+}
+
+TEST_F(HandOnTest, WhatTheOtherGroupLacksNoMoreBecomesFree) {
+  make_twins();
+  const std::uint64_t free = nvml.memory(gpu(0))->free;
+  a.moods[kSave] = Mood::kLate;
+  const auto watcher = begin_swap("train", "rollout");
+  ASSERT_TRUE(eventually([&] { return a.received[kSave] > 0; }));
+  b.free(b.memory.begin()->first);
+  a.catch_up();
+  ASSERT_TRUE(complete(watcher).ok());
+  EXPECT_TRUE(eventually([&] { return nvml.memory(gpu(0))->free == free + kPiece; }));
+}
+
+class HandOnInTurnTest : public HandOnTest {
+  void configure(Config& settings) const override { settings.swap_duplex = false; }
+};
+
+TEST_F(HandOnInTurnTest, ItWaitsForTheOtherGroup) {
+  make_twins();
+  const std::set<MemoryId> before = memory_of(a);
+  ASSERT_TRUE(swap("train", "rollout").ok());
+  EXPECT_EQ(of_these(b, before), kAll);
+  expect_intact(b, rollout);
+  expect_usable();
+}
+
+class HandOnOffTest : public HandOnTest {
+  void configure(Config& settings) const override { settings.swap_hand_on = false; }
+};
+
+TEST_F(HandOnOffTest, TheDriverMakesAll) {
+  make_twins();
+  const std::set<MemoryId> before = memory_of(a);
+  ASSERT_TRUE(swap("train", "rollout").ok());
+  EXPECT_EQ(of_these(b, before), 0U);
+  expect_usable();
+}
+
+}  // namespace
+}  // namespace amem
