@@ -22,6 +22,7 @@ import cases_nodes  # noqa: E402, F401
 import cases_nvls  # noqa: E402, F401
 import cases_restart  # noqa: E402, F401
 import cases_space  # noqa: E402, F401
+import cases_swap  # noqa: E402, F401
 import cases_torch  # noqa: E402, F401
 import cases_turns  # noqa: E402, F401
 import cases_vllm  # noqa: E402, F401

@@ -17,6 +17,7 @@ import cases_nccl  # noqa: E402, F401
 import cases_nvls  # noqa: E402
 import cases_restart  # noqa: E402, F401
 import cases_space  # noqa: E402, F401
+import cases_swap  # noqa: E402, F401
 import cases_torch  # noqa: E402
 import cases_turns  # noqa: E402, F401
 import cases_vllm  # noqa: E402

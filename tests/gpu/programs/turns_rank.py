@@ -5,7 +5,8 @@
     python3 turns_rank.py fill --leave-mib 2048 --progress FILE --stop-file FILE        without amem
 
 busy works without end, and serve as often as the number in the file --work says. --lend shares memory besides by CUDA IPC, and --borrow
-opens what another one lends. train and rollout are the halves of an RL loop: each iteration of one needs what the other has computed, by
+opens what another one lends. full serves, too: it has --mib of dense memory that changes in part, --zeros-mib of zeros, and --drop-mib that a
+pause drops, in blocks of --block-mib; at each step it verifies all of it. train and rollout are the halves of an RL loop: each iteration of one needs what the other has computed, by
 files in --folder. With --turns lease each takes its turns itself, with --turns told it waits for a file, and with --turns none it computes
 at once. Their reports have checksums. All programs verify all bytes at the end. fill takes --mib of a GPU's memory, or with 0 all that is
 free but for --leave-mib. Prints a JSON object. Exit status: 0 all right, 1 a check failed.
@@ -75,9 +76,9 @@ class Driver(bare_driver.Driver):
 class Memory:
     """Pieces of two halves: the first has a word of the step, and the second what the next piece's first half had before."""
 
-    def __init__(self, driver, mib):
+    def __init__(self, driver, mib, piece_mib=0):
         self.driver = driver
-        self.piece = (16 if mib >= 256 else 2) * MIB
+        self.piece = (piece_mib or (16 if mib >= 256 else 2)) * MIB
         self.half = self.piece // 2
         self.pieces = [driver.allocate(self.piece) for _ in range(mib * MIB // self.piece)]
         self.words = [[0, 0] for _ in self.pieces]
@@ -116,6 +117,49 @@ class Memory:
         for i in pieces:
             crc = zlib.crc32(self.verified(i), crc)
         return crc
+
+
+class Full:
+    """What fills a GPU: dense memory, zeros, and memory that each pause drops and that the program fills again."""
+
+    JUNK = 0xBADC0DE
+
+    def __init__(self, driver, options):
+        import amem  # of this role only
+        self.driver = driver
+        self.dense = Memory(driver, options.mib, options.block_mib)
+        self.size = options.block_mib * MIB
+        self.zeros = [driver.allocate(self.size) for _ in range(options.zeros_mib // options.block_mib)]
+        with amem.region("scratch", keep=False):
+            self.dropped = [driver.allocate(self.size) for _ in range(options.drop_mib // options.block_mib)]
+        for address in self.zeros:
+            driver.set(address, 0, self.size)
+        self.fill()
+
+    def fill(self):
+        for address in self.dropped:
+            self.driver.set(address, self.JUNK, self.size)
+        self.driver.wait()
+
+    def step(self, number):
+        if number > 0:
+            self.check(self.zeros, {0}, "zeros")
+            self.check(self.dropped, {0, self.JUNK}, "dropped memory")
+        self.dense.verify() if number % 4 == 0 else None
+        changed = number % len(self.dense.pieces)
+        self.dense.words[changed][0] = zlib.crc32(f"{number}".encode())
+        self.driver.set(self.dense.pieces[changed], self.dense.words[changed][0], self.dense.half)
+        self.fill()
+
+    def check(self, blocks, words, what):
+        for i, address in enumerate(blocks):
+            found = {int.from_bytes(self.driver.read(address + at, 4), "little")
+                     for at in (0, random.randrange(self.size // 4) * 4, self.size - 4)}
+            if len(found) > 1 or not found <= words:
+                sys.exit(f"FAILED: {what}: block {i} has {sorted(map(hex, found))}")
+
+    def verify(self):
+        self.dense.verify()
 
 
 class Shared:
@@ -164,7 +208,7 @@ def work(options, memory, shared):
     """busy, serve: the number of steps."""
     done = 0
     while not options.stop_file.exists():
-        if options.role == "serve" and done >= number_in(options.work):
+        if options.role in ("serve", "full") and done >= number_in(options.work):
             time.sleep(POLL_S)
             continue
         memory.step(done)
@@ -227,7 +271,7 @@ def main():
     if options.role == "fill":
         report = fill(options, driver)
     else:
-        memory = Memory(driver, options.mib)
+        memory = Full(driver, options) if options.role == "full" else Memory(driver, options.mib)
         shared = Shared(driver, options.shared_mib, options.lend, options.borrow) if options.shared_mib else None
         write_whole(options.started, 1)
         if options.role in ("train", "rollout"):
@@ -240,8 +284,11 @@ def main():
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("role", choices=("busy", "serve", "train", "rollout", "fill"))
+    parser.add_argument("role", choices=("busy", "serve", "full", "train", "rollout", "fill"))
     parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--zeros-mib", type=int, default=0)
+    parser.add_argument("--drop-mib", type=int, default=0)
+    parser.add_argument("--block-mib", type=int, default=1024)
     parser.add_argument("--shared-mib", type=int, default=0, help="of memory beside --mib, with --lend or --borrow")
     parser.add_argument("--lend", type=pathlib.Path, help="file for the handle of memory that another program opens")
     parser.add_argument("--borrow", type=pathlib.Path, help="file with the handle of memory that another program lends")
@@ -249,7 +296,7 @@ def parse(arguments):
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--turns", choices=("lease", "told", "none"), default="none")
     parser.add_argument("--folder", type=pathlib.Path, help="where train and rollout meet")
-    parser.add_argument("--work", type=pathlib.Path, help="file with the number of steps that serve shall have done")
+    parser.add_argument("--work", type=pathlib.Path, help="file with the number of steps that serve and full shall have done")
     parser.add_argument("--started", type=pathlib.Path, help="file that says that its memory is there")
     parser.add_argument("--progress", type=pathlib.Path, required=True, help="file for the number of steps so far")
     parser.add_argument("--stop-file", type=pathlib.Path, required=True, help="end as soon as this file exists")

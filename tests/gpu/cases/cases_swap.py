@@ -1,0 +1,88 @@
+"""The cases about swaps of jobs that fill their GPUs."""
+
+import concurrent.futures
+import json
+import pathlib
+import signal
+import statistics
+
+from cases_turns import START_S, STEP_S, Rank, wait_until
+from harness import Failure
+from registry import case
+
+DENSE, ZEROS = 3 / 125, 6 / 125  # of each job
+KEPT_FREE_MIB = 6 * 1024  # for contexts, and what the driver needs
+ROUNDS = 5
+
+
+def job(bench, gpu, name, mib, block_mib):
+    dense, zeros = (max(block_mib, int(mib * part) // block_mib * block_mib) for part in (DENSE, ZEROS))
+    return Rank(bench, "full", name, dense, "--zeros-mib", zeros, "--drop-mib", (mib - dense - zeros) // block_mib * block_mib,
+                "--block-mib", block_mib, scope="heap", env={"CUDA_VISIBLE_DEVICES": str(gpu), "AMEM_REQUIRED": "1"})
+
+
+def swap_ms(broker, out, back):
+    report = [json.loads(line) for line in broker.amemctl("swap", out, back, "--json").splitlines()]
+    return max(each.get("swap_us", 0) for each in report) / 1000
+
+
+def hand_on(broker, config, on):
+    """amemd reads its settings anew."""
+    def reloads():
+        return broker.log.read_text(errors="replace").count("settings reloaded")
+    before = reloads()
+    config.write_text(f"[swap]\nhand_on = {str(on).lower()}\n", encoding="ascii")
+    broker.daemon.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: reloads() > before, "the settings are read", STEP_S)
+
+
+@case(560)
+def swap_full(bench):
+    """Twins that fill their GPU swap, on one GPU and on all at once; with memory handed on, and without, in turns."""
+    block_mib = 1024 if min(bench.gpus.total_mib()) > 32 * 1024 else 16
+    mib = (min(bench.gpus.total_mib()) - KEPT_FREE_MIB * block_mib // 1024) // block_mib * block_mib
+    gpus = range(bench.gpus.count())
+    config = pathlib.Path(bench.folder) / "swap.toml"
+    config.write_text("", encoding="ascii")
+    broker = bench.broker_with(bench.pool, "--config", config)
+    pairs = []
+    for gpu in gpus:
+        pair = []
+        for name in (f"one{gpu}", f"two{gpu}"):
+            if pair:
+                broker.amemctl("pause", pair[0].group)
+            pair.append(job(bench, gpu, name, mib, block_mib))
+            wait_until(pair[-1].has_started, f"{name} has its memory", START_S)
+        pairs.append(pair)
+
+    def swap(pair):
+        """What runs leaves, and the other verifies its bytes and changes some."""
+        took = swap_ms(broker, pair[1].group, pair[0].group)
+        pair.reverse()
+        return took
+
+    def step(pair):
+        pair[1].ask()
+        wait_until(lambda: pair[1].steps() >= pair[1].asked, f"{pair[1].group} has its bytes", STEP_S)
+
+    figures = {}
+    with concurrent.futures.ThreadPoolExecutor(len(pairs)) as at_once:
+        for number in range(ROUNDS + 1):
+            for on in (True, False):
+                hand_on(broker, config, on)
+                for who, chosen in (("one GPU", pairs[:1]), *([("all GPUs", pairs)] if len(pairs) > 1 else [])):
+                    took = list(at_once.map(swap, chosen))
+                    list(at_once.map(step, chosen))
+                    if number > 0:  # the first is a warm-up
+                        figures.setdefault((who, on), []).append(max(took))
+    for pair in pairs:
+        for each in pair:
+            each.stop_file.touch()
+        pair[1].program.wait(STEP_S)
+        broker.amemctl("resume", pair[0].group)
+        pair[0].program.wait(STEP_S).report()
+    if not figures:
+        raise Failure("no swap was timed")
+    return f"{mib} MiB in blocks of {block_mib}: " + "; ".join(
+        f"{who}, {'handed on' if on else 'made anew'}: median {statistics.median(times):.0f} ms of {[round(t) for t in times]}"
+        for (who, on), times in sorted(figures.items(), key=str))
