@@ -66,6 +66,12 @@ void Totals::add(const Outcome& outcome) {
   }
 }
 
+void Totals::add(const MovedMemory& memory) {
+  memory_.made += memory.made;
+  memory_.closed += memory.closed;
+  memory_.handed_on += memory.handed_on;
+}
+
 void Totals::add_swap(Code result, Duration time) {
   ++results_[{kSwap, result}];
   if (result == Code::kOk) add_time(kSwap, Phase::kNone, time);

@@ -27,6 +27,13 @@
 namespace amem {
 
 /// A pause or resume of one group. The group may be gone, so this has all that is told of it.
+/// What became of the device memory that left, or where that which came in is from.
+struct MovedMemory {
+  std::uint64_t handed_on = 0;  // bytes: from a group that left to one that came in
+  std::uint64_t made = 0;       // by the driver
+  std::uint64_t closed = 0;
+};
+
 struct PastOperation {
   struct Face {
     int number = -1;  // the launcher's
@@ -39,6 +46,7 @@ struct PastOperation {
   std::string why;                   // it has, for people; of several owners only for operators
   bool of_several = false;           // the transaction was on groups of several owners
   std::vector<std::string> remarks;  // for people
+  MovedMemory memory;
   Owner owner;
   std::string group;
   std::chrono::system_clock::time_point began;
@@ -105,6 +113,8 @@ class Totals {
 
   /// Of one group, whoever asked for it, with tags or without.
   void add(const Outcome& outcome);
+  /// Of an operation, also of one that failed.
+  void add(const MovedMemory& memory);
   /// Of a swap as a whole. Its pauses and resumes are added by themselves.
   void add_swap(Code result, Duration time);
 
@@ -124,6 +134,8 @@ class Totals {
     std::uint64_t unchanged = 0;  // of these, not copied
   };
   const KeptBytes& kept() const { return kept_; }
+  /// What is handed on has left and come in, and counts once.
+  const MovedMemory& memory() const { return memory_; }
 
  private:
   void add_time(std::string_view operation, Phase phase, Duration time);
@@ -132,6 +144,7 @@ class Totals {
   std::map<std::pair<std::string_view, Phase>, Histogram> times_;
   std::map<std::string_view, Histogram> bytes_;
   KeptBytes kept_;
+  MovedMemory memory_;
 };
 
 }  // namespace amem

@@ -63,6 +63,7 @@ void GroupOperation::report(const Outcome& outcome, v1::Progress& last) const {
     return rank != nullptr ? rank->number : -1;
   };
   report_phase_times(outcome.times, number, *last.mutable_times());
+  report_memory(memory_, *last.mutable_memory());
 }
 
 void GroupOperation::run(const action::Ask& ask) {
@@ -189,6 +190,7 @@ void GroupOperation::dropped(const Leaving& leaving, const Workers::Uses& after)
             ": a process may still map it, or other processes have allocated memory meanwhile";
   }
   if (!note.empty()) spdlog::warn("group '{}': {}", group_.machine.name(), note);
+  for (const auto& [device, bytes] : closed) memory_.closed += bytes;
   if (leaving.how.gone) leaving.how.gone(closed);
   group_.machine.tell(event::Dropped{note, leaving.how.stays}, Clock::now());
 }

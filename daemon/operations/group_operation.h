@@ -70,6 +70,7 @@ class GroupOperation {
   const Membership& of() const { return of_; }
   /// What people should know of it, a sentence each.
   const std::vector<std::string>& remarks() const { return remarks_; }
+  const MovedMemory& memory() const { return memory_; }
   /// For who watches, once it has succeeded.
   virtual void report(const Outcome& outcome, v1::Progress& last) const;
   /// Its error, and what only operators may know of it.
@@ -146,6 +147,7 @@ class GroupOperation {
   const Selection& what_ = task_.selection;
   const Membership of_;
   std::vector<std::string> remarks_;
+  MovedMemory memory_;
 
  private:
   template <class Call, class... Args>

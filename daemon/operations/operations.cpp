@@ -357,6 +357,10 @@ void Operations::remember(const GroupOperation& operation, const Outcome& outcom
   const GroupEntry& group = operation.group();
   PastOperation past;
   past.remarks = operation.remarks();
+  past.memory = operation.memory();
+  MovedMemory moved = past.memory;
+  if (outcome.task.op == Operation::kPause) moved.handed_on = 0;  // the resume counts it
+  node_.totals.add(moved);
   if (const RunningCommand* const command = operation.of().command.get()) {
     past.transaction = command->number();
     past.swap = command->swaps();

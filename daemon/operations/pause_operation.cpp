@@ -370,6 +370,7 @@ void PauseOperation::run(const action::Drop&) {
   if (exchange_ != nullptr) {
     how.handed_on = handed_on();
     how.take = [this](MemoryKind kind, SharedFd fd) {
+      memory_.handed_on += kind.size;
       exchange_->spares.put(kind, std::move(fd));
       for (ResumeOperation* resume : exchange_->resumes) resume->look_for_space();
     };

@@ -309,6 +309,7 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice, Taken& 
       means_.node.allocations.move(*a, [&] {
         a->fd = std::move(spare.mapped());
         a->holders_known = true;
+        memory_.handed_on += a->size;
       });
     if (a->resident()) {
       there.push_back(a);
@@ -376,6 +377,7 @@ void ResumeOperation::created(Batch& batch, Workers::AllMade& made) {
       a->fd = charged(std::move(made[i].value().fd), std::move(batch.charges[i]));
       a->holders_known = true;
     });
+    memory_.made += a->size;
     if (made[i].value().handle) created_.push_back(std::move(made[i].value().handle));
     slice.push_back(a);
   }

@@ -243,6 +243,12 @@ void add_operations(Book& book, const Measured& m) {
   book.counter("amem_pause_compared_bytes_total",
                "Bytes that successful pauses compared with what the pool had")
       .add({}, totals.kept().compared);
+  Family& memory = book.counter(
+      "amem_moved_memory_bytes_total",
+      "Device memory of pauses and resumes: handed on between groups, made or freed by the driver");
+  memory.add({{"how", "handed_on"}}, totals.memory().handed_on);
+  memory.add({{"how", "made"}}, totals.memory().made);
+  memory.add({{"how", "closed"}}, totals.memory().closed);
   Family& events = book.counter("amem_events_total", "Events by kind, including errors");
   for (const auto& [kind, count] : m.events.published()) events.add({{"kind", kind}}, count);
 }

@@ -137,6 +137,7 @@ void report_past(const PastOperation& past, bool spans, v1::PastOperation& messa
   report_phase_times(outcome.times, number, *message.mutable_times());
   report_saves(outcome.saves, *message.mutable_saves());
   for (const std::string& remark : past.remarks) message.add_remarks(remark);
+  report_memory(past.memory, *message.mutable_memory());
   if (!spans) return;
   for (const PhaseSpan& phase : outcome.spans) {
     v1::PhaseSpan& span = *message.add_spans();
@@ -247,6 +248,12 @@ void report_saves(const std::vector<TagSave>& saves,
     message.set_copied_bytes(save.copied);
     message.set_hashed(save.hashed);
   }
+}
+
+void report_memory(const MovedMemory& memory, v1::MovedMemory& message) {
+  message.set_handed_on_bytes(memory.handed_on);
+  message.set_made_bytes(memory.made);
+  message.set_closed_bytes(memory.closed);
 }
 
 void report_guest(const Node& node, const GuestUse& use, v1::GuestUsage& message) {

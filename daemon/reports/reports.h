@@ -65,6 +65,7 @@ std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection
 /// Adds one TagSave for each to `messages`.
 void report_saves(const std::vector<TagSave>& saves,
                   google::protobuf::RepeatedPtrField<v1::TagSave>& messages);
+void report_memory(const MovedMemory& memory, v1::MovedMemory& message);
 void report_guest(const Node& node, const GuestUse& use, v1::GuestUsage& message);
 /// "rank 0 (pid 12) of group 'rollout' has 64 MiB of tag 'heap' open; …": of one group's memory.
 std::string describe(const Node& node, const std::vector<GuestUse>& guests);

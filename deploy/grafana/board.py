@@ -90,6 +90,8 @@ PANELS = [
           (f"sum by (operation, result) (rate(amem_operations_total{{{ON}}}[$__rate_interval]))", "{{operation}}: {{result}}")),
     panel("Bytes copied", "Bps", "To the pool by pauses, from it by resumes",
           (f"sum by (operation) (rate(amem_transition_bytes_sum{{{ON}}}[$__rate_interval]))", "{{operation}}")),
+    panel("Device memory of pauses and resumes", "Bps", "Handed on between groups costs the driver little; made and closed costs time on all GPUs of the node",
+          (f"sum by (how) (rate(amem_moved_memory_bytes_total{{{ON}}}[$__rate_interval]))", "{{how}}")),
     row("Turns"),
     panel("Share of time, by group", "percentunit", "How much of its time in its stage each group ran",
           (turns("ran"), "{{group}} ({{stage}} on {{instance}})")),

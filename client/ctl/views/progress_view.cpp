@@ -172,6 +172,14 @@ std::string explain(const v1::Progress& done) {
               what + "\n";
     }
   }
+  std::string memory;
+  const std::pair<std::uint64_t, const char*> became[] = {
+      {done.memory().handed_on_bytes(), " handed on"},
+      {done.memory().made_bytes(), " made"},
+      {done.memory().closed_bytes(), " freed"}};
+  for (const auto& [bytes, what] : became)
+    if (bytes > 0) add(memory, format_bytes(bytes) + what);
+  if (!memory.empty()) text += "  device memory: " + memory + "\n";
   for (const v1::TagSave& save : done.saves()) {
     text += "  tag " + printable(save.tag()) + ": kept " + format_bytes(save.kept_bytes());
     if (save.compared_bytes() > 0)

@@ -621,6 +621,7 @@ std::string history_view(const v1::ListHistoryResponse& history, const Style& st
                    {"OPERATION"},
                    {"TOOK", kRight},
                    {"COPIED", kRight},
+                   {"HANDED ON", kRight},
                    {"LONGEST PHASE"},
                    {"RESULT"}});
   std::string errors;
@@ -635,6 +636,7 @@ std::string history_view(const v1::ListHistoryResponse& history, const Style& st
                operation_text(operation),
                format_micros(operation.us()),
                format_bytes(operation.bytes()),
+               format_bytes(operation.memory().handed_on_bytes()),
                longest(operation),
                {ok ? "ok" : client::code_name(static_cast<int>(operation.code())),
                 ok ? Tone::kGood : Tone::kBad}});
