@@ -337,7 +337,7 @@ Result<Allocation*> RankRequests::share(const Rank& rank, AllocationId id, const
                                                  " is being paused with its tag '" + known->tag +
                                                  "'. Resume this tag first");
   // What other ranks resume comes back as theirs: this one shares it afterwards.
-  const bool loaded = group.machine.phase() == Phase::kOpen && !group.machine.aside(rank.id);
+  const bool loaded = group.machine.opens() && !group.machine.aside(rank.id);
   return node_.allocations.redeem(id, token, rank.group, rank.id, loaded);
 }
 
@@ -365,7 +365,7 @@ Result<Allocation*> RankRequests::open(const Rank& rank, const Allocation& a, co
       return Status(Code::kFailedPrecondition,
                     "allocation " + std::to_string(a.id) + " of group '" + group.machine.name() +
                         "' is being paused. A guest can open it after the group resumes");
-    loaded = group.machine.phase() == Phase::kOpen;
+    loaded = group.machine.opens();
   }
   return node_.allocations.open(a.id, token, {rank.id, rank.group}, loaded);
 }
@@ -420,7 +420,7 @@ void RankRequests::pin(Rank& rank, const amem_v1_Pin& message) {
   if (a != nullptr && a->opened_by(rank.id)) return;  // stays where it is while that is so
   Status status;
   // A rank whose gate is open again may ask before the others have opened theirs.
-  const bool back = group.machine.phase() == Phase::kOpen;
+  const bool back = group.machine.opens();
   if (a != nullptr && (!a->resident() || (a->paused && !a->stayed && !back)))
     status = {Code::kFailedPrecondition, "allocation " + std::to_string(id) +
                                              " is not on its device, so it cannot be pinned now"};

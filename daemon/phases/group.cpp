@@ -151,7 +151,7 @@ bool Group::may_allocate(RankId rank) const {
   // A call that passed the gate before it shut must be able to end; one that joined since has
   // passed nothing. In the open phase some gates are open before all ranks have answered.
   // What a restart calls off has gates that are open still.
-  return gates_open() || aside(rank) ||
+  return gates_open() || opens() || aside(rank) ||
          (course_ && rule(phase()).answer == RankPhase::kQuiet && course_->takes_part(rank)) ||
          (interrupted_ && interrupted_->restart == OnRestart::kCallOff);
 }

@@ -87,6 +87,11 @@ class Group {
   bool may_allocate(RankId rank) const;
   /// What is under way is of other ranks.
   bool aside(RankId rank) const;
+  /// What was to come back is there, and some ranks may run already: also where the broker's end
+  /// has interrupted that.
+  bool opens() const {
+    return phase() == Phase::kOpen || (interrupted_ && interrupted_->restart == OnRestart::kOpen);
+  }
   /// A pause or resume asked for from inside. `timeout` 0: the configured one. While the group runs
   /// one of tags is of this rank and of those that must ask with it (Requests::units): others run
   /// on. Any other is of all ranks. A resume of some tags waits while an operator has all of it

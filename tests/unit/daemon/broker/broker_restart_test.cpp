@@ -331,6 +331,36 @@ TEST_F(BrokerRestartTest, APinHolds) {
   expect_whole();
 }
 
+TEST_F(BrokerRestartTest, WhoHasOpenedIsServedBeforeTheOthersAreBack) {
+  two();
+  r1.pin(of_b);
+  settle();
+  ASSERT_TRUE(pause().ok());
+  r2.moods[amem_v1_SessionMessage_ask_tag] = Mood::kLate;
+  begin(Operation::kResume);
+  ASSERT_TRUE(eventually([&] { return group().phase() == "open"; }));
+  settle();
+  ASSERT_FALSE(r1.gate_shut());
+  restart();
+  ASSERT_EQ(ScriptedRank::code(r1.come_back(socket())), Code::kOk);
+  r1.pin(of_a);
+  r1.unpin(of_b);
+  EXPECT_NE(r1.create(gpu(1), 2 * kMiB), 0U);
+  join_here(r3, "guests", 0);
+  r3.share(r1, of_a);
+  r3.free(of_a);
+  settle();
+  ASSERT_NE(group().state(), kRunning) << "the other rank is not back";
+  ASSERT_EQ(ScriptedRank::code(r2.come_back(socket())), Code::kOk);
+  ASSERT_TRUE(eventually([&] { return at_rest(); })) << group().phase();
+  EXPECT_EQ(group().state(), kRunning);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(used(0), alone) << "a NIC knows where it is";
+  EXPECT_EQ(group().resident_bytes(), 4 * kMiB) << "and not where the rest is";
+  ASSERT_TRUE(resume().ok());
+  expect_whole();
+}
+
 TEST_F(NoHolderTest, NothingIsHandedOverBeforeAnotherHolderHasEverything) {
   two();
   ASSERT_TRUE(pause().ok());
