@@ -38,6 +38,10 @@ void RankProcess::add_to(Digest& digest) const {
     digest.add(encode(message).value());
     digest.add(packet.fds.size());
   }
+  for (const Returned& each : returned_) {
+    digest.add(each.tag);
+    digest.add(each.commands);
+  }
   digest.add(memory_.size());
   for (const auto& [id, memory] : memory_) {
     digest.add(id);

@@ -84,7 +84,7 @@ void RankProcess::lose_broker() {
 
 void RankProcess::give_up() {
   socket_.reset();
-  commands_.clear();
+  forget_commands();
   hashes_.clear();  // the next broker's pool has other bytes
   taken_.clear();
   quiescing_ = copy_failed_ = map_failed_ = reports_ = false;
@@ -94,7 +94,7 @@ void RankProcess::give_up() {
 
 void RankProcess::lose_session() {
   socket_.reset();
-  commands_.clear();
+  forget_commands();
 }
 
 std::uint64_t RankProcess::come_back(const std::string& path) {
@@ -127,7 +127,7 @@ void RankProcess::die() {
   process_->end();
   socket_.reset();
   memory_.clear();
-  commands_.clear();
+  forget_commands();
   saves_.reset();
   paused_ = stopped_ = false;
 }
@@ -231,11 +231,8 @@ void RankProcess::reply(Packet& packet) {
   if (const auto asked = asks_.extract(seq)) {
     --asked_;
     const Asks& what = asked.mapped();
-    for (const auto& [id, memory] : memory_)
-      if (reply.code == 0 && !what.pause && memory.tag == what.tag && !memory.guest &&
-          !memory.usable())
-        wrong_ = "what a rank has asked for is there, but not allocation " + std::to_string(id);
-    return;
+    if (reply.code == 0 && !what.pause) returned_.push_back({what.tag, commands_.size()});
+    return look_at_returned();
   }
   const auto asking = asking_for_.find(seq);
   if (asking == asking_for_.end() && heard_) return;  // somebody else has asked
@@ -271,6 +268,14 @@ void RankProcess::reply(Packet& packet) {
     memory_[id] = std::move(memory);
   }
   if (quiescing_) report();
+}
+
+void RankProcess::look_at_returned() {
+  for (const Returned& each : returned_)
+    for (const auto& [id, memory] : memory_)
+      if (each.commands == 0 && memory.tag == each.tag && !memory.guest && !memory.usable())
+        wrong_ = "what a rank has asked for is there, but not allocation " + std::to_string(id);
+  std::erase_if(returned_, [](const Returned& each) { return each.commands == 0; });
 }
 
 void RankProcess::take_unasked(Packet& packet) {
@@ -332,11 +337,13 @@ void RankProcess::handle(Mood mood) {
     return saved(what, mood);
   }
   carry_out(next_packet(), mood);
+  look_at_returned();
 }
 
 Packet RankProcess::next_packet() {
   Packet packet = std::move(commands_.front());
   commands_.pop_front();
+  for (Returned& each : returned_) --each.commands;  // those at 0 have been looked at
   return packet;
 }
 

@@ -184,7 +184,10 @@ class RankProcess {
   std::string next_command() const;
   /// REQUIRES: has_command(), and no Save is under way.
   const Message& next_message() const { return commands_.front().message; }
-  void forget_commands() { commands_.clear(); }
+  void forget_commands() {
+    commands_.clear();
+    returned_.clear();
+  }
 
   // ---- turns ----
   /// Whether a call of it waits at the gate, and whether it has work: told where the broker wants
@@ -308,6 +311,7 @@ class RankProcess {
   void take(Packet packet);
   static std::string name_of(const Message& message);
   void reply(Packet& packet);
+  void look_at_returned();
   /// It will be answered, if need be by another broker.
   void ask_for(Message& message, const std::vector<int>& fds = {});
   void send_bytes(const std::string& bytes, const std::vector<int>& fds = {}) const;
@@ -360,6 +364,13 @@ class RankProcess {
   int asked_ = 0;
   std::map<std::uint64_t, Memory> asking_for_;  // by sequence number
   std::deque<Packet> commands_;
+  /// It was answered that this is there, behind so many commands that it has yet to do: until then
+  /// its program's calls about it wait.
+  struct Returned {
+    std::string tag;
+    std::size_t commands = 0;
+  };
+  std::vector<Returned> returned_;
   std::optional<Saves> saves_;  // just now
   std::vector<Saved> taken_;    // of the Save under way, as far as it is written
 };
