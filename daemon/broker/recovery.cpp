@@ -47,6 +47,7 @@ std::optional<Interrupted> interrupted(const v1::record::Group& row) {
   found.restart = static_cast<OnRestart>(what.restart());
   found.phase = what.phase();
   found.loaded = what.loaded();
+  found.failed = what.failed();
   return found;
 }
 

@@ -95,6 +95,7 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
     what.set_restart(static_cast<v1::record::Restart>(under_way->restart));
     what.set_phase(under_way->phase);
     what.set_loaded(under_way->loaded);
+    what.set_failed(under_way->failed);
     what.set_waves(waves);
     what.set_deep(under_way->task.deep);
     what.set_partial(under_way->task.partial);

@@ -27,8 +27,10 @@ Course::Course(Home home, Terms terms, Epoch epoch, Time now)
 
 /// What is not brought to its end is an error, to those who look for it.
 void Course::take_up(const Interrupted& interrupted, Time now) {
-  if (interrupted.restart == OnRestart::kCallOff || interrupted.restart == OnRestart::kRollBack)
-    trouble_ = Status(Code::kAborted, "amemd ended during " + interrupted.phase);
+  if (interrupted.failed || interrupted.restart == OnRestart::kCallOff ||
+      interrupted.restart == OnRestart::kRollBack)
+    trouble_ = Status(Code::kAborted, "amemd ended during " + interrupted.phase +
+                                          (interrupted.failed ? ", after a failure" : ""));
   loaded_ = interrupted.loaded;
   enter(first_phase(interrupted.restart), now);
 }
@@ -36,7 +38,7 @@ void Course::take_up(const Interrupted& interrupted, Time now) {
 Interrupted Course::interrupted() const {
   OnRestart restart = rule(phase_).restart;
   if (restart == OnRestart::kCallOff && was_paused()) restart = OnRestart::kRollBack;
-  return {terms_.task, restart, std::string(phase_name(phase_)), loaded_};
+  return {terms_.task, restart, std::string(phase_name(phase_)), loaded_, !trouble_.ok()};
 }
 
 // ---- the way through the table ------------------------------------------------------------------

@@ -52,6 +52,7 @@ struct Interrupted {
   OnRestart restart = OnRestart::kCallOff;
   std::string phase;    // in which it was, for people
   bool loaded = false;  // of kOpen: what a resume has brought back has its bytes
+  bool failed = false;  // before: it ends with an error
 };
 
 class Course {

@@ -331,6 +331,32 @@ TEST_F(BrokerRestartTest, APinHolds) {
   expect_whole();
 }
 
+TEST_F(BrokerRestartTest, WhatHadFailedIsNoSuccessOfTheNext) {
+  two();
+  const auto both_ask = [&](amem_v1_GroupOp what) {
+    return std::pair(r1.request(what, 0, {"weights"}), r2.request(what, 0, {"weights"}));
+  };
+  const auto answered = [&](std::pair<std::uint64_t, std::uint64_t> asked) {
+    settle();
+    const Code first = ScriptedRank::code(r1.await_reply(asked.first));
+    EXPECT_EQ(ScriptedRank::code(r2.await_reply(asked.second)), first);
+    return first;
+  };
+  ASSERT_EQ(answered(both_ask(amem_v1_GroupOp_GROUP_OP_PAUSE)), Code::kOk);
+  r2.moods[amem_v1_SessionMessage_load_tag] = Mood::kFailing;
+  r2.moods[amem_v1_SessionMessage_ask_tag] = Mood::kLate;
+  both_ask(amem_v1_GroupOp_GROUP_OP_RESUME);
+  ASSERT_TRUE(eventually([&] { return group().phase() == "open"; }));
+  settle();
+  restart();
+  for (ScriptedRank* rank : {&r1, &r2})
+    ASSERT_EQ(ScriptedRank::code(rank->come_back(socket())), Code::kOk);
+  EXPECT_EQ(answered(both_ask(amem_v1_GroupOp_GROUP_OP_RESUME)), Code::kAborted)
+      << "it was taken back before";
+  ASSERT_EQ(answered(both_ask(amem_v1_GroupOp_GROUP_OP_RESUME)), Code::kOk);
+  expect_whole();
+}
+
 TEST_F(BrokerRestartTest, WhoHasOpenedIsServedBeforeTheOthersAreBack) {
   two();
   r1.pin(of_b);

@@ -223,6 +223,17 @@ TEST_F(GroupRestartTest, ARankThatComesBackLateOpensToo) {
   expect_next(Code::kAborted, GroupState::kRunning);
 }
 
+TEST_F(GroupRestartTest, WhatIsCalledOffEndsWithAnErrorAlsoAfterAnotherRestart) {
+  to_save();
+  restart();
+  come_back();
+  ASSERT_EQ(next->phase(), Phase::kOpen);
+  restart();
+  come_back();
+  both_of_next(RankPhase::kOpen);
+  expect_next(Code::kAborted, GroupState::kRunning, "amemd ended during open, after a failure");
+}
+
 TEST_F(GroupRestartTest, WhatComesBackToAGroupThatRunsShutsNoGate) {
   Members members;
   members.add(1, "");
