@@ -9,6 +9,7 @@ using world::MemoryId;
 
 class HandOnTest : public SwapTest {
  protected:
+  void configure(Config&) const override {}
   static std::set<MemoryId> memory_of(const ScriptedRank& rank) {
     std::set<MemoryId> memory;
     for (const auto& [id, is] : rank.mapped()) memory.insert(is);
