@@ -1,0 +1,113 @@
+"""Swaps in which memory changes hands: what the driver makes, what a death leaves, and who gets nothing."""
+import os
+
+import pytest
+
+from sim_node import as_user, eventually
+from sim_node.node import MIB
+from sim_node.turns import states
+
+MEMORY = 24 * MIB
+ALLOCATIONS = 9  # of 2 MiB: two ranks' fill a device
+
+
+def moved(answer, group):
+    """{how: bytes} of the group's pause or resume in this swap."""
+    done = [line for line in answer.lines if line["group"] == group and line["done"]]
+    return {how: int(done[-1]["memory"][f"{how}_bytes"]) for how in ("handed_on", "made", "closed")}
+
+
+@pytest.fixture
+def twins(bare_node):
+    """A node with group train running and rollout paused, alike, and no space for more."""
+    def start(*flags):
+        bare_node.settings["AMEM_SIM_MEMORY"] = str(MEMORY)
+        bare_node.settings["AMEM_SLAB"] = "0"
+        bare_node.start_broker("--pool-size", "80MiB", "--pool-segment", "80MiB", *flags)
+        size = {"allocations": ALLOCATIONS, "size": "2MiB", "shared": 0.4}
+        rollout = bare_node.job("rollout", **size)
+        bare_node.ctl("pause", "rollout")
+        return bare_node, bare_node.job("train", **size), rollout
+
+    yield start
+    assert bare_node.broker.alive()
+
+
+@pytest.mark.parametrize("flags", [(), ("--swap-wave", "4MiB"), ("--swap-duplex", "false")])
+def test_twins_need_nothing_new(twins, flags):
+    node, train, rollout = twins(*flags)
+    for out, back in [(train, rollout), (rollout, train)] * 2:
+        answer = node.ctl("swap", out.group, back.group)
+        left, came = moved(answer, out.group), moved(answer, back.group)
+        assert left["handed_on"] == came["handed_on"] > 0
+        assert came["made"] == left["closed"] <= 4 * MIB, "what came in before, where there was space"
+        back.check()
+    assert "handed on" in node.ctl("swap", "train", "rollout", "--explain", json_output=False).out
+    past = node.ctl("history").json["operations"]
+    assert int(past[-1]["memory"]["handed_on_bytes"]) > 0 and past[-1]["operation"] == "resume"
+    rollout.check()
+
+
+def test_it_can_be_switched_off(twins):
+    node, _, rollout = twins("--swap-hand-on", "false")
+    answer = node.ctl("swap", "train", "rollout")
+    assert moved(answer, "rollout")["handed_on"] == moved(answer, "train")["handed_on"] == 0
+    rollout.check()
+
+
+@pytest.mark.next_broker
+@pytest.mark.parametrize("group, fault", [("train", "releaseBegins:1:hold"), ("rollout", "cuMemMap:2:hold"), ("rollout", "cuMemMap:7:hold"),
+                                          ("rollout", "cuMemcpyHtoDAsync:3:hold")])
+def test_the_next_amemd_gives_each_group_its_own(twins, group, fault):
+    """It ends while memory leaves, and while it is the other group's already."""
+    node, train, rollout = twins()
+    job = {"train": train, "rollout": rollout}[group]
+    job.ranks[0].faults(fault)
+    swap = node.ctl.start("swap", "train", "rollout")
+    eventually(lambda: node.ctl.group(group)["phase"] in ("release", "map+load"), what="memory changes hands")
+    node.broker.kill()
+    swap.finish()
+    job.ranks[0].faults()
+    node.start_broker("--pool-size", "80MiB", "--pool-segment", "80MiB")
+    eventually(lambda: all(state in ("running", "paused") for state in states(node)), what="both are settled")
+    for each in (train, rollout):
+        for rank in each.ranks:
+            rank.wait_for("has reconnected to the broker")
+    for each in [name for name, state in zip(("train", "rollout"), states(node)) if state == "running"]:
+        node.ctl("pause", each)
+    node.ctl("resume", "train")
+    train.check()
+    answer = node.ctl("swap", "train", "rollout")
+    assert moved(answer, "rollout")["handed_on"] > 0, "this amemd has made it"
+    rollout.check()
+
+
+@pytest.mark.next_broker
+def test_what_another_amemd_has_made_is_not_handed_on(twins):
+    node, _, rollout = twins()
+    node.broker.kill()
+    node.start_broker("--pool-size", "80MiB", "--pool-segment", "80MiB")
+    eventually(lambda: states(node) == ("running", "paused"))
+    answer = node.ctl("swap", "train", "rollout")
+    assert moved(answer, "rollout")["handed_on"] == 0
+    rollout.check()
+    answer = node.ctl("swap", "rollout", "train")
+    assert moved(answer, "train")["handed_on"] > 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users")
+def test_two_owners_get_nothing_of_each_other(bare_node):
+    node = bare_node
+    node.settings["AMEM_SIM_MEMORY"] = str(MEMORY)
+    node.start_broker()
+    node.let_others_in()
+    hers, his = (node.puppet(name, 0, group=name, prefix=as_user(uid, "nogroup")) for name, uid in (("alice", 65531), ("bob", 65532)))
+    blocks = {}
+    for puppet, name in ((hers, "alice"), (his, "bob")):
+        blocks[name] = puppet.ask(f"alloc {8 * MIB} whole")["id"]
+        puppet.ask(f"fill {blocks[name]} 7")
+        node.ctl("pause", f"{name}")
+    node.ctl("resume", "alice")
+    answer = node.ctl("swap", "alice", "bob")
+    assert moved(answer, "bob") == {"handed_on": 0, "made": 8 * MIB, "closed": 0}
+    his.ask(f"verify {blocks['bob']} 7")
