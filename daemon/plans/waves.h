@@ -24,8 +24,8 @@ class Waves {
   };
 
   /// The first wave has all that is not copied; until it is released, a pause can be called off.
-  /// Each wave has at most so many copied `bytes` of each keeper, but at least one item: all keepers
-  /// copy in each wave.
+  /// Each wave has at most so many copied `bytes` of each keeper, but at least one item: all
+  /// keepers copy in each wave.
   Waves(const std::vector<Item>& items, std::uint64_t bytes);
 
   /// The next wave, each keeper's in the order of its items. What is refused by `can_leave` now

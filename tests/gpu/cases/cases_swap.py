@@ -37,7 +37,7 @@ def hand_on(broker, config, on):
 
 
 @case(560)
-def swap_full(bench):
+def hand_on_full(bench):
     """Twins that fill their GPU swap, on one GPU and on all at once; with memory handed on, and without, in turns."""
     block_mib = 1024 if min(bench.gpus.total_mib()) > 32 * 1024 else 16
     mib = (min(bench.gpus.total_mib()) - KEPT_FREE_MIB * block_mib // 1024) // block_mib * block_mib
