@@ -3,22 +3,52 @@
 import concurrent.futures
 import json
 import pathlib
+import random
 import signal
 import statistics
+import time
 
-from cases_turns import START_S, STEP_S, Rank, wait_until
+from cases_restart import at_rest
+from cases_turns import START_S, STEP_S, Rank, fills, wait_until
 from harness import Failure
 from registry import case
 
 DENSE, ZEROS = 3 / 125, 6 / 125  # of each job
 KEPT_FREE_MIB = 6 * 1024  # for contexts, and what the driver needs
 ROUNDS = 5
+SWAPS, KILLS = 200, 50
 
 
-def job(bench, gpu, name, mib, block_mib):
+def job(bench, gpu, name, mib, block_mib, **env):
     dense, zeros = (max(block_mib, int(mib * part) // block_mib * block_mib) for part in (DENSE, ZEROS))
     return Rank(bench, "full", name, dense, "--zeros-mib", zeros, "--drop-mib", (mib - dense - zeros) // block_mib * block_mib,
-                "--block-mib", block_mib, scope="heap", env={"CUDA_VISIBLE_DEVICES": str(gpu), "AMEM_REQUIRED": "1"})
+                "--block-mib", block_mib, scope="heap", env={"CUDA_VISIBLE_DEVICES": str(gpu), "AMEM_REQUIRED": "1", **env})
+
+
+def pair_on(bench, broker, gpu, mib, block_mib, **env):
+    """Two jobs; the first is paused, and the other runs."""
+    pair = []
+    for name in (f"one{gpu}", f"two{gpu}"):
+        if pair:
+            broker.amemctl("pause", pair[0].group)
+        pair.append(job(bench, gpu, name, mib, block_mib, **env))
+        wait_until(pair[-1].has_started, f"{name} has its memory", START_S)
+    return pair
+
+
+def step(pair):
+    """What runs verifies its bytes, and changes some."""
+    pair[1].ask()
+    wait_until(lambda: pair[1].steps() >= pair[1].asked, f"{pair[1].group} has its bytes", STEP_S)
+
+
+def end(broker, pairs):
+    for pair in pairs:
+        for each in pair:
+            each.stop_file.touch()
+        pair[1].program.wait(STEP_S)
+        broker.amemctl("resume", pair[0].group)
+        pair[0].program.wait(STEP_S).report()
 
 
 def swap_ms(broker, out, back):
@@ -45,25 +75,12 @@ def hand_on_full(bench):
     config = pathlib.Path(bench.folder) / "swap.toml"
     config.write_text("", encoding="ascii")
     broker = bench.broker_with(bench.pool, "--config", config)
-    pairs = []
-    for gpu in gpus:
-        pair = []
-        for name in (f"one{gpu}", f"two{gpu}"):
-            if pair:
-                broker.amemctl("pause", pair[0].group)
-            pair.append(job(bench, gpu, name, mib, block_mib))
-            wait_until(pair[-1].has_started, f"{name} has its memory", START_S)
-        pairs.append(pair)
+    pairs = [pair_on(bench, broker, gpu, mib, block_mib) for gpu in gpus]
 
     def swap(pair):
-        """What runs leaves, and the other verifies its bytes and changes some."""
         took = swap_ms(broker, pair[1].group, pair[0].group)
         pair.reverse()
         return took
-
-    def step(pair):
-        pair[1].ask()
-        wait_until(lambda: pair[1].steps() >= pair[1].asked, f"{pair[1].group} has its bytes", STEP_S)
 
     figures = {}
     with concurrent.futures.ThreadPoolExecutor(len(pairs)) as at_once:
@@ -75,14 +92,46 @@ def hand_on_full(bench):
                     list(at_once.map(step, chosen))
                     if number > 0:  # the first is a warm-up
                         figures.setdefault((who, on), []).append(max(took))
-    for pair in pairs:
-        for each in pair:
-            each.stop_file.touch()
-        pair[1].program.wait(STEP_S)
-        broker.amemctl("resume", pair[0].group)
-        pair[0].program.wait(STEP_S).report()
+    end(broker, pairs)
     if not figures:
         raise Failure("no swap was timed")
     return f"{mib} MiB in blocks of {block_mib}: " + "; ".join(
         f"{who}, {'handed on' if on else 'made anew'}: median {statistics.median(times):.0f} ms of {[round(t) for t in times]}"
         for (who, on), times in sorted(figures.items(), key=str))
+
+
+@case(560)
+def hand_on_killed(bench):
+    """Twins swap again and again with checksums of all that is saved, and then while amemd is killed at any moment of a swap."""
+    large = min(bench.gpus.total_mib()) > 32 * 1024
+    block_mib = 256 if large else 8
+    mib = (16 * 1024 if large else 256)
+    swaps, kills = (SWAPS, KILLS) if large and not bench.quick else (8, 5)
+    broker = bench.broker_with(bench.pool)
+    pair = pair_on(bench, broker, 0, mib, block_mib, AMEM_VERIFY="1")
+    with fills(bench, 2 * block_mib):
+        def swap():
+            swap_ms(broker, pair[1].group, pair[0].group)
+            pair.reverse()
+            step(pair)
+
+        for _ in range(swaps):
+            swap()
+        longest = 0.3 if large else 0.05
+        for _ in range(kills):
+            for _ in range(2):
+                swap()  # what an amemd has not made itself it does not hand on
+            begun = broker.start("swap", pair[1].group, pair[0].group)
+            time.sleep(random.uniform(0, longest))
+            broker.kill_and_start_again()
+            begun.wait(STEP_S)
+            states = at_rest(broker, pair, 1)
+            if states[pair[0].group] == "RUNNING":
+                pair.reverse()
+            elif states[pair[1].group] != "RUNNING":
+                broker.amemctl("resume", pair[1].group)
+            step(pair)
+        moved = [each["memory"] for each in json.loads(broker.amemctl("history", "--json"))["operations"]]
+    end(broker, [pair])
+    return f"{mib} MiB in blocks of {block_mib}: {swaps} swaps, {kills} of which amemd was killed; the last amemd's operations: {moved[-4:]}"
+

@@ -101,6 +101,8 @@ class Rank:
         self.check()
         return int(self.progress.read_text()) if self.progress.exists() else 0
 
+    iterations = steps  # as others call it
+
     def has_started(self):
         self.check()
         return self.started.exists()
