@@ -18,6 +18,9 @@ namespace {
 constexpr std::uint64_t kFreeTolerance = 16ULL << 20;
 /// How long what was dropped may take to be closed by the holder, too.
 constexpr Duration kClosing = std::chrono::seconds(5);
+/// How long the holder may take to let go of what is handed on, before it is closed instead. There
+/// must be time for that, too, before the deadline of the drop.
+constexpr Duration kLettingGo = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -148,7 +151,7 @@ void GroupOperation::drop(Leaves leaves) {
         leaving->closing.push_back(std::move(each));
     close(leaving);
   });
-  means_.node.records.record().settle(lanes_of(devices), kClosing, hand_on);
+  means_.node.records.record().settle(lanes_of(devices), kLettingGo, hand_on);
 }
 
 void GroupOperation::close(const std::shared_ptr<Leaving>& leaving) {

@@ -665,5 +665,32 @@ TEST_F(UnusableTest, WhatARankThatIsFoundMayBeWritingToIsNobodysUntilItEnds) {
   EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
 }
 
+/// Else the next broker would take it for the memory of the group that has left.
+TEST_F(BrokerRestartTest, NothingIsHandedOnThatTheHolderMayHaveStill) {
+  constexpr pb_size_t kRelease = amem_v1_SessionMessage_release_tag;
+  const auto make = [&](ScriptedRank& rank, const std::string& name) {
+    join_here(rank, name, 0);
+    EXPECT_TRUE(set_policy("scratch", v1::POLICY_DISCARD, name).ok());
+    return rank.create(gpu(0), 60 * kMiB, "scratch");
+  };
+  const std::uint64_t its = make(b, "rollout");
+  ASSERT_TRUE(pause("rollout").ok());
+  ASSERT_NE(make(a, "train"), 0U);
+  join_here(c, "other", 0);
+  ASSERT_NE(c.create(gpu(0), nvml.memory(gpu(0))->free / (2 * kMiB) * 2 * kMiB), 0U);
+  a.moods[kRelease] = Mood::kLate;
+  const auto watcher = std::make_shared<Watcher>();
+  on_loop([&] { broker->swap(Caller{}, {"train"}, {"rollout"}, Operation::kPause, {}, watcher); });
+  ASSERT_TRUE(eventually([&] { return a.received[kRelease] > 0; }));
+  ground::end(*holder_loop);  // it answers nothing
+  a.catch_up();
+  const bool came = eventually([&] { return watcher->done(); });
+  ground::run(*holder_loop);
+  ASSERT_TRUE(came);
+  EXPECT_EQ(watcher->status().text().find("pause of"), std::string::npos)
+      << "train is paused within its deadlines: " << watcher->status().text();
+  EXPECT_FALSE(b.mapped().contains(its)) << "while the holder has it, it is not free either";
+}
+
 }  // namespace
 }  // namespace amem
