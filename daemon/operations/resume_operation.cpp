@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -232,8 +234,8 @@ void ResumeOperation::create_more() {
     if (creates()) create_more();
   };
   if (!creation_.done() && waits_for_restore({group_.id}, again)) return;
-  KindCounts awaited = awaited_spares();
-  std::set<AllocationId> waiting;  // for these; asked again for each slice
+  std::optional<KindCounts> awaited;  // counted for the first that may wait
+  std::set<AllocationId> waiting;     // for these; asked again for each slice
   Taken spares;
   const auto takes = [&](const Creation::Item& item) {
     const Allocation* const a = means_.node.allocations.find(item.id);
@@ -245,11 +247,13 @@ void ResumeOperation::create_more() {
       }
       // It gains nothing by being there early, and the driver need not make it.
       if (waiting.contains(item.id)) return false;
-      if (const auto count = awaited.find(kind);
-          item.copied == 0 && count != awaited.end() && count->second > 0) {
-        --count->second;
-        waiting.insert(item.id);
-        return false;
+      if (item.copied == 0) {
+        if (!awaited) awaited = awaited_spares();
+        if (const auto count = awaited->find(kind); count != awaited->end() && count->second > 0) {
+          --count->second;
+          waiting.insert(item.id);
+          return false;
+        }
       }
     }
     return exchange_.headroom.take(item.device, item.needed);
