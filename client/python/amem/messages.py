@@ -503,6 +503,7 @@ class Progress:
         saves: with done, of a pause: of each tag whose bytes it kept, by name
         node_number: with node: its place in the request's `nodes`, from 0
         remarks: with done: what people should know of the operation, a sentence each
+        memory: with done: as in PastOperation
     """
 
     group: str
@@ -527,6 +528,22 @@ class Progress:
     saves: tuple[TagSave, ...]
     node_number: int
     remarks: tuple[str, ...]
+    memory: MovedMemory
+
+
+@dataclasses.dataclass(frozen=True)
+class MovedMemory:
+    """What became of the device memory that left, or where that which came in is from. In bytes.
+
+    Attributes:
+        handed_on_bytes: from a group that left to a group of its owner that came in
+        made_bytes: of a resume: the driver has made it
+        closed_bytes: of a pause: the driver has got it back
+    """
+
+    handed_on_bytes: int
+    made_bytes: int
+    closed_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -626,6 +643,7 @@ class PastOperation:
         why: why it did; empty if other owners' groups were part of it, except for operators
         partial: of a pause of tags by a stage: the group does not run on
         remarks: as in Progress
+        memory:
     """
 
     transaction: int
@@ -647,6 +665,7 @@ class PastOperation:
     why: str
     partial: bool
     remarks: tuple[str, ...]
+    memory: MovedMemory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -247,7 +247,7 @@ def test_a_swap_in_waves(bare_node):
     """No space for both on the devices, and a pool for neither as they are."""
     node = bare_node
     node.settings.update({"AMEM_SLAB": "0", "AMEM_SIM_MEMORY": str(24 * MIB)})
-    node.start_broker("--swap-wave", "4MiB", "--pool-size", str(POOL), "--pool-segment", "4MiB")
+    node.start_broker("--swap-wave", "256KiB", "--pool-size", str(POOL), "--pool-segment", "4MiB")
     size = {"allocations": 9, "size": "2MiB", "shared": 0.4, "arguments": ["--zeros", 90]}
     rollout = node.job("rollout", **size)
     node.ctl("pause", "rollout")

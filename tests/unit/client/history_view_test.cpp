@@ -43,12 +43,13 @@ TEST(HistoryView, ALineEachAndTheErrors) {
   EXPECT_EQ(
       history_view(history, kUncoloured),
       "BEGAN                    TRANSACTION  GROUP    OPERATION                  TOOK   COPIED  "
-      "LONGEST PHASE  RESULT\n" +
+      "HANDED ON  LONGEST PHASE  RESULT\n" +
           when +
-          "  7 swap       train    pause                   30.0 ms  640 MiB  save 21.0 ms   ok\n" +
+          "  7 swap       train    pause                   30.0 ms  640 MiB        0 B  "
+          "save 21.0 ms   ok\n" +
           when +
-          "  ranks        rollout  resume of tag kv_cache  30.0 ms  640 MiB  save 21.0 ms   "
-          "ABORTED\n"
+          "  ranks        rollout  resume of tag kv_cache  30.0 ms  640 MiB        0 B  "
+          "save 21.0 ms   ABORTED\n"
           "\n" +
           when + "  resume of group 'rollout': map+load: rank 0 ended\n");
   EXPECT_EQ(history_view({}, kUncoloured), "no operations since amemd started\n");
