@@ -26,7 +26,6 @@
 
 namespace amem {
 
-/// A pause or resume of one group. The group may be gone, so this has all that is told of it.
 /// What became of the device memory that left, or where that which came in is from.
 struct MovedMemory {
   std::uint64_t handed_on = 0;  // bytes: from a group that left to one that came in
@@ -34,6 +33,7 @@ struct MovedMemory {
   std::uint64_t closed = 0;
 };
 
+/// A pause or resume of one group. The group may be gone, so this has all that is told of it.
 struct PastOperation {
   struct Face {
     int number = -1;  // the launcher's

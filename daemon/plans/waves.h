@@ -28,8 +28,8 @@ class Waves {
   /// keepers copy in each wave.
   Waves(const std::vector<Item>& items, std::uint64_t bytes);
 
-  /// The next wave, each keeper's in the order of its items. What is refused by `can_leave` now
-  /// stays for good.
+  /// The next wave, each keeper's in the order of its items. What `can_leave` refuses now
+  /// stays in all later waves, too.
   std::vector<AllocationId> next(const std::function<bool(AllocationId)>& can_leave);
   bool done() const { return queues_.empty(); }
 

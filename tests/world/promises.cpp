@@ -14,7 +14,7 @@ std::string memory_in_two_places(const Ranks& ranks) {
       for (const auto& [id, memory] : rank.mapped())
         if (const auto [it, first] = allocations.try_emplace(memory, id);
             !first && it->second != id)
-          return "no memory is that of two allocations, but allocation " + std::to_string(id) +
+          return "each allocation has memory of its own, but allocation " + std::to_string(id) +
                  " of rank " + std::to_string(rank.number()) + " of group " + rank.group() +
                  " is also allocation " + std::to_string(it->second);
   return "";
