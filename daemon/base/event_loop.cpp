@@ -58,6 +58,7 @@ void EventLoop::run() {
     if (n > 0) served = Clock::now();
     run_timers();
   }
+  stopped_ = false;
 }
 
 void EventLoop::stop() {

@@ -36,7 +36,7 @@ class EventLoop {
   /// Call once, before anything else.
   Status open();
 
-  /// Until stop().
+  /// Until stop(). It may run again after that.
   void run();
   void stop();
 

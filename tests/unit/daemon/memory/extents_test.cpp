@@ -115,6 +115,22 @@ TEST(Extents, NonsenseIsRefused) {
   EXPECT_EQ(pool.available(), 0U);
 }
 
+TEST(Extents, WhatARecordHoldsIsTakenAgainWholeOrNotAtAll) {
+  ExtentAllocator pool(kChunk);
+  pool.add_segment(4 * kChunk);
+  for (const Extent& bad : {Extent{7, 0, kChunk}, Extent{0, 1, kChunk}, Extent{0, 0, 0},
+                            Extent{0, 0, kChunk / 2}, Extent{0, 3 * kChunk, 2 * kChunk}}) {
+    const Status status = pool.take_again({{0, kChunk, kChunk}, bad});
+    EXPECT_EQ(status.code(), Code::kDataLoss) << status.text();
+    EXPECT_NE(status.text().find("segment " + std::to_string(bad.segment)), std::string::npos)
+        << status.text();
+    EXPECT_EQ(pool.used(), 0U) << "the good extent is free again";
+  }
+  EXPECT_TRUE(pool.take_again({{0, kChunk, kChunk}}).ok());
+  EXPECT_FALSE(pool.take_again({{0, 0, 2 * kChunk}}).ok()) << "a part of it is in use";
+  EXPECT_EQ(pool.used(), kChunk);
+}
+
 TEST(Extents, SegmentsAreUsedInTheOrderAskedFor) {
   ExtentAllocator pool(kChunk);
   pool.add_segment(2 * kChunk);

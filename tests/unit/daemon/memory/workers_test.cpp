@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "daemon/operations/restore_space.h"
 #include "tests/unit/fixtures/broker_fixture.h"
 
 namespace amem {
@@ -168,13 +169,34 @@ TEST_F(WorkersTest, MakesMemoryWhichIsClosedOnTheDevicesThread) {
   EXPECT_EQ(nvml.memory(device.uuid)->used, before + device.granularity);
   made.clear();
   // After all that was asked for before.
-  std::uint64_t used = 0;
+  std::uint64_t used = before + 1;
   workers->look({device.uuid}, [&](const Workers::Uses& uses) {
     used = uses.at(device.uuid).used;
     loop.stop();
   });
   run();
   EXPECT_EQ(used, before);
+}
+
+TEST_F(WorkersTest, ARestoreThatOneDeviceHasNoSpaceForHoldsNone) {
+  RestoreSpace space(*workers);
+  const std::uint64_t size = devices.all()[0].granularity;
+  Result<RestoreSpace::Hold> attempt = RestoreSpace::Hold();
+  const auto told = [&](Result<RestoreSpace::Hold> result) {
+    attempt = std::move(result);
+    loop.stop();
+  };
+  space.attempt({{gpu(0), size}, {gpu(1), devices.all()[1].total * 2}}, kLong, told);
+  EXPECT_TRUE(space.held(gpu(0))) << "while it is tried";
+  run();
+  EXPECT_EQ(attempt.status().code(), Code::kResourceExhausted) << attempt.status().text();
+  EXPECT_FALSE(space.any_held());
+  space.attempt({{gpu(0), size}, {gpu(1), size}}, kLong, told);
+  run();
+  ASSERT_TRUE(attempt.ok()) << attempt.status().text();
+  EXPECT_TRUE(space.held(gpu(0)) && space.held(gpu(1)));
+  attempt = RestoreSpace::Hold();
+  EXPECT_FALSE(space.any_held());
 }
 
 TEST_F(WorkersTest, ItsEndDoesNotWaitForWhatHangs) {
