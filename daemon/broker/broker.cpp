@@ -91,6 +91,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
   node_.retain = config.pool_retain;
   take_settings();
   node_.deep_pauses = config.deep_pauses;
+  node_.spare_idle = config.spare_idle;
   if (stages_are_good_.ok()) stages_.open(config.stages);
 }
 

@@ -185,6 +185,7 @@ void Groups::forget(GroupId id) {
   group.log().info("group '{}' has ended with its last rank", group.machine.name());
   stages_.ended(group);
   node_.groups.erase(id);
+  operations_.close_spares();
 }
 
 void Groups::act(GroupEntry&, const action::Answer& answer) {

@@ -166,8 +166,8 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
                    rank.shim_version);
   events_.publish(&group, "rank_joined", name + " " + program);
   sessions_.send(session_id, welcome_message(seq, rank.id, gate_shut, group.machine.epoch(),
-                                             node_.retain != Retain::kOff, rank.key,
-                                             gate_shut ? group.paused_by : "",
+                                             node_.retain != Retain::kOff, node_.keeps_spares(),
+                                             rank.key, gate_shut ? group.paused_by : "",
                                              group.first_turn == FirstTurn::kDue ||
                                                  group.first_turn == FirstTurn::kLapsed));
   node_.pools.enter(rank.peer.account);
@@ -258,8 +258,9 @@ void Ranks::come_back(SessionId session_id, std::uint64_t seq, const amem_v1_Hel
   session.rank = rank.id;
   session.returning = true;
   session.gate_shut = message.gate_shut;
-  sessions_.send(session_id, welcome_message(seq, rank.id, message.gate_shut, group.machine.epoch(),
-                                             node_.retain != Retain::kOff, rank.key));
+  sessions_.send(session_id,
+                 welcome_message(seq, rank.id, message.gate_shut, group.machine.epoch(),
+                                 node_.retain != Retain::kOff, node_.keeps_spares(), rank.key));
 }
 
 void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {

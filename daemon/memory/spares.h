@@ -1,5 +1,6 @@
-// Spares: GPU memory that no allocation has. What one group has let go of waits here for another
-// group of its owner, which takes it in place of memory that the driver would have to make.
+// Spares: GPU memory that no allocation has. What one group has let go of waits here for the next
+// group of its owner, or for that group itself. It is taken in place of memory that the driver
+// would have to make.
 //
 // A spare has whatever bytes the group before has left in it. So only a resume takes spares: it
 // writes all of what it brings back before a rank may touch it.
@@ -10,11 +11,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "common/fd.h"
 #include "common/protocol.h"
+#include "daemon/base/clock.h"
 #include "daemon/memory/allocations.h"
 #include "daemon/owners/account.h"
 
@@ -35,20 +39,29 @@ using KindCounts = std::map<MemoryKind, std::size_t>;
 
 class Spares {
  public:
-  /// The charge goes with the descriptor.
-  void put(const MemoryKind& kind, SharedFd fd);
+  /// The charge goes with the descriptor. `until`: when nobody need take it any more.
+  void put(const MemoryKind& kind, SharedFd fd, Time until = kNever);
   /// Null: there is none.
   SharedFd take(const MemoryKind& kind);
   /// Takes out all that is more than these.
   std::map<MemoryKind, std::vector<SharedFd>> take_but(const KindCounts& these);
 
+  /// Takes out all for which `goes`.
+  std::vector<SharedFd> take_if(const std::function<bool(const MemoryKind&, Time until)>& goes);
+
   bool empty() const { return by_kind_.empty(); }
+  /// When the first need not wait any more.
+  std::optional<Time> first_until() const;
   std::size_t count(const MemoryKind& kind) const;
   /// Of all on a device.
   std::uint64_t bytes(const DeviceUuid& device) const;
 
  private:
-  std::map<MemoryKind, std::vector<SharedFd>> by_kind_;  // none of them empty
+  struct Spare {
+    SharedFd fd;
+    Time until;
+  };
+  std::map<MemoryKind, std::vector<Spare>> by_kind_;  // none of them empty
 };
 
 }  // namespace amem

@@ -197,8 +197,9 @@ Workers::Workers(EventLoop& loop, const Devices& devices, const Nvml& nvml, Runs
 Workers::~Workers() { shut(); }
 
 void Workers::shut() {
-  if (timer_) loop_.cancel(*timer_);
-  timer_.reset();
+  for (std::optional<EventLoop::TimerId>* timer : {&timer_, &kept_timer_})
+    if (*timer) loop_.cancel(*std::exchange(*timer, std::nullopt));
+  kept_ = Spares();
   std::vector<JobPtr> forgotten;
   {
     const std::lock_guard lock(mailbox_->mutex);
@@ -238,29 +239,40 @@ void Workers::add(const DeviceUuid& device, JobPtr job) {
 
 void Workers::create(const Device& device, std::vector<Wish> wishes, Duration limit,
                      std::function<void(AllMade)> done) {
-  const std::size_t count = wishes.size();
-  const DeviceCall call{"cuMemCreate", count > 0 ? wishes.front().size : 0};
+  const DeviceCall call{"cuMemCreate", wishes.empty() ? 0 : wishes.front().size};
   ask(
       device.uuid, call, limit,
-      [this, &device, wishes = std::move(wishes)] {
+      [this, &device, wishes] {
         std::vector<Result<CreatedMemory>> made;
         for (const Wish& wish : wishes)
           made.push_back(devices_.create(device, wish.size, wish.gpu_direct_rdma));
         return made;
       },
-      [this, &device, count,
+      [this, &device, wishes, limit,
        done = std::move(done)](Result<std::vector<Result<CreatedMemory>>> all) {
         AllMade answer;
-        for (std::size_t i = 0; i < count; ++i) {
+        std::vector<Wish> refused;
+        std::uint64_t bytes = 0;
+        for (std::size_t i = 0; i < wishes.size(); ++i) {
           if (!all.ok() || !all.value()[i].ok()) {
             answer.emplace_back(all.ok() ? all.value()[i].status() : all.status());
+            if (answer.back().status().code() != Code::kResourceExhausted) continue;
+            refused.push_back(wishes[i]);
+            bytes += wishes[i].size;
             continue;
           }
           CreatedMemory& memory = all.value()[i].value();
           answer.emplace_back(Made{closing(device.uuid, std::move(memory.fd)),
                                    releasing(device.uuid, std::move(memory.handle))});
         }
-        done(std::move(answer));
+        if (refused.empty() || !make_space(device.uuid, bytes)) return done(std::move(answer));
+        create(device, std::move(refused), limit,
+               [answer = std::move(answer), done](AllMade again) mutable {
+                 auto next = again.begin();
+                 for (Result<Made>& each : answer)
+                   if (each.status().code() == Code::kResourceExhausted) each = std::move(*next++);
+                 done(std::move(answer));
+               });
       });
 }
 
@@ -275,8 +287,11 @@ void Workers::make_and_free(const DeviceUuid& uuid, std::uint64_t size, Duration
       [this, device, whole] {
         return std::optional<Status>(devices_.create(*device, whole, false).status());
       },
-      [done = std::move(done)](const Result<std::optional<Status>>& made) {
-        done(made.ok() ? *made.value() : made.status());
+      [this, uuid, size, limit, done = std::move(done)](const Result<std::optional<Status>>& made) {
+        const Status status = made.ok() ? *made.value() : made.status();
+        if (status.code() == Code::kResourceExhausted && make_space(uuid, size))
+          return make_and_free(uuid, size, limit, done);
+        done(status);
       });
 }
 
@@ -313,6 +328,43 @@ void Workers::take(const Device& device, std::vector<Brought> brought, Duration 
       });
 }
 
+void Workers::keep(const MemoryKind& kind, SharedFd fd, Time until) {
+  kept_.put(kind, std::move(fd), until);
+  watch_kept();
+}
+
+SharedFd Workers::take_kept(const MemoryKind& kind) { return kept_.take(kind); }
+
+std::set<DeviceUuid> Workers::close_kept(const std::function<bool(const MemoryKind&)>& goes) {
+  std::set<DeviceUuid> devices;
+  kept_.take_if([&](const MemoryKind& kind, Time) {
+    const bool all = goes(kind);
+    if (all) devices.insert(kind.device);
+    return all;
+  });
+  return devices;
+}
+
+void Workers::close_kept_but(const KindCounts& these) { kept_.take_but(these); }
+
+bool Workers::make_space(const DeviceUuid& device, std::uint64_t bytes) {
+  std::uint64_t closed = 0;
+  return !close_kept([&](const MemoryKind& kind) {
+            if (kind.device != device || closed >= bytes) return false;
+            closed += kind.size;
+            return true;
+          }).empty();
+}
+
+void Workers::watch_kept() {
+  if (kept_timer_ || kept_.empty()) return;
+  kept_timer_ = loop_.at(*kept_.first_until(), [this] {
+    kept_timer_.reset();
+    kept_.take_if([now = Clock::now()](const MemoryKind&, Time until) { return until <= now; });
+    watch_kept();
+  });
+}
+
 void Workers::look(const std::set<DeviceUuid>& asked, std::function<void(const Uses&)> done) {
   std::set<DeviceUuid> devices = asked;
   std::erase_if(devices, [&](const DeviceUuid& device) {
@@ -339,10 +391,15 @@ void Workers::look(const std::set<DeviceUuid>& asked, std::function<void(const U
         device, {"nvmlDeviceGetMemoryInfo"}, kLookLimit,
         [this, device] { return nvml_.memory(device); },
         [this, device, look](const Result<std::optional<MemoryUse>>& use) {
-          if (use.ok() && use.value())
-            look->uses[device] = seen_[device] = *use.value();
-          else
+          if (use.ok() && use.value()) {
+            MemoryUse seen = *use.value();
+            const std::uint64_t free = std::min(seen.used, kept_.bytes(device));
+            seen.used -= free;
+            seen.free += free;
+            look->uses[device] = seen_[device] = seen;
+          } else {
             seen_.erase(device);
+          }
           if (--look->missing == 0) look->done(look->uses);
         });
 }

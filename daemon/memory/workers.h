@@ -8,6 +8,9 @@
 // with its device. Closing the last descriptor of device memory frees it, which is the driver's
 // work, too: so the descriptors that are made here are closed here.
 //
+// Memory that no allocation has may be kept here for who takes it soon. To everybody else it is
+// free memory: look() counts it as that, and what finds no space otherwise has it closed.
+//
 // All calls are for the loop's thread. What is made here may go on any thread, and may outlive this
 // object.
 #pragma once
@@ -31,6 +34,7 @@
 #include "daemon/base/event_loop.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/nvml.h"
+#include "daemon/memory/spares.h"
 
 namespace amem {
 
@@ -99,7 +103,21 @@ class Workers {
   void take(const Device& device, std::vector<Brought> brought, Duration limit,
             std::function<void(AllMade)> done);
 
-  /// How much of these devices is in use; of those that are known, and answer soon.
+  /// Keeps it until then.
+  void keep(const MemoryKind& kind, SharedFd fd, Time until);
+  /// Null: none of that kind is kept.
+  SharedFd take_kept(const MemoryKind& kind);
+  /// Has all closed for which `goes`, each asked once. On which devices that is.
+  std::set<DeviceUuid> close_kept(const std::function<bool(const MemoryKind&)>& goes);
+  std::set<DeviceUuid> close_kept_of(const Account& owner) {
+    return close_kept([&owner](const MemoryKind& kind) { return kind.owner == &owner; });
+  }
+  /// Has all closed but so many of each kind.
+  void close_kept_but(const KindCounts& these);
+  const Spares& kept() const { return kept_; }
+
+  /// How much of these devices is in use, without what is kept here; of those that are known, and
+  /// answer soon.
   using Uses = std::map<DeviceUuid, MemoryUse>;
   void look(const std::set<DeviceUuid>& devices, std::function<void(const Uses&)> done);
   /// `done`, now or later: what was let go of before has been closed on these devices. A device
@@ -167,6 +185,9 @@ class Workers {
   void add(const DeviceUuid& device, JobPtr job);
   std::shared_ptr<Ending> ending(const DeviceUuid& device, Ended what);
   std::shared_ptr<const void> releasing(const DeviceUuid& device, MemoryHandle handle);
+  /// Has so much of the device closed, as far as it is kept. False: nothing is.
+  bool make_space(const DeviceUuid& device, std::uint64_t bytes);
+  void watch_kept();
   void watch();
   void look_for_trouble();
 
@@ -179,6 +200,8 @@ class Workers {
   std::map<DeviceUuid, std::shared_ptr<Lane>> lanes_;
   std::optional<EventLoop::TimerId> timer_;
   Uses seen_;
+  Spares kept_;
+  std::optional<EventLoop::TimerId> kept_timer_;
 };
 
 }  // namespace amem

@@ -194,6 +194,7 @@ struct Node {
   Retain retain = Retain::kAuto;           // what pauses do to find bytes that did not change
   std::uint64_t swap_wave = 0;             // copied bytes of each keeper at a time; 0: no waves
   bool hand_on = true;                     // memory in swaps, within one owner
+  Duration spare_idle{};                   // how long memory of a pause waits for a resume
   GuestPolicy guests = GuestPolicy::kPin;  // of pauses that say nothing else
   bool deep_pauses = false;                // are allowed
   std::string pool_error;
@@ -203,6 +204,8 @@ struct Node {
   History history;
   std::map<std::string, StageFigures> stages;  // by name
   std::set<const Spares*> spares;              // of the swaps under way
+
+  bool keeps_spares() const { return spare_idle > Duration{}; }
 
   /// How a pause saves this allocation's bytes.
   Form form(const GroupEntry& group, const Allocation& a) const {

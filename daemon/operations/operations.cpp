@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "daemon/plans/handing_on.h"
 #include "daemon/reports/reports.h"
 
 namespace amem {
@@ -326,6 +327,13 @@ void Operations::answered(GroupEntry& group, Rank& rank, event::CutStatus status
 void Operations::look_at_guests() {
   for (const auto& [group, operation] : running_)
     if (PauseOperation* const pause = pause_of(group)) pause->look_at_guests();
+}
+
+void Operations::close_spares() {
+  if (means_.workers.kept().empty()) return;
+  std::vector<GroupId> groups;
+  for (const auto& [id, group] : means_.node.groups) groups.push_back(id);
+  means_.workers.close_kept_but(lacking(means_.node.allocations, groups));
 }
 
 void Operations::look_at_pool() {

@@ -378,13 +378,24 @@ void PauseOperation::run(const action::Drop&) {
       for (const auto& [device, size] : bytes) exchange_->closing[device] += size;
     };
     how.gone = [this](const BytesByDevice& bytes) { ResumeOperation::left(*exchange_, bytes); };
+  } else if (keeps_spares()) {
+    how.handed_on = [this](const Allocation& a) { return is_let_go(a); };
+    how.take = [this](const MemoryKind& kind, SharedFd fd) {
+      means_.workers.keep(kind, std::move(fd), Clock::now() + means_.node.spare_idle);
+    };
   }
   drop(std::move(how));
 }
 
 /// A rank that has not said that it has let go may still write to the memory, or lose its process
-/// in the middle of a kernel that does. And a deep group that arrives needs memory that is free
-/// before it can take any.
+/// in the middle of a kernel that does.
+bool PauseOperation::is_let_go(const Allocation& a) const {
+  return may_change_hands(a) && a.holders_known &&
+         std::all_of(a.sharers.begin(), a.sharers.end(),
+                     [this](RankId rank) { return have_let_go_.contains(rank); });
+}
+
+/// A deep group that arrives needs memory that is free before it can take any.
 Allocations::Filter PauseOperation::handed_on() const {
   if (!means_.node.hand_on) return nullptr;
   KindCounts wanted = lacking(means_.node.allocations, exchange_->arriving);
@@ -400,10 +411,7 @@ Allocations::Filter PauseOperation::handed_on() const {
       first -= std::min(first, a.size);
       return false;
     }
-    const auto let_go = [this](RankId rank) { return have_let_go_.contains(rank); };
-    if (!may_change_hands(a) || !a.holders_known ||
-        !std::all_of(a.sharers.begin(), a.sharers.end(), let_go))
-      return false;
+    if (!is_let_go(a)) return false;
     const auto kind = wanted.find(kind_of(a));
     if (kind == wanted.end() || kind->second == 0) return false;
     --kind->second;

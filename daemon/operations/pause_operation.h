@@ -95,8 +95,14 @@ class PauseOperation final : public GroupOperation {
   bool may_need_waves() const {
     return exchange_ != nullptr && exchange_->at_once && means_.node.swap_wave > 0;
   }
+  /// Amemd makes it for its ranks, and none of those that had it can touch it any more.
+  bool is_let_go(const Allocation& a) const;
   /// Which of what leaves in this wave goes to groups that arrive, asked once of each.
   Allocations::Filter handed_on() const;
+  /// What leaves waits for a resume. Not where others need the device as it is without it.
+  bool keeps_spares() const {
+    return means_.node.keeps_spares() && !task_.deep && !group_.paused_by_stage;
+  }
   /// What comes in has no space before this group leaves. REQUIRES: exchange_.
   bool lacks_space(const Workers::Uses& uses) const;
 

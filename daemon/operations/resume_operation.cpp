@@ -241,7 +241,9 @@ void ResumeOperation::create_more() {
     const Allocation* const a = means_.node.allocations.find(item.id);
     if (item.needed > 0 && a != nullptr && a->group == group_.id && may_change_hands(*a)) {
       const MemoryKind kind = kind_of(*a);
-      if (SharedFd spare = exchange_.spares.take(kind)) {
+      SharedFd spare = exchange_.spares.take(kind);
+      if (!spare) spare = means_.workers.take_kept(kind);
+      if (spare) {
         spares[item.id] = std::move(spare);
         return true;
       }
@@ -320,6 +322,9 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice, Taken& 
       continue;
     }
     Result<Charge> charge = group_.account->take(of_device_memory(a->size));
+    // What is kept counts as the owner's.
+    if (!charge.ok() && !means_.workers.close_kept_of(*group_.account).empty())
+      charge = group_.account->take(of_device_memory(a->size));
     if (!charge.ok()) {
       const bool limited = exchange_.headroom.limited(a->device);
       if (Status status = not_created(item, limited, charge.status()); !status.ok()) return status;
@@ -402,11 +407,19 @@ void ResumeOperation::ask(RankId maker, Batch batch) {
   const std::uint64_t number = ++last_asked_;
   std::vector<AllocationId> ids;
   for (const Creation::Item& item : batch.items) ids.push_back(item.id);
+  const DeviceUuid device = batch.items.front().device;
   const EventLoop::TimerId late = means_.loop.at(Clock::now() + means_.create_limit,
                                                  later([this, number] { not_made(number); }));
-  RestoreSpace::Hold making = means_.restore_space.making(batch.items.front().device);
+  RestoreSpace::Hold making = means_.restore_space.making(device);
   asked_.emplace(number, Asked{maker, std::move(batch), late, std::move(making)});
-  means_.outbox.send_make(maker, epoch_, number, ids);
+  const auto tell = [this, maker, number, ids] {
+    if (asked_.contains(number)) means_.outbox.send_make(maker, epoch_, number, ids);
+  };
+  // The rank finds only what the driver has free.
+  const std::set<DeviceUuid> closed =
+      means_.workers.close_kept([device](const MemoryKind& kind) { return kind.device == device; });
+  if (closed.empty()) return tell();
+  means_.workers.settle(closed, later(tell));
 }
 
 void ResumeOperation::made(RankId rank, const amem_v1_Made& message, std::vector<Fd> fds) {

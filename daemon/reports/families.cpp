@@ -76,6 +76,8 @@ void add_devices(Book& book, const Measured& m, const Caller& caller) {
   Family& used =
       book.gauge("amem_device_used_bytes",
                  "Memory of the device in use by all processes; absent while it is unknown");
+  Family& spare = book.gauge("amem_device_spare_bytes",
+                             "Free memory of the device that waits for a resume (spare.idle)");
   Family& brokered =
       book.gauge("amem_device_brokered_bytes", "Memory of the device that belongs to groups");
   Family& hangs = book.gauge("amem_device_hanging", "1: a call to the driver does not return");
@@ -86,6 +88,7 @@ void add_devices(Book& book, const Measured& m, const Caller& caller) {
     const bool known = use != m.workers.seen().end();
     size.add(labels, known ? use->second.total : device.total);
     if (known) used.add(labels, use->second.used);
+    spare.add(labels, m.workers.kept().bytes(device.uuid));
     brokered.add(labels, m.node.allocations
                              .usage([&](const Allocation& a) {
                                return a.device == device.uuid &&

@@ -94,7 +94,8 @@ Message reply_message(std::uint64_t seq, const Status& status) {
 }
 
 Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch, bool hashes,
-                        const Token& key, const std::string& paused_by, bool first_turn) {
+                        bool keeps_spares, const Token& key, const std::string& paused_by,
+                        bool first_turn) {
   Message message = reply_message(seq, {});
   message.body.reply.which_result = amem_v1_Reply_welcome_tag;
   auto& welcome = message.body.reply.result.welcome;
@@ -102,6 +103,7 @@ Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch ep
   welcome.gate_shut = gate_shut;
   welcome.epoch = epoch.attempt;
   welcome.hashes = hashes;
+  welcome.keeps_spares = keeps_spares;
   welcome.withdraws = true;
   welcome.first_turn = first_turn;
   set_text(welcome.paused_by, paused_by);

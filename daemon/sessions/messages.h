@@ -34,7 +34,7 @@ Message reply_message(std::uint64_t seq, const Status& status);
 /// shut.
 /// `first_turn`: the group waits for it.
 Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch, bool hashes,
-                        const Token& key, const std::string& paused_by = {},
+                        bool keeps_spares, const Token& key, const std::string& paused_by = {},
                         bool first_turn = false);
 Message created_message(std::uint64_t seq, const Allocation& allocation);
 Message redeemed_message(std::uint64_t seq, const Allocation& allocation, bool guest);

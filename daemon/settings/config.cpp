@@ -71,6 +71,13 @@ Status set_deep_after(Config& config, std::string_view value) {
   return {};
 }
 
+Status set_spare_idle(Config& config, std::string_view value) {
+  Result<Duration> parsed = parse_duration(value);
+  if (!parsed.ok()) return parsed.status();
+  config.spare_idle = parsed.value();
+  return {};
+}
+
 template <mode_t Config::*Member>
 Status set_mode(Config& config, std::string_view value) {
   const bool octal =
@@ -439,6 +446,9 @@ const std::vector<Setting>& settings() {
        set_flag<&Config::deep_pauses>, get_flag<&Config::deep_pauses>},
       {"deep.after", "how long a group is paused before amemd makes it deep; 0: never",
        set_deep_after, get_deadline<&Deadlines::deepen>},
+      {"spare.idle",
+       "how long GPU memory that a pause frees waits for a resume of its owner; 0: not at all",
+       set_spare_idle, [](const Config& config) { return format_duration(config.spare_idle); }},
       {"swap.duplex", "whether a swap resumes one group while the other pauses: true or false",
        set_flag<&Config::swap_duplex>, get_flag<&Config::swap_duplex>},
       {"swap.hand_on",

@@ -55,6 +55,7 @@ struct Config {
   bool swap_duplex = true;
   std::uint64_t swap_wave = 1ULL << 30;  // bytes; 0: no waves
   bool swap_hand_on = true;
+  Duration spare_idle{};
 
   std::string log_level = "info";
   std::string log_format = "text";  // or "json"

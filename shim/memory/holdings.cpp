@@ -121,7 +121,7 @@ Status Holdings::release_refused() {
 
 void Holdings::settle_frees() {
   const std::uint64_t sent = frees_sent_.load();
-  if (frees_settled_.load() >= sent) return;
+  if (frees_settled_.load() >= sent && !session_.keeps_spares()) return;
   // Where the broker is late the program sees less memory free than there will be, as when another
   // process is about to free some.
   if (const Status s = session_.settle(kSettleDeadline, kUsualAnswer); !s.ok())

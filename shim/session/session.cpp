@@ -97,6 +97,7 @@ Status Session::join() {
   if (!welcome.ok()) return welcome.status();
   welcome_ = welcome.value();
   withdraws_ = welcome_.withdraws;
+  keeps_spares_ = welcome_.keeps_spares;
   key_ = key_of(welcome_);
   socket_ = socket.take();
   return {};
@@ -482,6 +483,7 @@ Status Session::try_to_come_back() {
   {
     std::lock_guard lock(mutex_);
     withdraws_ = welcome.value().withdraws;
+    keeps_spares_ = welcome.value().keeps_spares;
     for (const auto& [seq, request] : waiting_)
       if (request->withdrawn) post_withdraw(seq);
   }

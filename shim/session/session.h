@@ -140,6 +140,8 @@ class Session {
   std::uint32_t rank_id() const { return welcome_.rank_id; }
   /// The first one.
   const amem_v1_Welcome& welcome() const { return welcome_; }
+  /// This broker may keep memory that is free to the owner, until it is asked to settle.
+  bool keeps_spares() const { return keeps_spares_; }
 
   /// In a child of fork: closes the child's copy of the socket, so that the parent's end stays the
   /// only one.
@@ -208,7 +210,8 @@ class Session {
   std::atomic<bool> alive_{false};
   std::atomic<bool> ended_{false};
   std::atomic<bool> online_{false};  // changes while reading_ is held
-  std::atomic<int> joining_{-1};     // a socket that is not socket_ yet
+  std::atomic<bool> keeps_spares_{false};
+  std::atomic<int> joining_{-1};  // a socket that is not socket_ yet
   SendQueue outgoing_;
 
   /// What one receive() gave.

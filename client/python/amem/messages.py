@@ -145,10 +145,11 @@ class DeviceStatus:
         ordinal: in the broker, which sees all devices of the node
         name:
         total_bytes: the driver's figure
-        used_bytes: the driver's figure, memory of all processes
+        used_bytes: the driver's figure, memory of all processes, without spare_bytes
         brokered_bytes: physical memory for which the broker has a descriptor
         usage_known: false: NVML is missing or hangs; used_bytes is 0
         trouble: what hangs on this device, for people; empty: nothing
+        spare_bytes: free memory that waits for a resume (spare.idle); to the driver it is in use
     """
 
     uuid: str
@@ -159,6 +160,7 @@ class DeviceStatus:
     brokered_bytes: int
     usage_known: bool
     trouble: str
+    spare_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)

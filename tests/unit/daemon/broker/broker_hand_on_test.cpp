@@ -122,6 +122,112 @@ TEST_F(HandOnTest, WhatTheOtherGroupLacksNoMoreBecomesFree) {
   EXPECT_TRUE(eventually([&] { return nvml.memory(gpu(0))->free == free + kPiece; }));
 }
 
+class SparesKeptTest : public HandOnTest {
+ protected:
+  static constexpr Duration kIdle = seconds(5);
+  void configure(Config& settings) const override { settings.spare_idle = kIdle; }
+  std::uint64_t spare_bytes() {
+    v1::NodeStatus status;
+    on_loop([&] { broker->status(Caller{}, status); });
+    return status.devices(0).spare_bytes();
+  }
+  void settled_twins() {
+    make_both(80 * kMiB, 80 * kMiB);
+    EXPECT_TRUE(eventually([&] { return spare_bytes() == 0; })) << "of rollout's pause";
+    fill_device();
+  }
+  std::uint64_t free_bytes() { return nvml.memory(gpu(0))->free; }
+  static constexpr std::uint64_t kBytes = 8 * kPiece + 3 * 2 * kMiB;
+};
+
+TEST_F(SparesKeptTest, AResumeTakesWhatThePauseLeft) {
+  make(a, train, 80 * kMiB, 3);
+  const std::set<MemoryId> before = memory_of(a);
+  for (int i = 0; i < 2; ++i) {
+    const std::uint64_t free = free_bytes();
+    ASSERT_TRUE(pause("train").ok());
+    EXPECT_EQ(free_bytes(), free) << "nothing has been closed";
+    EXPECT_EQ(spare_bytes(), kBytes);
+    ASSERT_TRUE(resume("train").ok());
+    EXPECT_EQ(of_these(a, before), kAll);
+    EXPECT_EQ(spare_bytes(), 0U);
+    expect_intact(a, train);
+    EXPECT_TRUE(a.holds(a.memory.begin()->first, 0)) << "what is discarded comes back as zeros";
+  }
+}
+
+TEST_F(SparesKeptTest, AnotherGroupOfTheOwnerTakesIt) {
+  settled_twins();
+  const std::set<MemoryId> before = memory_of(a);
+  ASSERT_TRUE(pause("train").ok());
+  ASSERT_TRUE(resume("rollout").ok());
+  EXPECT_EQ(of_these(b, before), kAll);
+  expect_intact(b, rollout);
+  ASSERT_TRUE(pause("rollout").ok());
+  ASSERT_TRUE(resume("train").ok());
+  expect_intact(a, train);
+}
+
+TEST_F(SparesKeptTest, ItIsClosedInTime) {
+  make(a, train, 80 * kMiB, 3);
+  const std::uint64_t free = free_bytes();
+  ASSERT_TRUE(pause("train").ok());
+  EXPECT_EQ(free_bytes(), free);
+  EXPECT_TRUE(eventually([&] { return free_bytes() == free + kBytes; }));
+  EXPECT_EQ(spare_bytes(), 0U);
+  ASSERT_TRUE(resume("train").ok());
+  expect_intact(a, train);
+}
+
+TEST_F(SparesKeptTest, WhoLacksMemoryHasAsMuchClosedAsItNeeds) {
+  settled_twins();
+  const std::set<MemoryId> before = memory_of(a);
+  ASSERT_TRUE(pause("train").ok());
+  ASSERT_LT(free_bytes(), 2 * kPiece);
+  const std::uint64_t id = d.create(gpu(0), 2 * kPiece);
+  ASSERT_NE(id, 0U);
+  EXPECT_EQ(of_these(d, before), 0U) << "programs rely on zeros of new memory";
+  EXPECT_LE(spare_bytes(), kBytes - 2 * kPiece);
+  EXPECT_GE(spare_bytes(), kBytes - 4 * kPiece);
+  d.free(id);
+  settle();
+  ASSERT_TRUE(resume("train").ok()) << "new memory, where there is none of its own any more";
+  expect_intact(a, train);
+}
+
+TEST_F(SparesKeptTest, AResumeOfOtherKindsHasItClosed) {
+  make(b, rollout, 0, 3);
+  const std::uint64_t large = b.create(gpu(0), 12 * kMiB);
+  b.write(large, 0x66);
+  ASSERT_TRUE(pause("rollout").ok());
+  make(a, train, 80 * kMiB, 3);
+  EXPECT_TRUE(eventually([&] { return spare_bytes() == 0; }));
+  fill_device();
+  ASSERT_TRUE(pause("train").ok());
+  const Status resumed = resume("rollout");
+  ASSERT_TRUE(resumed.ok()) << resumed.text();
+  EXPECT_TRUE(b.holds(large, 0x66));
+  expect_intact(b, rollout);
+}
+
+TEST_F(SparesKeptTest, NothingIsKeptThatARankMayHaveStill) {
+  make(a, train, 80 * kMiB, 3);
+  a.moods[kRelease] = Mood::kFailing;
+  EXPECT_FALSE(pause("train").ok());
+  EXPECT_EQ(spare_bytes(), 0U);
+}
+
+TEST_F(SparesKeptTest, WhatNobodyLacksAnyMoreIsClosed) {
+  make(a, train, 80 * kMiB, 3);
+  const std::uint64_t free = free_bytes();
+  ASSERT_TRUE(pause("train").ok());
+  EXPECT_EQ(spare_bytes(), kBytes);
+  const Time died = Clock::now();
+  a.die();
+  EXPECT_TRUE(eventually([&] { return free_bytes() == free + kBytes; }));
+  EXPECT_LT(Clock::now() - died, kIdle / 2);
+}
+
 class HandOnInTurnTest : public HandOnTest {
   void configure(Config& settings) const override { settings.swap_duplex = false; }
 };

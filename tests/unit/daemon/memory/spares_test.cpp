@@ -9,6 +9,9 @@
 namespace amem {
 namespace {
 
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
 SharedFd memory() { return std::make_shared<const Fd>(::memfd_create("spares_test", MFD_CLOEXEC)); }
 
 class SparesTest : public ::testing::Test {
@@ -55,6 +58,24 @@ TEST_F(SparesTest, WhatIsMoreThanWantedIsTakenOut) {
   EXPECT_EQ(rest.at(kind(7)).size(), 1U);
   EXPECT_EQ(spares.bytes(some_device(0)), 20U);
   EXPECT_TRUE(spares.take_but({{kind(10), 2}}).empty());
+}
+
+TEST_F(SparesTest, SomeWaitLongerThanOthers) {
+  EXPECT_EQ(spares.first_until(), std::nullopt);
+  const Time now = Clock::now();
+  spares.put(kind(10), memory(), now + seconds(2));
+  spares.put(kind(10), memory(), now + seconds(1));
+  spares.put(kind(7), memory());
+  EXPECT_EQ(spares.first_until(), now + seconds(1));
+  const auto late = [&](Duration after) {
+    return spares.take_if([&](const MemoryKind&, Time until) { return until <= now + after; })
+        .size();
+  };
+  EXPECT_EQ(late(milliseconds(999)), 0U);
+  EXPECT_EQ(late(seconds(1)), 1U);
+  EXPECT_EQ(spares.count(kind(10)), 1U);
+  EXPECT_EQ(late(seconds(5)), 1U);
+  EXPECT_EQ(spares.bytes(some_device(0)), 7U) << "nothing waits for longer than that";
 }
 
 class HandingOnTest : public SparesTest {
