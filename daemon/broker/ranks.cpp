@@ -56,6 +56,7 @@ Ranks::Ranks(const Means& means, SessionServer& sessions, EventHub& events, Oper
              Groups& groups, RankRequests& requests, Stages& stages)
     : node_(means.node),
       loop_(means.loop),
+      workers_(means.workers),
       saved_(means.saved),
       outbox_(means.outbox),
       sessions_(sessions),
@@ -97,7 +98,13 @@ void Ranks::session_packet(SessionId id, Packet& packet) {
   const bool is_hello = message.which_body == amem_v1_SessionMessage_hello_tag;
   if (session.rank == 0) {
     if (!is_hello) return sessions_.close(id, "its first message is not a Hello");
-    return hello(id, message.seq, message.body.hello);
+    // It is about to make contexts, for which it finds only what the driver has free.
+    const std::set<DeviceUuid> closed = workers_.close_kept_of(*session.peer.account);
+    if (closed.empty()) return hello(id, message.seq, message.body.hello);
+    return workers_.settle(closed, [this, id, seq = message.seq, body = message.body.hello] {
+      const auto waits = sessions_by_id_.find(id);
+      if (waits != sessions_by_id_.end() && waits->second.rank == 0) hello(id, seq, body);
+    });
   }
   Rank* rank = node_.find_rank(session.rank);
   if (rank == nullptr) return;

@@ -78,6 +78,7 @@ class Ranks final : public SessionHandler {
 
   Node& node_;
   EventLoop& loop_;
+  Workers& workers_;
   SavedBytes& saved_;
   Outbox& outbox_;
   SessionServer& sessions_;

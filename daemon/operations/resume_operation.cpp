@@ -271,7 +271,12 @@ void ResumeOperation::create_more() {
   if (under_way_ > 0) return;
   close_spares();
   awaits_space_ = !creation_.done();
-  if (!awaits_space_) group_.machine.tell(event::Created{}, Clock::now());
+  if (awaits_space_) return;
+  // What runs needs memory that it does not ask amemd for, such as for kernels that it loads.
+  const SumsByDevice& own = means_.node.allocations.sums(group_.id);
+  (void)means_.workers.close_kept(
+      [&own](const MemoryKind& kind) { return own.contains(kind.device); });
+  group_.machine.tell(event::Created{}, Clock::now());
 }
 
 KindCounts ResumeOperation::awaited_spares() const {

@@ -4,6 +4,7 @@ import os
 import pytest
 
 from sim_node import as_user, eventually
+from sim_node.evaluator import Evaluator
 from sim_node.node import MIB
 from sim_node.turns import states
 
@@ -17,17 +18,23 @@ def moved(answer, group):
     return {how: int(done[-1]["memory"][f"{how}_bytes"]) for how in ("handed_on", "made", "closed")}
 
 
+def spare(node):
+    return sum(int(device["spare_bytes"]) for device in node.ctl("status").json["devices"])
+
+
 @pytest.fixture
 def twins(bare_node):
     """A node with group train running and rollout paused, alike, and no space for more."""
-    def start(*flags):
-        bare_node.settings["AMEM_SIM_MEMORY"] = str(MEMORY)
+    def start(*flags, memory=MEMORY):
+        bare_node.settings["AMEM_SIM_MEMORY"] = str(memory)
         bare_node.settings["AMEM_SLAB"] = "0"
         bare_node.start_broker("--pool-size", "80MiB", "--pool-segment", "80MiB", *flags)
         size = {"allocations": ALLOCATIONS, "size": "2MiB", "shared": 0.4}
         rollout = bare_node.job("rollout", **size)
         bare_node.ctl("pause", "rollout")
-        return bare_node, bare_node.job("train", **size), rollout
+        train = bare_node.job("train", **size)
+        assert spare(bare_node) == 0, "a process that comes finds all memory free"
+        return bare_node, train, rollout
 
     yield start
     assert bare_node.broker.alive()
@@ -93,6 +100,40 @@ def test_what_another_amemd_has_made_is_not_handed_on(twins):
     rollout.check()
     answer = node.ctl("swap", "rollout", "train")
     assert moved(answer, "train")["handed_on"] > 0
+
+
+def test_what_a_pause_frees_waits_for_a_resume(twins):
+    node, train, rollout = twins("--spare-idle", "60s")
+    for out, back in [(train, train), (train, rollout), (rollout, rollout)]:
+        assert moved(node.ctl("pause", out.group), out.group)["closed"] == 0
+        kept = spare(node)
+        assert moved(node.ctl("resume", back.group), back.group) == {"handed_on": kept, "made": 0, "closed": 0}
+        assert spare(node) == 0
+        back.check()
+
+
+@pytest.mark.next_broker
+def test_what_waits_is_free_to_everybody_else(twins):
+    node, train, _ = twins("--spare-idle", "60s", memory=MEMORY + 16 * MIB)
+    script = Evaluator(node, group="other")
+    script.ask("total = ctypes.c_uint64()")
+    free = "made('cuMemGetInfo_v2', ctypes.byref(total)).value"
+    before = script.value(free)
+    node.ctl("pause", "train")
+    kept = spare(node)
+    script.ask(f"block = made('cuMemAlloc_v2', ctypes.c_size_t({before + 8 * MIB}))")
+    assert spare(node) < kept, "as much is closed as it lacks"
+    assert script.value("cuda.cuMemFree_v2(block)") == 0
+    assert script.value(free) == before + kept // 2, "of one device of two: all is, for a look at what is free"
+    assert spare(node) == 0
+    node.ctl("resume", "train")
+    train.check()
+    node.ctl("pause", "train")
+    assert spare(node) > 0
+    node.broker.kill()
+    node.start_broker("--pool-size", "80MiB", "--pool-segment", "80MiB")
+    node.ctl("resume", "train")
+    train.check()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users")
