@@ -10,12 +10,19 @@ import time
 
 from cases_restart import at_rest
 from cases_turns import START_S, STEP_S, Rank, fills, wait_until
+from harness import Failure, Skip
 from registry import case
 
 DENSE, ZEROS = 3 / 125, 6 / 125  # of each job
 KEPT_FREE_MIB = 6 * 1024  # for contexts, and what the driver needs
 ROUNDS = 5
 SWAPS, KILLS = 200, 50
+
+
+def whole_gpu(bench):
+    """MiB of a job that fills a GPU, and of its blocks."""
+    block_mib = 1024 if min(bench.gpus.total_mib()) > 32 * 1024 else 16
+    return (min(bench.gpus.total_mib()) - KEPT_FREE_MIB * block_mib // 1024) // block_mib * block_mib, block_mib
 
 
 def job(bench, gpu, name, mib, block_mib, **env):
@@ -68,8 +75,7 @@ def hand_on(broker, config, on):
 @case(560)
 def hand_on_full(bench):
     """Twins that fill their GPU swap, on one GPU and on all at once; with memory handed on, and without, in turns."""
-    block_mib = 1024 if min(bench.gpus.total_mib()) > 32 * 1024 else 16
-    mib = (min(bench.gpus.total_mib()) - KEPT_FREE_MIB * block_mib // 1024) // block_mib * block_mib
+    mib, block_mib = whole_gpu(bench)
     gpus = range(bench.gpus.count())
     config = pathlib.Path(bench.folder) / "swap.toml"
     config.write_text("", encoding="ascii")
@@ -131,3 +137,49 @@ def hand_on_killed(bench):
         moved = [each["memory"] for each in json.loads(broker.amemctl("history", "--json"))["operations"]]
     end(broker, [pair])
     return f"{mib} MiB in blocks of {block_mib}: {swaps} swaps, {kills} of which amemd was killed; the last amemd's operations: {moved[-4:]}"
+
+
+@case(200)
+def hand_on_idle(bench):
+    """A job that fills its GPU is paused and resumed, by itself; with memory that waits for the resume, and without."""
+    mib, block_mib = whole_gpu(bench)
+    figures = []
+    for idle in ("0s", "5s"):
+        broker = bench.broker_with(bench.pool, "--spare-idle", idle)
+        one = job(bench, 0, "one", mib, block_mib)
+        wait_until(one.has_started, "it has its memory", START_S)
+        times, made = {"pause": [], "resume": []}, 0
+        for number in range(ROUNDS + 1):
+            for verb, taken in times.items():
+                done = json.loads(broker.amemctl(verb, one.group, "--json").splitlines()[-1])
+                made += int(done.get("memory", {}).get("made_bytes", 0))
+                if number > 0:
+                    taken.append(int(done["elapsed_us"]) / 1000)
+            step((None, one))
+        if (made == 0) != (idle != "0s"):
+            raise Failure(f"spare.idle = {idle}: the driver made {made} bytes")
+        one.finish()
+        figures += [f"{verb}, spare.idle {idle}: median {statistics.median(taken):.0f} ms of {[round(t) for t in taken]}"
+                    for verb, taken in times.items()]
+    return f"{mib} MiB in blocks of {block_mib}: " + "; ".join(figures)
+
+
+@case(200)
+def hand_on_beside(bench):
+    """Twins that fill a GPU swap beside a program without amem that allocates and frees 20 GiB on another GPU without end."""
+    if bench.gpus.count() < 2:
+        raise Skip("needs 2 GPUs")
+    mib, block_mib = whole_gpu(bench)
+    broker = bench.broker_with(bench.pool)
+    pair = pair_on(bench, broker, 0, mib, block_mib)
+    other = Rank(bench, "churn", "churn", 20 * block_mib, shim=False, env={"CUDA_VISIBLE_DEVICES": "1"})
+    wait_until(lambda: other.steps() > 2, "the other program allocates and frees", START_S)
+    times = []
+    for _ in range(ROUNDS + 1):
+        times.append(swap_ms(broker, pair[1].group, pair[0].group))
+        pair.reverse()
+        step(pair)
+    rounds = other.finish()["rounds"]
+    end(broker, [pair])
+    return (f"{mib} MiB in blocks of {block_mib}: median {statistics.median(times[1:]):.0f} ms of {[round(t) for t in times[1:]]}, beside "
+            f"{rounds} rounds of the other program")

@@ -3,6 +3,7 @@
 
     amemctl run --group train --scope heap --stage night -- python3 turns_rank.py busy --mib 4096 --progress FILE --stop-file FILE
     python3 turns_rank.py fill --leave-mib 2048 --progress FILE --stop-file FILE        without amem
+    python3 turns_rank.py churn --mib 20480 --progress FILE --stop-file FILE            the same: allocates and frees without end
 
 busy works without end, and serve as often as the number in the file --work says. --lend shares memory besides by CUDA IPC, and --borrow
 opens what another one lends. full serves, too: it has --mib of dense memory that changes in part, --zeros-mib of zeros, and --drop-mib that a
@@ -265,12 +266,23 @@ def fill(options, driver):
     return {"mib": max(0, size) // MIB}
 
 
+def churn(options, driver):
+    rounds = 0
+    while not options.stop_file.exists():
+        driver.call("cuMemFree_v2", ctypes.c_uint64(driver.allocate(options.mib * MIB)))
+        rounds += 1
+        write_whole(options.progress, rounds)
+    return {"rounds": rounds}
+
+
 def main():
     options = parse(sys.argv[1:])
     faulthandler.enable()
     driver = Driver()
     if options.role == "fill":
         report = fill(options, driver)
+    elif options.role == "churn":
+        report = churn(options, driver)
     else:
         memory = Full(driver, options) if options.role == "full" else Memory(driver, options.mib)
         shared = Shared(driver, options.shared_mib, options.lend, options.borrow) if options.shared_mib else None
@@ -285,7 +297,7 @@ def main():
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("role", choices=("busy", "serve", "full", "train", "rollout", "fill"))
+    parser.add_argument("role", choices=("busy", "serve", "full", "train", "rollout", "fill", "churn"))
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--zeros-mib", type=int, default=0)
     parser.add_argument("--drop-mib", type=int, default=0)
