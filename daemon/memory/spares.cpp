@@ -9,17 +9,20 @@ MemoryKind kind_of(const Allocation& a) {
   return {a.charge.account().get(), a.device, a.size, a.gpu_direct_rdma};
 }
 
-void Spares::put(const MemoryKind& kind, SharedFd fd, Time until) {
-  by_kind_[kind].push_back({std::move(fd), until});
+void Spares::put(const MemoryKind& kind, Spare spare, Time until) {
+  const AllocationId from = spare.from;
+  by_kind_[kind].emplace(from, Waiting{std::move(spare), until});
 }
 
-SharedFd Spares::take(const MemoryKind& kind) {
+Spare Spares::take(const MemoryKind& kind, AllocationId of) {
   const auto it = by_kind_.find(kind);
-  if (it == by_kind_.end()) return nullptr;
-  SharedFd fd = std::move(it->second.back().fd);
-  it->second.pop_back();
+  if (it == by_kind_.end()) return {};
+  auto taken = it->second.find(of);
+  if (taken == it->second.end()) taken = it->second.begin();
+  Spare spare = std::move(taken->second.spare);
+  it->second.erase(taken);
   if (it->second.empty()) by_kind_.erase(it);
-  return fd;
+  return spare;
 }
 
 std::map<MemoryKind, std::vector<SharedFd>> Spares::take_but(const KindCounts& these) {
@@ -27,8 +30,10 @@ std::map<MemoryKind, std::vector<SharedFd>> Spares::take_but(const KindCounts& t
   for (auto& [kind, spares] : by_kind_) {
     const auto stay = these.find(kind);
     const std::size_t count = stay != these.end() ? stay->second : 0;
-    for (; spares.size() > count; spares.pop_back())
-      rest[kind].push_back(std::move(spares.back().fd));
+    while (spares.size() > count) {
+      rest[kind].push_back(std::move(spares.begin()->second.spare.fd));
+      spares.erase(spares.begin());
+    }
   }
   std::erase_if(by_kind_, [](const auto& each) { return each.second.empty(); });
   return rest;
@@ -38,11 +43,14 @@ std::vector<SharedFd> Spares::take_if(
     const std::function<bool(const MemoryKind&, Time until)>& goes) {
   std::vector<SharedFd> taken;
   for (auto& [kind, spares] : by_kind_)
-    std::erase_if(spares, [&, &of = kind](Spare& spare) {
-      if (!goes(of, spare.until)) return false;
-      taken.push_back(std::move(spare.fd));
-      return true;
-    });
+    for (auto it = spares.begin(); it != spares.end();) {
+      if (!goes(kind, it->second.until)) {
+        ++it;
+        continue;
+      }
+      taken.push_back(std::move(it->second.spare.fd));
+      it = spares.erase(it);
+    }
   std::erase_if(by_kind_, [](const auto& each) { return each.second.empty(); });
   return taken;
 }
@@ -50,7 +58,8 @@ std::vector<SharedFd> Spares::take_if(
 std::optional<Time> Spares::first_until() const {
   std::optional<Time> first;
   for (const auto& [kind, spares] : by_kind_)
-    for (const Spare& spare : spares) first = std::min(first.value_or(spare.until), spare.until);
+    for (const auto& [from, waiting] : spares)
+      first = std::min(first.value_or(waiting.until), waiting.until);
   return first;
 }
 

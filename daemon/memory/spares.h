@@ -37,12 +37,24 @@ struct MemoryKind {
 MemoryKind kind_of(const Allocation& a);
 using KindCounts = std::map<MemoryKind, std::size_t>;
 
+struct Spare {
+  SharedFd fd;  // the charge goes with it; null: there is no spare
+  AllocationId from = 0;
+  std::uint64_t attempt = 0;  // of the pause that `from` left in (Saved::attempt)
+
+  /// This is the allocation that it has come from, and it was not resumed since. So the memory has
+  /// the bytes that the pause has saved, and nobody has written to it.
+  bool has_bytes_of(const Allocation& a) const {
+    return from == a.id && attempt != 0 && attempt == a.saved.attempt && !a.saved.empty();
+  }
+};
+
 class Spares {
  public:
-  /// The charge goes with the descriptor. `until`: when nobody need take it any more.
-  void put(const MemoryKind& kind, SharedFd fd, Time until = kNever);
-  /// Null: there is none.
-  SharedFd take(const MemoryKind& kind);
+  /// `until`: when nobody need take it any more.
+  void put(const MemoryKind& kind, Spare spare, Time until = kNever);
+  /// That of the allocation `of`, if it is there.
+  Spare take(const MemoryKind& kind, AllocationId of);
   /// Takes out all that is more than these.
   std::map<MemoryKind, std::vector<SharedFd>> take_but(const KindCounts& these);
 
@@ -57,11 +69,11 @@ class Spares {
   std::uint64_t bytes(const DeviceUuid& device) const;
 
  private:
-  struct Spare {
-    SharedFd fd;
+  struct Waiting {
+    Spare spare;
     Time until;
   };
-  std::map<MemoryKind, std::vector<Spare>> by_kind_;  // none of them empty
+  std::map<MemoryKind, std::map<AllocationId, Waiting>> by_kind_;  // none of them empty
 };
 
 }  // namespace amem

@@ -328,12 +328,12 @@ void Workers::take(const Device& device, std::vector<Brought> brought, Duration 
       });
 }
 
-void Workers::keep(const MemoryKind& kind, SharedFd fd, Time until) {
-  kept_.put(kind, std::move(fd), until);
+void Workers::keep(const MemoryKind& kind, Spare spare, Time until) {
+  kept_.put(kind, std::move(spare), until);
   watch_kept();
 }
 
-SharedFd Workers::take_kept(const MemoryKind& kind) { return kept_.take(kind); }
+Spare Workers::take_kept(const MemoryKind& kind, AllocationId of) { return kept_.take(kind, of); }
 
 std::set<DeviceUuid> Workers::close_kept(const std::function<bool(const MemoryKind&)>& goes) {
   std::set<DeviceUuid> devices;

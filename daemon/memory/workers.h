@@ -104,9 +104,9 @@ class Workers {
             std::function<void(AllMade)> done);
 
   /// Keeps it until then.
-  void keep(const MemoryKind& kind, SharedFd fd, Time until);
-  /// Null: none of that kind is kept.
-  SharedFd take_kept(const MemoryKind& kind);
+  void keep(const MemoryKind& kind, Spare spare, Time until);
+  /// As Spares::take().
+  Spare take_kept(const MemoryKind& kind, AllocationId of);
   /// Has all closed for which `goes`, each asked once. On which devices that is.
   std::set<DeviceUuid> close_kept(const std::function<bool(const MemoryKind&)>& goes);
   std::set<DeviceUuid> close_kept_of(const Account& owner) {

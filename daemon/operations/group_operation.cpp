@@ -98,7 +98,7 @@ void GroupOperation::run(const action::Arrived& arrived) {
 struct GroupOperation::Leaving {
   struct Memory {
     MemoryKind kind;
-    SharedFd fd;
+    Spare spare;
     Kept kept;
   };
   Leaves how;
@@ -133,7 +133,8 @@ void GroupOperation::drop(Leaves leaves) {
       continue;
     }
     (handed_on ? leaving->handed_on : leaving->closing)
-        .push_back({kind_of(*a), std::move(fd), std::exchange(a->kept, {})});
+        .push_back(
+            {kind_of(*a), {std::move(fd), a->id, a->saved.attempt}, std::exchange(a->kept, {})});
   }
   leaving->number = ++drops_;
   if (leaving->handed_on.empty()) return close(leaving);
@@ -146,7 +147,7 @@ void GroupOperation::drop(Leaves leaves) {
   const auto hand_on = later([this, leaving](bool all) {
     for (Leaving::Memory& each : std::exchange(leaving->handed_on, {}))
       if (all)
-        leaving->how.take(each.kind, std::move(each.fd));
+        leaving->how.take(each.kind, std::move(each.spare));
       else
         leaving->closing.push_back(std::move(each));
     close(leaving);
@@ -167,7 +168,7 @@ void GroupOperation::close(const std::shared_ptr<Leaving>& leaving) {
                       lanes = lanes_of(devices)](const Workers::Uses& before) {
     leaving->before = before;
     for (Leaving::Memory& each : leaving->closing) {
-      each.fd = nullptr;
+      each.spare.fd = nullptr;
       each.kept.drop();
     }
     means.node.records.record().settle(

@@ -122,7 +122,7 @@ class GroupOperation {
     Allocations::Filter filter;               // of the operation's tags, what leaves
     Allocations::Filter handed_on = nullptr;  // of that, what others take; asked once of each
     /// Gets that when the holder has let go of it: only then is it nobody's on record, too.
-    std::function<void(MemoryKind, SharedFd)> take = nullptr;
+    std::function<void(MemoryKind, Spare)> take = nullptr;
     /// The rest is being closed; it is gone, from the holder, too.
     std::function<void(const BytesByDevice&)> closes = nullptr;
     std::function<void(const BytesByDevice&)> gone = nullptr;

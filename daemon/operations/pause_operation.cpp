@@ -369,9 +369,9 @@ void PauseOperation::run(const action::Drop&) {
       .stays = last ? left_behind() : Status()};
   if (exchange_ != nullptr) {
     how.handed_on = handed_on();
-    how.take = [this](MemoryKind kind, SharedFd fd) {
+    how.take = [this](const MemoryKind& kind, Spare spare) {
       memory_.handed_on += kind.size;
-      exchange_->spares.put(kind, std::move(fd));
+      exchange_->spares.put(kind, std::move(spare));
       for (ResumeOperation* resume : exchange_->resumes) resume->look_for_space();
     };
     how.closes = [this](const BytesByDevice& bytes) {
@@ -380,8 +380,8 @@ void PauseOperation::run(const action::Drop&) {
     how.gone = [this](const BytesByDevice& bytes) { ResumeOperation::left(*exchange_, bytes); };
   } else if (keeps_spares()) {
     how.handed_on = [this](const Allocation& a) { return is_let_go(a); };
-    how.take = [this](const MemoryKind& kind, SharedFd fd) {
-      means_.workers.keep(kind, std::move(fd), Clock::now() + means_.node.spare_idle);
+    how.take = [this](const MemoryKind& kind, Spare spare) {
+      means_.workers.keep(kind, std::move(spare), Clock::now() + means_.node.spare_idle);
     };
   }
   drop(std::move(how));

@@ -201,6 +201,7 @@ void ResumeOperation::run(const action::Create& create) {
   creation_ = Creation(items);
   under_way_ = 0;
   asked_.clear();
+  in_place_.clear();
   create_more();
 }
 
@@ -241,9 +242,9 @@ void ResumeOperation::create_more() {
     const Allocation* const a = means_.node.allocations.find(item.id);
     if (item.needed > 0 && a != nullptr && a->group == group_.id && may_change_hands(*a)) {
       const MemoryKind kind = kind_of(*a);
-      SharedFd spare = exchange_.spares.take(kind);
-      if (!spare) spare = means_.workers.take_kept(kind);
-      if (spare) {
+      Spare spare = exchange_.spares.take(kind, item.id);
+      if (!spare.fd) spare = means_.workers.take_kept(kind, item.id);
+      if (spare.fd) {
         spares[item.id] = std::move(spare);
         return true;
       }
@@ -316,12 +317,14 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice, Taken& 
       exchange_.headroom.give_back(item.device, item.needed);
       continue;
     }
-    if (auto spare = spares.extract(item.id); !spare.empty())
+    if (auto spare = spares.extract(item.id); !spare.empty()) {
+      if (spare.mapped().has_bytes_of(*a)) in_place_.insert(a->id);
       means_.node.allocations.move(*a, [&] {
-        a->fd = std::move(spare.mapped());
+        a->fd = std::move(spare.mapped().fd);
         a->holders_known = true;
         memory_.handed_on += a->size;
       });
+    }
     if (a->resident()) {
       there.push_back(a);
       continue;
@@ -512,7 +515,7 @@ void ResumeOperation::maker_gone(RankId rank) {
 // ---- to the ranks -------------------------------------------------------------------------------
 
 void ResumeOperation::send(const std::vector<const Allocation*>& slice) {
-  for (const auto& [rank, work] : plan_load(slice)) {
+  for (const auto& [rank, work] : plan_load(slice, in_place_)) {
     for (const Allocation* a : work.maps) loaders_[a->id] = rank;
     means_.outbox.send_maps(rank, epoch_, work.maps, false);
     means_.outbox.send_copies(rank, CopyKind::kLoad, epoch_, work.copies, false);

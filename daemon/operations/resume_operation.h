@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -82,7 +83,7 @@ class ResumeOperation final : public GroupOperation {
     EventLoop::TimerId late = {};
     RestoreSpace::Hold making = {};
   };
-  using Taken = std::map<AllocationId, SharedFd>;
+  using Taken = std::map<AllocationId, Spare>;
   /// `spares`: of these items, what takes the place of new memory.
   Status create(const std::vector<Creation::Item>& slice, Taken& spares);
   /// What groups that leave may hand on.
@@ -114,6 +115,7 @@ class ResumeOperation final : public GroupOperation {
   bool awaits_space_ = false;                         // nothing more of it fits in the headroom
   bool looks_again_ = false;                          // whether another group's restore has ended
   std::vector<std::shared_ptr<const void>> created_;  // handles, released once it has ended
+  std::set<AllocationId> in_place_;                   // what has its bytes, and need not be loaded
   Loaders loaders_;
 };
 

@@ -7,7 +7,7 @@
 namespace amem {
 namespace {
 
-void add_copies(const Allocation& allocation, std::vector<CopyRange>& copies) {
+void add_copies(const Allocation& allocation, bool in_place, std::vector<CopyRange>& copies) {
   if (allocation.saved.empty()) {
     copies.push_back({allocation.id, 0, allocation.size, kZeroSegment, 0});
     return;
@@ -17,7 +17,8 @@ void add_copies(const Allocation& allocation, std::vector<CopyRange>& copies) {
   for (const Stored& piece : allocation.pieces()) {
     const Extent& extent = allocation.saved.extents[i++];
     copies.push_back({allocation.id, offset, piece.length, extent.segment, extent.offset,
-                      piece.form, rule(piece.form).shorter ? piece.bytes : 0, piece.checksum});
+                      piece.form, rule(piece.form).shorter ? piece.bytes : 0, piece.checksum, false,
+                      0, in_place});
     offset += piece.length;
   }
 }
@@ -139,13 +140,14 @@ std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId grou
   return items;
 }
 
-Plan plan_load(const std::vector<const Allocation*>& slice) {
+Plan plan_load(const std::vector<const Allocation*>& slice,
+               const std::set<AllocationId>& in_place) {
   Plan plan;
   for (const Allocation* a : slice) {
     if (a->pinned_by(a->keeper())) continue;
     RankPlan& keeper = plan[a->keeper()];
     keeper.maps.push_back(a);
-    if (!a->stayed) add_copies(*a, keeper.copies);
+    if (!a->stayed) add_copies(*a, in_place.contains(a->id), keeper.copies);
   }
   return plan;
 }

@@ -30,6 +30,7 @@ struct CopyRange {
   std::uint64_t checksum = 0;  // of a load: of the range's bytes; 0: not known
   bool hash = false;           // of a save: hashes are to be taken
   std::uint64_t since = 0;     // of a save: the attempt whose bytes are there; 0: none
+  bool in_place = false;       // of a load: the memory has them already
 
   friend bool operator==(const CopyRange&, const CopyRange&) = default;
 };
@@ -84,8 +85,9 @@ std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId grou
 
 /// Map and load: each keeper maps what it keeps of `slice`, which is on its device again, and fills
 /// it. Memory that stayed on the device because some rank pinned it is mapped and not filled; a
-/// rank never released what it pinned itself.
-Plan plan_load(const std::vector<const Allocation*>& slice);
+/// rank never released what it pinned itself. `in_place`: what has its saved bytes still.
+Plan plan_load(const std::vector<const Allocation*>& slice,
+               const std::set<AllocationId>& in_place = {});
 
 /// Who loads what.
 using Loaders = std::unordered_map<AllocationId, RankId>;

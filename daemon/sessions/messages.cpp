@@ -159,7 +159,7 @@ Message copies_message(CopyKind kind, Epoch epoch, const CopyRange* begin, const
         range->id,      range->offset,         range->length,
         range->segment, range->segment_offset, number_of(range->form),
         range->stored,  range->checksum,       range->hash,
-        range->since};
+        range->since,   range->in_place};
   return message;
 }
 

@@ -146,6 +146,7 @@ Status Mover::load(const amem_v1_Copies& copies) {
     piece.checksum = copy.checksum;
     if (rule(*form).shorter) piece.stored = copy.stored;
     if (options_.verify && piece.checksum != 0) to_verify_.push_back(piece);
+    if (copy.in_place) continue;
     bytes_ += piece.stored;
     pieces.push_back(piece);
   }

@@ -122,6 +122,7 @@ bool RankProcess::load(const amem_v1_Copies& copies) {
     if (found == memory_.end()) continue;  // freed meanwhile
     // Who sends what it says has said so, and it has saved nothing.
     if (c.stored != 0 && speaks_for_another_) continue;
+    if (c.in_place) continue;
     const bool zeros = c.segment == kZeroSegment;
     const auto pool = segments_.find(c.segment);
     if (!found->second.fd || (!zeros && pool == segments_.end())) {

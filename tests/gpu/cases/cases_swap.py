@@ -139,29 +139,43 @@ def hand_on_killed(bench):
     return f"{mib} MiB in blocks of {block_mib}: {swaps} swaps, {kills} of which amemd was killed; the last amemd's operations: {moved[-4:]}"
 
 
-@case(200)
+def cycles(broker, one):
+    """{verb: ms of each pause or resume}, and how many bytes the driver made."""
+    times, made = {"pause": [], "resume": []}, 0
+    for number in range(ROUNDS + 1):
+        for verb, taken in times.items():
+            done = json.loads(broker.amemctl(verb, one.group, "--json").splitlines()[-1])
+            made += int(done.get("memory", {}).get("made_bytes", 0))
+            if number > 0:
+                taken.append(int(done["elapsed_us"]) / 1000)
+        step((None, one))
+    return times, made
+
+
+@case(400)
 def hand_on_idle(bench):
-    """A job that fills its GPU is paused and resumed, by itself; with memory that waits for the resume, and without."""
+    """A job is paused and resumed, by itself, with memory that waits for the resume, and without: one that fills its GPU and drops
+    most of it, and one that keeps its bytes, in large blocks and in small ones."""
     mib, block_mib = whole_gpu(bench)
+    kept_mib = 60 * 1024 if mib > 100 * 1024 else mib // 4
+    jobs = {f"{mib} MiB in blocks of {block_mib}, most of it dropped": lambda: job(bench, 0, "one", mib, block_mib)}
+    for small in (max(block_mib // 4, 2), max(block_mib // 50, 2)):
+        jobs[f"{kept_mib} MiB kept in blocks of {small}"] = lambda small=small: Rank(
+            bench, "full", "one", kept_mib // small * small, "--zeros-mib", small, "--drop-mib", small, "--block-mib", small, scope="heap",
+            env={"CUDA_VISIBLE_DEVICES": "0", "AMEM_REQUIRED": "1"})
     figures = []
     for idle in ("0s", "5s"):
         broker = bench.broker_with(bench.pool, "--spare-idle", idle)
-        one = job(bench, 0, "one", mib, block_mib)
-        wait_until(one.has_started, "it has its memory", START_S)
-        times, made = {"pause": [], "resume": []}, 0
-        for number in range(ROUNDS + 1):
-            for verb, taken in times.items():
-                done = json.loads(broker.amemctl(verb, one.group, "--json").splitlines()[-1])
-                made += int(done.get("memory", {}).get("made_bytes", 0))
-                if number > 0:
-                    taken.append(int(done["elapsed_us"]) / 1000)
-            step((None, one))
-        if (made == 0) != (idle != "0s"):
-            raise Failure(f"spare.idle = {idle}: the driver made {made} bytes")
-        one.finish()
-        figures += [f"{verb}, spare.idle {idle}: median {statistics.median(taken):.0f} ms of {[round(t) for t in taken]}"
-                    for verb, taken in times.items()]
-    return f"{mib} MiB in blocks of {block_mib}: " + "; ".join(figures)
+        for what, start in jobs.items():
+            one = start()
+            wait_until(one.has_started, "it has its memory", START_S)
+            times, made = cycles(broker, one)
+            if (made == 0) != (idle != "0s"):
+                raise Failure(f"spare.idle = {idle}: the driver made {made} bytes")
+            one.finish()
+            figures += [f"{what}, spare.idle {idle}: {verb} {statistics.median(taken):.0f} ms of {[round(t) for t in taken]}"
+                        for verb, taken in times.items()]
+    return "; ".join(figures)
 
 
 @case(200)

@@ -102,7 +102,9 @@ def test_what_another_amemd_has_made_is_not_handed_on(twins):
     assert moved(answer, "train")["handed_on"] > 0
 
 
-def test_what_a_pause_frees_waits_for_a_resume(twins):
+@pytest.mark.parametrize("verify", ["0", "1"])
+def test_what_a_pause_frees_waits_for_a_resume(twins, bare_node, verify):
+    bare_node.settings["AMEM_VERIFY"] = verify
     node, train, rollout = twins("--spare-idle", "60s")
     for out, back in [(train, train), (train, rollout), (rollout, rollout)]:
         assert moved(node.ctl("pause", out.group), out.group)["closed"] == 0

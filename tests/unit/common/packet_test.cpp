@@ -44,7 +44,7 @@ Message full_copies() {
   message.body.save.copies_count = kMaxCopiesPerMessage;
   for (auto& copy : message.body.save.copies)
     copy = {~0ULL, ~0ULL, ~0ULL, kZeroSegment, ~0ULL, number_of(Form::kSparse),
-            ~0ULL, ~0ULL, true,  ~0ULL};
+            ~0ULL, ~0ULL, true,  ~0ULL,        true};
   return message;
 }
 

@@ -148,8 +148,11 @@ TEST_F(SparesKeptTest, AResumeTakesWhatThePauseLeft) {
     ASSERT_TRUE(pause("train").ok());
     EXPECT_EQ(free_bytes(), free) << "nothing has been closed";
     EXPECT_EQ(spare_bytes(), kBytes);
+    a.loads.clear();
     ASSERT_TRUE(resume("train").ok());
     EXPECT_EQ(of_these(a, before), kAll);
+    EXPECT_EQ(a.loads.size(), 3U);
+    for (const amem_v1_Copy& copy : a.loads) EXPECT_TRUE(copy.in_place);
     EXPECT_EQ(spare_bytes(), 0U);
     expect_intact(a, train);
     EXPECT_TRUE(a.holds(a.memory.begin()->first, 0)) << "what is discarded comes back as zeros";
@@ -160,8 +163,11 @@ TEST_F(SparesKeptTest, AnotherGroupOfTheOwnerTakesIt) {
   settled_twins();
   const std::set<MemoryId> before = memory_of(a);
   ASSERT_TRUE(pause("train").ok());
+  b.loads.clear();
   ASSERT_TRUE(resume("rollout").ok());
   EXPECT_EQ(of_these(b, before), kAll);
+  EXPECT_EQ(b.loads.size(), 3U);
+  for (const amem_v1_Copy& copy : b.loads) EXPECT_FALSE(copy.in_place) << "others' bytes";
   expect_intact(b, rollout);
   ASSERT_TRUE(pause("rollout").ok());
   ASSERT_TRUE(resume("train").ok());

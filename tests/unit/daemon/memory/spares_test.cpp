@@ -13,6 +13,11 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 SharedFd memory() { return std::make_shared<const Fd>(::memfd_create("spares_test", MFD_CLOEXEC)); }
+/// Each of another allocation.
+Spare spare() {
+  static AllocationId last = 0;
+  return {memory(), ++last, 0};
+}
 
 class SparesTest : public ::testing::Test {
  protected:
@@ -28,21 +33,21 @@ class SparesTest : public ::testing::Test {
 };
 
 TEST_F(SparesTest, WhatDiffersInAnythingIsOfAnotherKind) {
-  spares.put(kind(10), memory());
-  EXPECT_EQ(spares.take({bob.get(), some_device(0), 10, false}), nullptr);
-  EXPECT_EQ(spares.take({alice.get(), some_device(1), 10, false}), nullptr);
-  EXPECT_EQ(spares.take({alice.get(), some_device(0), 11, false}), nullptr);
-  EXPECT_EQ(spares.take({alice.get(), some_device(0), 10, true}), nullptr);
-  EXPECT_NE(spares.take(kind(10)), nullptr);
+  spares.put(kind(10), spare());
+  EXPECT_EQ(spares.take({bob.get(), some_device(0), 10, false}, 1).fd, nullptr);
+  EXPECT_EQ(spares.take({alice.get(), some_device(1), 10, false}, 1).fd, nullptr);
+  EXPECT_EQ(spares.take({alice.get(), some_device(0), 11, false}, 1).fd, nullptr);
+  EXPECT_EQ(spares.take({alice.get(), some_device(0), 10, true}, 1).fd, nullptr);
+  EXPECT_NE(spares.take(kind(10), 1).fd, nullptr);
   EXPECT_TRUE(spares.empty());
-  EXPECT_EQ(spares.take(kind(10)), nullptr) << "once";
+  EXPECT_EQ(spares.take(kind(10), 1).fd, nullptr) << "once";
 }
 
 TEST_F(SparesTest, CountsAndBytesAreOfWhatIsThere) {
-  spares.put(kind(10), memory());
-  spares.put(kind(10), memory());
-  spares.put(kind(7), memory());
-  spares.put(kind(5, 1), memory());
+  spares.put(kind(10), spare());
+  spares.put(kind(10), spare());
+  spares.put(kind(7), spare());
+  spares.put(kind(5, 1), spare());
   EXPECT_EQ(spares.count(kind(10)), 2U);
   EXPECT_EQ(spares.count(kind(5)), 0U);
   EXPECT_EQ(spares.bytes(some_device(0)), 27U);
@@ -50,8 +55,8 @@ TEST_F(SparesTest, CountsAndBytesAreOfWhatIsThere) {
 }
 
 TEST_F(SparesTest, WhatIsMoreThanWantedIsTakenOut) {
-  for (int i = 0; i < 3; ++i) spares.put(kind(10), memory());
-  spares.put(kind(7), memory());
+  for (int i = 0; i < 3; ++i) spares.put(kind(10), spare());
+  spares.put(kind(7), spare());
   const auto rest = spares.take_but({{kind(10), 2}, {kind(5), 9}});
   ASSERT_EQ(rest.size(), 2U);
   EXPECT_EQ(rest.at(kind(10)).size(), 1U);
@@ -63,9 +68,9 @@ TEST_F(SparesTest, WhatIsMoreThanWantedIsTakenOut) {
 TEST_F(SparesTest, SomeWaitLongerThanOthers) {
   EXPECT_EQ(spares.first_until(), std::nullopt);
   const Time now = Clock::now();
-  spares.put(kind(10), memory(), now + seconds(2));
-  spares.put(kind(10), memory(), now + seconds(1));
-  spares.put(kind(7), memory());
+  spares.put(kind(10), spare(), now + seconds(2));
+  spares.put(kind(10), spare(), now + seconds(1));
+  spares.put(kind(7), spare());
   EXPECT_EQ(spares.first_until(), now + seconds(1));
   const auto late = [&](Duration after) {
     return spares.take_if([&](const MemoryKind&, Time until) { return until <= now + after; })
@@ -76,6 +81,30 @@ TEST_F(SparesTest, SomeWaitLongerThanOthers) {
   EXPECT_EQ(spares.count(kind(10)), 1U);
   EXPECT_EQ(late(seconds(5)), 1U);
   EXPECT_EQ(spares.bytes(some_device(0)), 7U) << "nothing waits for longer than that";
+}
+
+TEST_F(SparesTest, AnAllocationTakesItsOwn) {
+  for (const AllocationId id : {11U, 12U, 13U}) spares.put(kind(10), {memory(), id, 5});
+  EXPECT_EQ(spares.take(kind(10), 12).from, 12U);
+  EXPECT_NE(spares.take(kind(10), 12).fd, nullptr) << "or another's";
+  EXPECT_EQ(spares.count(kind(10)), 1U);
+}
+
+TEST_F(SparesTest, BytesAreThereOnlyOfTheSamePauseWhichHasSavedThem) {
+  const Spare left{memory(), 7, 5};
+  Allocation a;
+  a.id = 7;
+  a.saved.attempt = 5;
+  a.saved.extents = {{0, 0, 10}};
+  EXPECT_TRUE(left.has_bytes_of(a));
+  a.saved.attempt = 6;
+  EXPECT_FALSE(left.has_bytes_of(a)) << "a later pause's";
+  a.saved.attempt = 5;
+  a.id = 8;
+  EXPECT_FALSE(left.has_bytes_of(a));
+  a.id = 7;
+  a.saved.extents.clear();
+  EXPECT_FALSE(left.has_bytes_of(a)) << "they are dropped";
 }
 
 class HandingOnTest : public SparesTest {

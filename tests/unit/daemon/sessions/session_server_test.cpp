@@ -94,7 +94,7 @@ Message numbered(std::uint64_t seq) {
   message.which_body = amem_v1_SessionMessage_save_tag;
   message.body.save.copies_count = 256;
   for (auto& copy : message.body.save.copies)
-    copy = {~0ULL, ~0ULL, ~0ULL, 1, ~0ULL, number_of(Form::kDense), 0, 0, false, 0};
+    copy = {~0ULL, ~0ULL, ~0ULL, 1, ~0ULL, number_of(Form::kDense), 0, 0, false, 0, false};
   return message;
 }
 
