@@ -139,8 +139,8 @@ def hand_on_killed(bench):
     return f"{mib} MiB in blocks of {block_mib}: {swaps} swaps, {kills} of which amemd was killed; the last amemd's operations: {moved[-4:]}"
 
 
-def cycles(broker, one):
-    """{verb: ms of each pause or resume}, and how many bytes the driver made."""
+def cycles(broker, one, steps):
+    """{verb: ms of each pause or resume}, and how many bytes the driver made. `steps`: it verifies and changes bytes between two cycles."""
     times, made = {"pause": [], "resume": []}, 0
     for number in range(ROUNDS + 1):
         for verb, taken in times.items():
@@ -148,31 +148,43 @@ def cycles(broker, one):
             made += int(done.get("memory", {}).get("made_bytes", 0))
             if number > 0:
                 taken.append(int(done["elapsed_us"]) / 1000)
-        step((None, one))
+        if steps:
+            step((None, one))
     return times, made
+
+
+def kept(bench, mib, block_mib, **env):
+    """A job that keeps nearly all its bytes."""
+    return Rank(bench, "full", "one", mib // block_mib * block_mib, "--zeros-mib", block_mib, "--drop-mib", block_mib, "--block-mib", block_mib,
+                scope="heap", env={"CUDA_VISIBLE_DEVICES": "0", "AMEM_REQUIRED": "1", **env})
 
 
 @case(400)
 def hand_on_idle(bench):
     """A job is paused and resumed, by itself, with memory that waits for the resume, and without: one that fills its GPU and drops
-    most of it, and one that keeps its bytes, in large blocks and in small ones."""
+    most of it, one that keeps its bytes, in large blocks and in small ones, and a small one with checksums."""
     mib, block_mib = whole_gpu(bench)
-    kept_mib = 60 * 1024 if mib > 100 * 1024 else mib // 4
-    jobs = {f"{mib} MiB in blocks of {block_mib}, most of it dropped": lambda: job(bench, 0, "one", mib, block_mib)}
-    for small in (max(block_mib // 4, 2), max(block_mib // 50, 2)):
-        jobs[f"{kept_mib} MiB kept in blocks of {small}"] = lambda small=small: Rank(
-            bench, "full", "one", kept_mib // small * small, "--zeros-mib", small, "--drop-mib", small, "--block-mib", small, scope="heap",
-            env={"CUDA_VISIBLE_DEVICES": "0", "AMEM_REQUIRED": "1"})
+    large = mib > 100 * 1024
+    kept_mib, small_mib = (60 * 1024, 2048) if large else (mib // 4, 64)
+    blocks = (256, 20) if large else (4, 2)
+    jobs = {f"{mib} MiB in blocks of {block_mib}, most of it dropped": (lambda: job(bench, 0, "one", mib, block_mib), True),
+            f"{small_mib} MiB kept, with checksums": (lambda: kept(bench, small_mib, blocks[0], AMEM_VERIFY="1"), True),
+            # To verify all these bytes takes minutes.
+            **{f"{kept_mib} MiB kept in blocks of {each}": (lambda each=each: kept(bench, kept_mib, each), False) for each in blocks}}
     figures = []
-    for idle in ("0s", "5s"):
+    for idle in ("5s", "0s"):
         broker = bench.broker_with(bench.pool, "--spare-idle", idle)
-        for what, start in jobs.items():
+        for what, (start, verifies) in jobs.items():
             one = start()
             wait_until(one.has_started, "it has its memory", START_S)
-            times, made = cycles(broker, one)
+            times, made = cycles(broker, one, verifies)
             if (made == 0) != (idle != "0s"):
                 raise Failure(f"spare.idle = {idle}: the driver made {made} bytes")
-            one.finish()
+            if verifies:
+                one.finish()
+            else:
+                one.program.process.kill()
+                one.program.process.wait()
             figures += [f"{what}, spare.idle {idle}: {verb} {statistics.median(taken):.0f} ms of {[round(t) for t in taken]}"
                         for verb, taken in times.items()]
     return "; ".join(figures)
