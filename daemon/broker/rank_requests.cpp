@@ -405,10 +405,10 @@ void RankRequests::free(Rank& rank, AllocationId id) {
 }
 
 /// Memory is free once its descriptor is closed on its device's thread, and by the holder. A rank
-/// sees what is kept for its owner as free.
+/// sees what is kept as free.
 void RankRequests::settle(Rank& rank, std::uint64_t seq) {
   std::set<DeviceUuid> devices = std::exchange(rank.freed, {});
-  devices.merge(means_.workers.close_kept_of(*rank.peer.account));
+  devices.merge(means_.workers.close_kept_on(rank.devices));
   std::set<std::uint32_t> lanes;
   for (const DeviceUuid& device : devices) lanes.insert(means_.devices.lane(device));
   const auto answer = rank.scope.bind(

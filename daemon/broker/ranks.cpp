@@ -98,13 +98,7 @@ void Ranks::session_packet(SessionId id, Packet& packet) {
   const bool is_hello = message.which_body == amem_v1_SessionMessage_hello_tag;
   if (session.rank == 0) {
     if (!is_hello) return sessions_.close(id, "its first message is not a Hello");
-    // It is about to make contexts, for which it finds only what the driver has free.
-    const std::set<DeviceUuid> closed = workers_.close_kept_of(*session.peer.account);
-    if (closed.empty()) return hello(id, message.seq, message.body.hello);
-    return workers_.settle(closed, [this, id, seq = message.seq, body = message.body.hello] {
-      const auto waits = sessions_by_id_.find(id);
-      if (waits != sessions_by_id_.end() && waits->second.rank == 0) hello(id, seq, body);
-    });
+    return hello(id, message.seq, message.body.hello);
   }
   Rank* rank = node_.find_rank(session.rank);
   if (rank == nullptr) return;
@@ -141,6 +135,13 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   if (message.protocol != kProtocolVersion) return refuse(other_protocol(message));
   if (Token none{}; std::memcmp(message.session, none.data(), none.size()) != 0)
     return come_back(session_id, seq, message);
+  // It is about to make contexts, for which it finds only what the driver has free.
+  if (const auto closed = workers_.close_kept_on(devices_in(message)); !closed.empty())
+    return workers_.settle(closed, [this, session_id, seq, message] {
+      const auto waits = sessions_by_id_.find(session_id);
+      if (waits != sessions_by_id_.end() && waits->second.rank == 0)
+        hello(session_id, seq, message);
+    });
   forget_unwelcomed(session.peer, message);
   const std::string stage = printable(message.stage);
   Result<GroupEntry*> joined = groups_.join(whole_name_in(message), session.peer, stage);

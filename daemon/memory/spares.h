@@ -3,7 +3,8 @@
 // would have to make.
 //
 // A spare has whatever bytes the group before has left in it. So only a resume takes spares: it
-// writes all of what it brings back before a rank may touch it.
+// writes all of what it brings back before a rank may touch it, but for what has its own bytes
+// still.
 //
 // Does no I/O, but that closing the last reference to a descriptor frees the memory. Not
 // synchronised: the loop's thread.

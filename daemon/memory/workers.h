@@ -15,6 +15,7 @@
 // object.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -111,6 +112,12 @@ class Workers {
   std::set<DeviceUuid> close_kept(const std::function<bool(const MemoryKind&)>& goes);
   std::set<DeviceUuid> close_kept_of(const Account& owner) {
     return close_kept([&owner](const MemoryKind& kind) { return kind.owner == &owner; });
+  }
+  /// Whoever's it is. None: on all devices.
+  std::set<DeviceUuid> close_kept_on(const std::vector<DeviceUuid>& devices) {
+    return close_kept([&devices](const MemoryKind& kind) {
+      return devices.empty() || std::count(devices.begin(), devices.end(), kind.device) > 0;
+    });
   }
   /// Has all closed but so many of each kind.
   void close_kept_but(const KindCounts& these);

@@ -424,8 +424,7 @@ void ResumeOperation::ask(RankId maker, Batch batch) {
     if (asked_.contains(number)) means_.outbox.send_make(maker, epoch_, number, ids);
   };
   // The rank finds only what the driver has free.
-  const std::set<DeviceUuid> closed =
-      means_.workers.close_kept([device](const MemoryKind& kind) { return kind.device == device; });
+  const std::set<DeviceUuid> closed = means_.workers.close_kept_on({device});
   if (closed.empty()) return tell();
   means_.workers.settle(closed, later(tell));
 }

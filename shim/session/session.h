@@ -140,7 +140,7 @@ class Session {
   std::uint32_t rank_id() const { return welcome_.rank_id; }
   /// The first one.
   const amem_v1_Welcome& welcome() const { return welcome_; }
-  /// This broker may keep memory that is free to the owner, until it is asked to settle.
+  /// This broker may keep memory that is free, until it is asked to settle.
   bool keeps_spares() const { return keeps_spares_; }
 
   /// In a child of fork: closes the child's copy of the socket, so that the parent's end stays the

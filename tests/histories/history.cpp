@@ -46,6 +46,7 @@ History::History(std::uint64_t seed, bool trace, bool lies, const std::vector<st
   const bool mortal = below(2) == 0;
   config.deep_pauses = true;
   if (below(4) == 0) config.deadlines.deepen = milliseconds(20U << below(8));
+  if (below(2) == 0) config.spare_idle = milliseconds(20U << below(8));
   if (mortal) node_.let_brokers_die();
 }
 

@@ -161,8 +161,7 @@ def kept(bench, mib, block_mib, **env):
 
 @case(400)
 def hand_on_idle(bench):
-    """A job is paused and resumed, by itself, with memory that waits for the resume, and without: one that fills its GPU and drops
-    most of it, one that keeps its bytes, in large blocks and in small ones, and a small one with checksums."""
+    """Jobs that drop or keep their bytes are paused and resumed, with memory that waits for the resume, and without."""
     mib, block_mib = whole_gpu(bench)
     large = mib > 100 * 1024
     kept_mib, small_mib = (60 * 1024, 2048) if large else (mib // 4, 64)

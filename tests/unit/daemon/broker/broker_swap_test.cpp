@@ -34,6 +34,9 @@ TEST_F(SwapTest, WhatCannotWorkIsRefusedBeforeThePause) {
             "group 'train' is named both to pause and to resume. A swap requires different groups");
   EXPECT_EQ(swap("train", "nobody").code(), Code::kNotFound);
   EXPECT_EQ(swap("nobody", "train").code(), Code::kNotFound);
+  const std::vector<std::string> none, one = {"train"};
+  EXPECT_EQ(complete(begin_swap(one, none)).code(), Code::kInvalidArgument);
+  EXPECT_EQ(complete(begin_swap(none, one)).code(), Code::kInvalidArgument);
   expect_states(kRunning, kRunning);
 }
 

@@ -318,6 +318,12 @@ TEST_F(GroupLocalTest, WhatIsWithdrawnWhileItsDeviceIsBusyIsNotTriedAgain) {
   EXPECT_EQ(answers().at(11).code(), Code::kCancelled);
 }
 
+TEST(TaskTest, PeopleReadHowManyRanksTakePart) {
+  const Task pause(Operation::kPause);
+  EXPECT_EQ(describe(pause.of({1}), "train"), "pause of 1 rank of group 'train'");
+  EXPECT_EQ(describe(pause.of({1, 2}), "train"), "pause of 2 ranks of group 'train'");
+}
+
 TEST_F(GroupLocalTest, TheNextAmemdGoesOnWithTheSameRanks) {
   group.request(1, 11, kPause, {}, now);
   quiet(1);

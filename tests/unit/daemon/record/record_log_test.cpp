@@ -148,6 +148,15 @@ TEST(RecordLogTest, APromiseThatDoesNotFitIsRefusedAndOneThatIsReleasedMakesSpac
   EXPECT_TRUE(log.put(1, row).ok());
 }
 
+TEST(RecordLogTest, WhatTheOneBeforeHasReplacedTakesNoSpaceOfTheNext) {
+  RecordLog log = make(64 << 10);
+  for (int round = 0; round < 25; ++round)
+    ASSERT_TRUE(log.put(1, std::string(1000, 'r')).ok());
+  Result<RecordLog> next = RecordLog::open(log.memory().duplicate());
+  ASSERT_TRUE(next.ok()) << next.status().text();
+  EXPECT_TRUE(next.value().promise(28 << 10).ok()) << "beside one row of 1000 bytes";
+}
+
 TEST(RecordLogTest, ItsSizeCannotChange) {
   const RecordLog log = make();
   EXPECT_NE(::ftruncate(log.memory().get(), 4096), 0);

@@ -154,6 +154,7 @@ TEST_F(SpaceTest, AFirstTurnWithoutARankEndsByItsLimit) {
   EXPECT_FALSE(lapses(599)) << "who waits is of the same owner";
   EXPECT_EQ(turns_->wakeup(), at(600));
   start("his", 2);
+  for (const char* hers : {"third", "fourth"}) start(hers, 1);
   EXPECT_TRUE(lapses(599.5)) << "60 s are over, and another owner waits";
   expect(599.5, {"hers"}, {});
   EXPECT_EQ(last_why_, "group 'hers' had its first turn, and no rank has come");
