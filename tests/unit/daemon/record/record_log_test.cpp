@@ -150,8 +150,7 @@ TEST(RecordLogTest, APromiseThatDoesNotFitIsRefusedAndOneThatIsReleasedMakesSpac
 
 TEST(RecordLogTest, WhatTheOneBeforeHasReplacedTakesNoSpaceOfTheNext) {
   RecordLog log = make(64 << 10);
-  for (int round = 0; round < 25; ++round)
-    ASSERT_TRUE(log.put(1, std::string(1000, 'r')).ok());
+  for (int round = 0; round < 25; ++round) ASSERT_TRUE(log.put(1, std::string(1000, 'r')).ok());
   Result<RecordLog> next = RecordLog::open(log.memory().duplicate());
   ASSERT_TRUE(next.ok()) << next.status().text();
   EXPECT_TRUE(next.value().promise(28 << 10).ok()) << "beside one row of 1000 bytes";
