@@ -199,10 +199,7 @@ Status RankRequests::admit(const Rank& rank, Request& request) {
   Account& account = *node_.group_of(rank).account;
   Result<Charge> entry = account.take(Resource::kAllocations, 1);
   if (!entry.ok()) return entry.status();
-  Result<Charge> memory = account.take(of_device_memory(request.message.size));
-  // What is kept counts as the owner's.
-  if (!memory.ok() && !means_.workers.close_kept_of(account).empty())
-    memory = account.take(of_device_memory(request.message.size));
+  Result<Charge> memory = means_.workers.charge(account, request.message.size);
   if (!memory.ok()) return memory.status();
   request.entry = std::move(entry).value();
   request.memory = std::move(memory).value();
@@ -404,11 +401,11 @@ void RankRequests::free(Rank& rank, AllocationId id) {
   }
 }
 
-/// Memory is free once its descriptor is closed on its device's thread, and by the holder. A rank
-/// sees what is kept as free.
+/// Memory is free once its descriptor is closed on its device's thread, and by the holder. Spares
+/// count as free, so they are closed too.
 void RankRequests::settle(Rank& rank, std::uint64_t seq) {
   std::set<DeviceUuid> devices = std::exchange(rank.freed, {});
-  devices.merge(means_.workers.close_kept_on(rank.devices));
+  devices.merge(means_.workers.close_spares_on(rank.devices));
   std::set<std::uint32_t> lanes;
   for (const DeviceUuid& device : devices) lanes.insert(means_.devices.lane(device));
   const auto answer = rank.scope.bind(

@@ -135,8 +135,8 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   if (message.protocol != kProtocolVersion) return refuse(other_protocol(message));
   if (Token none{}; std::memcmp(message.session, none.data(), none.size()) != 0)
     return come_back(session_id, seq, message);
-  // It is about to make contexts, for which it finds only what the driver has free.
-  if (const auto closed = workers_.close_kept_on(devices_in(message)); !closed.empty())
+  // The process will create contexts. To the driver, which makes them, spares are in use.
+  if (const auto closed = workers_.close_spares_on(devices_in(message)); !closed.empty())
     return workers_.settle(closed, [this, session_id, seq, message] {
       const auto waits = sessions_by_id_.find(session_id);
       if (waits != sessions_by_id_.end() && waits->second.rank == 0)

@@ -3,8 +3,8 @@
 // would have to make.
 //
 // A spare has whatever bytes the group before has left in it. So only a resume takes spares: it
-// writes all of what it brings back before a rank may touch it, but for what has its own bytes
-// still.
+// writes all memory that it brings back before a rank may touch it, unless the memory still has
+// the bytes of the same allocation.
 //
 // Does no I/O, but that closing the last reference to a descriptor frees the memory. Not
 // synchronised: the loop's thread.
@@ -43,8 +43,8 @@ struct Spare {
   AllocationId from = 0;
   std::uint64_t attempt = 0;  // of the pause that `from` left in (Saved::attempt)
 
-  /// This is the allocation that it has come from, and it was not resumed since. So the memory has
-  /// the bytes that the pause has saved, and nobody has written to it.
+  /// The spare comes from this allocation, and the allocation has not been resumed since. So the
+  /// memory still has the bytes that the pause has saved.
   bool has_bytes_of(const Allocation& a) const {
     return from == a.id && attempt != 0 && attempt == a.saved.attempt && !a.saved.empty();
   }
@@ -52,18 +52,18 @@ struct Spare {
 
 class Spares {
  public:
-  /// `until`: when nobody need take it any more.
+  /// `until`: the caller may close it from then on.
   void put(const MemoryKind& kind, Spare spare, Time until = kNever);
-  /// That of the allocation `of`, if it is there.
+  /// Prefers the spare of the allocation `of`. Without a spare of this kind: fd is null.
   Spare take(const MemoryKind& kind, AllocationId of);
   /// Takes out all that is more than these.
   std::map<MemoryKind, std::vector<SharedFd>> take_but(const KindCounts& these);
 
-  /// Takes out all for which `goes`.
+  /// Takes out all for which `goes`, which is called once for each.
   std::vector<SharedFd> take_if(const std::function<bool(const MemoryKind&, Time until)>& goes);
 
   bool empty() const { return by_kind_.empty(); }
-  /// When the first need not wait any more.
+  /// The earliest `until`; nullopt: there is no spare.
   std::optional<Time> first_until() const;
   std::size_t count(const MemoryKind& kind) const;
   /// Of all on a device.

@@ -197,9 +197,9 @@ Workers::Workers(EventLoop& loop, const Devices& devices, const Nvml& nvml, Runs
 Workers::~Workers() { shut(); }
 
 void Workers::shut() {
-  for (std::optional<EventLoop::TimerId>* timer : {&timer_, &kept_timer_})
+  for (std::optional<EventLoop::TimerId>* timer : {&timer_, &spares_timer_})
     if (*timer) loop_.cancel(*std::exchange(*timer, std::nullopt));
-  kept_ = Spares();
+  spares_ = Spares();
   std::vector<JobPtr> forgotten;
   {
     const std::lock_guard lock(mailbox_->mutex);
@@ -328,16 +328,18 @@ void Workers::take(const Device& device, std::vector<Brought> brought, Duration 
       });
 }
 
-void Workers::keep(const MemoryKind& kind, Spare spare, Time until) {
-  kept_.put(kind, std::move(spare), until);
-  watch_kept();
+void Workers::keep_spare(const MemoryKind& kind, Spare spare, Time until) {
+  spares_.put(kind, std::move(spare), until);
+  watch_spares();
 }
 
-Spare Workers::take_kept(const MemoryKind& kind, AllocationId of) { return kept_.take(kind, of); }
+Spare Workers::take_spare(const MemoryKind& kind, AllocationId of) {
+  return spares_.take(kind, of);
+}
 
-std::set<DeviceUuid> Workers::close_kept(const std::function<bool(const MemoryKind&)>& goes) {
+std::set<DeviceUuid> Workers::close_spares(const std::function<bool(const MemoryKind&)>& goes) {
   std::set<DeviceUuid> devices;
-  kept_.take_if([&](const MemoryKind& kind, Time) {
+  spares_.take_if([&](const MemoryKind& kind, Time) {
     const bool all = goes(kind);
     if (all) devices.insert(kind.device);
     return all;
@@ -345,23 +347,31 @@ std::set<DeviceUuid> Workers::close_kept(const std::function<bool(const MemoryKi
   return devices;
 }
 
-void Workers::close_kept_but(const KindCounts& these) { kept_.take_but(these); }
+void Workers::close_spares_but(const KindCounts& these) { spares_.take_but(these); }
+
+Result<Charge> Workers::charge(Account& owner, std::uint64_t bytes) {
+  Result<Charge> charge = owner.take(of_device_memory(bytes));
+  if (charge.ok()) return charge;
+  const std::set<DeviceUuid> closed =
+      close_spares([&owner](const MemoryKind& kind) { return kind.owner == &owner; });
+  return closed.empty() ? std::move(charge) : owner.take(of_device_memory(bytes));
+}
 
 bool Workers::make_space(const DeviceUuid& device, std::uint64_t bytes) {
   std::uint64_t closed = 0;
-  return !close_kept([&](const MemoryKind& kind) {
+  return !close_spares([&](const MemoryKind& kind) {
             if (kind.device != device || closed >= bytes) return false;
             closed += kind.size;
             return true;
           }).empty();
 }
 
-void Workers::watch_kept() {
-  if (kept_timer_ || kept_.empty()) return;
-  kept_timer_ = loop_.at(*kept_.first_until(), [this] {
-    kept_timer_.reset();
-    kept_.take_if([now = Clock::now()](const MemoryKind&, Time until) { return until <= now; });
-    watch_kept();
+void Workers::watch_spares() {
+  if (spares_timer_ || spares_.empty()) return;
+  spares_timer_ = loop_.at(*spares_.first_until(), [this] {
+    spares_timer_.reset();
+    spares_.take_if([now = Clock::now()](const MemoryKind&, Time until) { return until <= now; });
+    watch_spares();
   });
 }
 
@@ -393,7 +403,7 @@ void Workers::look(const std::set<DeviceUuid>& asked, std::function<void(const U
         [this, device, look](const Result<std::optional<MemoryUse>>& use) {
           if (use.ok() && use.value()) {
             MemoryUse seen = *use.value();
-            const std::uint64_t free = std::min(seen.used, kept_.bytes(device));
+            const std::uint64_t free = std::min(seen.used, spares_.bytes(device));
             seen.used -= free;
             seen.free += free;
             look->uses[device] = seen_[device] = seen;

@@ -8,8 +8,8 @@
 // with its device. Closing the last descriptor of device memory frees it, which is the driver's
 // work, too: so the descriptors that are made here are closed here.
 //
-// Memory that no allocation has may be kept here for who takes it soon. To everybody else it is
-// free memory: look() counts it as that, and what finds no space otherwise has it closed.
+// Spares (spares.h) wait here for the next resume. They count as free memory: look() adds them to
+// what is free, and a call that finds no space closes as many as it needs and tries again.
 //
 // All calls are for the loop's thread. What is made here may go on any thread, and may outlive this
 // object.
@@ -36,6 +36,7 @@
 #include "daemon/memory/devices.h"
 #include "daemon/memory/nvml.h"
 #include "daemon/memory/spares.h"
+#include "daemon/owners/account.h"
 
 namespace amem {
 
@@ -104,27 +105,27 @@ class Workers {
   void take(const Device& device, std::vector<Brought> brought, Duration limit,
             std::function<void(AllMade)> done);
 
-  /// Keeps it until then.
-  void keep(const MemoryKind& kind, Spare spare, Time until);
+  /// The spare waits until then.
+  void keep_spare(const MemoryKind& kind, Spare spare, Time until);
   /// As Spares::take().
-  Spare take_kept(const MemoryKind& kind, AllocationId of);
-  /// Has all closed for which `goes`, each asked once. On which devices that is.
-  std::set<DeviceUuid> close_kept(const std::function<bool(const MemoryKind&)>& goes);
-  std::set<DeviceUuid> close_kept_of(const Account& owner) {
-    return close_kept([&owner](const MemoryKind& kind) { return kind.owner == &owner; });
-  }
-  /// Whoever's it is. None: on all devices.
-  std::set<DeviceUuid> close_kept_on(const std::vector<DeviceUuid>& devices) {
-    return close_kept([&devices](const MemoryKind& kind) {
+  Spare take_spare(const MemoryKind& kind, AllocationId of);
+  /// Closes the spares for which `goes`, which is called once for each. Returns their devices.
+  std::set<DeviceUuid> close_spares(const std::function<bool(const MemoryKind&)>& goes);
+  /// Closes the spares of all owners on these devices; on all devices if there are none. Returns
+  /// their devices.
+  std::set<DeviceUuid> close_spares_on(const std::vector<DeviceUuid>& devices) {
+    return close_spares([&devices](const MemoryKind& kind) {
       return devices.empty() || std::count(devices.begin(), devices.end(), kind.device) > 0;
     });
   }
-  /// Has all closed but so many of each kind.
-  void close_kept_but(const KindCounts& these);
-  const Spares& kept() const { return kept_; }
+  /// Closes the spares that are more than these.
+  void close_spares_but(const KindCounts& these);
+  const Spares& spares() const { return spares_; }
+  /// Charges the owner for so much device memory. Its spares count towards its quota, so they are
+  /// closed if the quota has no space otherwise. Errors are Account::take()'s.
+  Result<Charge> charge(Account& owner, std::uint64_t bytes);
 
-  /// How much of these devices is in use, without what is kept here; of those that are known, and
-  /// answer soon.
+  /// How much of these devices is in use, without spares; of those that are known, and answer soon.
   using Uses = std::map<DeviceUuid, MemoryUse>;
   void look(const std::set<DeviceUuid>& devices, std::function<void(const Uses&)> done);
   /// `done`, now or later: what was let go of before has been closed on these devices. A device
@@ -192,9 +193,9 @@ class Workers {
   void add(const DeviceUuid& device, JobPtr job);
   std::shared_ptr<Ending> ending(const DeviceUuid& device, Ended what);
   std::shared_ptr<const void> releasing(const DeviceUuid& device, MemoryHandle handle);
-  /// Has so much of the device closed, as far as it is kept. False: nothing is.
+  /// Closes spares of so many bytes on the device, or all that there are. False: there are none.
   bool make_space(const DeviceUuid& device, std::uint64_t bytes);
-  void watch_kept();
+  void watch_spares();
   void watch();
   void look_for_trouble();
 
@@ -207,8 +208,8 @@ class Workers {
   std::map<DeviceUuid, std::shared_ptr<Lane>> lanes_;
   std::optional<EventLoop::TimerId> timer_;
   Uses seen_;
-  Spares kept_;
-  std::optional<EventLoop::TimerId> kept_timer_;
+  Spares spares_;
+  std::optional<EventLoop::TimerId> spares_timer_;
 };
 
 }  // namespace amem

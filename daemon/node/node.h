@@ -194,7 +194,7 @@ struct Node {
   Retain retain = Retain::kAuto;           // what pauses do to find bytes that did not change
   std::uint64_t swap_wave = 0;             // copied bytes of each keeper at a time; 0: no waves
   bool hand_on = true;                     // memory in swaps, within one owner
-  Duration spare_idle{};                   // how long memory of a pause waits for a resume
+  Duration spare_idle{};                   // for how long memory of a pause waits for a resume
   GuestPolicy guests = GuestPolicy::kPin;  // of pauses that say nothing else
   bool deep_pauses = false;                // are allowed
   std::string pool_error;

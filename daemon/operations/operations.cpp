@@ -330,10 +330,10 @@ void Operations::look_at_guests() {
 }
 
 void Operations::close_spares() {
-  if (means_.workers.kept().empty()) return;
+  if (means_.workers.spares().empty()) return;
   std::vector<GroupId> groups;
   for (const auto& [id, group] : means_.node.groups) groups.push_back(id);
-  means_.workers.close_kept_but(lacking(means_.node.allocations, groups));
+  means_.workers.close_spares_but(lacking(means_.node.allocations, groups));
 }
 
 void Operations::look_at_pool() {

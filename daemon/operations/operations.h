@@ -65,7 +65,7 @@ class Operations {
   void look_at_guests();
   /// Segments of the pool may have come, or not be coming any more.
   void look_at_pool();
-  /// What is kept of GPU memory and no group lacks any more is closed.
+  /// Closes the spares that no group lacks any more.
   void close_spares();
 
   /// Whether this node lets groups do that, whoever asks.

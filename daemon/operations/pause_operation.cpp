@@ -381,7 +381,7 @@ void PauseOperation::run(const action::Drop&) {
   } else if (keeps_spares()) {
     how.handed_on = [this](const Allocation& a) { return is_let_go(a); };
     how.take = [this](const MemoryKind& kind, Spare spare) {
-      means_.workers.keep(kind, std::move(spare), Clock::now() + means_.node.spare_idle);
+      means_.workers.keep_spare(kind, std::move(spare), Clock::now() + means_.node.spare_idle);
     };
   }
   drop(std::move(how));

@@ -99,7 +99,8 @@ class PauseOperation final : public GroupOperation {
   bool is_let_go(const Allocation& a) const;
   /// Which of what leaves in this wave goes to groups that arrive, asked once of each.
   Allocations::Filter handed_on() const;
-  /// What leaves waits for a resume. Not where others need the device as it is without it.
+  /// The memory that leaves waits for a resume. Deep pauses and stages free a device for others, so
+  /// they keep nothing.
   bool keeps_spares() const {
     return means_.node.keeps_spares() && !task_.deep && !group_.paused_by_stage;
   }

@@ -243,7 +243,7 @@ void ResumeOperation::create_more() {
     if (item.needed > 0 && a != nullptr && a->group == group_.id && may_change_hands(*a)) {
       const MemoryKind kind = kind_of(*a);
       Spare spare = exchange_.spares.take(kind, item.id);
-      if (!spare.fd) spare = means_.workers.take_kept(kind, item.id);
+      if (!spare.fd) spare = means_.workers.take_spare(kind, item.id);
       if (spare.fd) {
         spares[item.id] = std::move(spare);
         return true;
@@ -273,9 +273,9 @@ void ResumeOperation::create_more() {
   close_spares();
   awaits_space_ = !creation_.done();
   if (awaits_space_) return;
-  // What runs needs memory that it does not ask amemd for, such as for kernels that it loads.
+  // A group that runs also needs memory that it does not request from amemd, such as for kernels.
   const SumsByDevice& own = means_.node.allocations.sums(group_.id);
-  (void)means_.workers.close_kept(
+  (void)means_.workers.close_spares(
       [&own](const MemoryKind& kind) { return own.contains(kind.device); });
   group_.machine.tell(event::Created{}, Clock::now());
 }
@@ -329,10 +329,7 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice, Taken& 
       there.push_back(a);
       continue;
     }
-    Result<Charge> charge = group_.account->take(of_device_memory(a->size));
-    // What is kept counts as the owner's.
-    if (!charge.ok() && !means_.workers.close_kept_of(*group_.account).empty())
-      charge = group_.account->take(of_device_memory(a->size));
+    Result<Charge> charge = means_.workers.charge(*group_.account, a->size);
     if (!charge.ok()) {
       const bool limited = exchange_.headroom.limited(a->device);
       if (Status status = not_created(item, limited, charge.status()); !status.ok()) return status;
@@ -423,8 +420,8 @@ void ResumeOperation::ask(RankId maker, Batch batch) {
   const auto tell = [this, maker, number, ids] {
     if (asked_.contains(number)) means_.outbox.send_make(maker, epoch_, number, ids);
   };
-  // The rank finds only what the driver has free.
-  const std::set<DeviceUuid> closed = means_.workers.close_kept_on({device});
+  // The rank asks the driver for memory, and to the driver spares are in use.
+  const std::set<DeviceUuid> closed = means_.workers.close_spares_on({device});
   if (closed.empty()) return tell();
   means_.workers.settle(closed, later(tell));
 }

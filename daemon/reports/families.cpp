@@ -88,7 +88,7 @@ void add_devices(Book& book, const Measured& m, const Caller& caller) {
     const bool known = use != m.workers.seen().end();
     size.add(labels, known ? use->second.total : device.total);
     if (known) used.add(labels, use->second.used);
-    spare.add(labels, m.workers.kept().bytes(device.uuid));
+    spare.add(labels, m.workers.spares().bytes(device.uuid));
     brokered.add(labels, m.node.allocations
                              .usage([&](const Allocation& a) {
                                return a.device == device.uuid &&

@@ -329,7 +329,7 @@ void report_node(const Node& node, const Caller& caller, const Devices& devices,
     } else {
       d->set_total_bytes(device.total);
     }
-    d->set_spare_bytes(workers.kept().bytes(device.uuid));
+    d->set_spare_bytes(workers.spares().bytes(device.uuid));
     d->set_trouble(workers.hangs(device.uuid));
     d->set_brokered_bytes(node.allocations
                               .usage([&](const Allocation& a) {
