@@ -60,7 +60,7 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
     case amem_v1_SessionMessage_free_tag:
       return free(rank, message.body.free.id);
     case amem_v1_SessionMessage_settle_tag:
-      return settle(rank, message.seq);
+      return settle(rank, message.seq, message.body.settle);
     case amem_v1_SessionMessage_pin_tag:
       return pin(rank, message.body.pin);
     case amem_v1_SessionMessage_unpin_tag:
@@ -401,15 +401,16 @@ void RankRequests::free(Rank& rank, AllocationId id) {
   }
 }
 
-/// Memory is free once its descriptor is closed on its device's thread, and by the holder. Spares
-/// count as free, so they are closed too.
-void RankRequests::settle(Rank& rank, std::uint64_t seq) {
+/// Memory is free once its descriptor is closed on its device's thread, and by the holder.
+void RankRequests::settle(Rank& rank, std::uint64_t seq, const amem_v1_Settle& message) {
   std::set<DeviceUuid> devices = std::exchange(rank.freed, {});
-  devices.merge(means_.workers.close_spares_on(rank.devices));
+  if (message.close_spares) devices.merge(means_.workers.close_spares_on(rank.devices));
   std::set<std::uint32_t> lanes;
   for (const DeviceUuid& device : devices) lanes.insert(means_.devices.lane(device));
-  const auto answer = rank.scope.bind(
-      [this, &rank, seq](bool) { sessions_.send(rank.session, reply_message(seq, {})); });
+  const DeviceUuid asked = make_uuid(message.device);
+  const auto answer = rank.scope.bind([this, &rank, seq, asked](bool) {
+    sessions_.send(rank.session, settled_message(seq, means_.workers.spares().bytes(asked)));
+  });
   means_.workers.settle(devices, [this, lanes, answer] {
     node_.records.record().settle(lanes, kSettleLimit, answer);
   });

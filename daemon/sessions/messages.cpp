@@ -111,6 +111,13 @@ Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch ep
   return message;
 }
 
+Message settled_message(std::uint64_t seq, std::uint64_t spare_bytes) {
+  Message message = reply_message(seq, {});
+  message.body.reply.which_result = amem_v1_Reply_settled_tag;
+  message.body.reply.result.settled.spare_bytes = spare_bytes;
+  return message;
+}
+
 Message created_message(std::uint64_t seq, const Allocation& allocation) {
   Message message = reply_message(seq, {});
   message.body.reply.which_result = amem_v1_Reply_created_tag;

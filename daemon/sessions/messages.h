@@ -30,6 +30,7 @@ Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place plac
 
 /// A Reply without a result; the caller fills in what else it carries.
 Message reply_message(std::uint64_t seq, const Status& status);
+Message settled_message(std::uint64_t seq, std::uint64_t spare_bytes);
 /// `key`: with which the rank may come back to the next broker. `paused_by`: of a gate that is
 /// shut.
 /// `first_turn`: the group waits for it.

@@ -88,6 +88,7 @@ class Heap {
     const CUresult answer = ask();
     if (answer != CUDA_ERROR_OUT_OF_MEMORY) return answer;
     settle(Streams::kWaitFor);
+    memory_.holdings.close_spares();
     return ask();
   }
   /// Frees what is unused, as far as that needs no wait: for another process, which finds no

@@ -265,7 +265,7 @@ struct Pooled;
 template <CallRow row, class... Args>
 struct Pooled<row, CUresult (*)(Args...)> {
   static CUresult call(Args... args) {
-    const CUresult r = real<row>()(args...);
+    const CUresult r = Runtime::get().ask_driver([&] { return real<row>()(args...); });
     if (r == CUDA_SUCCESS) note_allocated(kSymbols[row], args...);
     Runtime::get().report().changed();
     return r;

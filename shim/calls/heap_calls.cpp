@@ -52,13 +52,6 @@ std::optional<CUresult> allocate_brokered(const char* call, const void* caller, 
   return r;
 }
 
-/// The driver's own memory, of which there may be more when the heap keeps none.
-template <class Allocate>
-CUresult allocate_unbrokered(const Allocate& allocate) {
-  Heap* heap = Runtime::get().heap();
-  return heap != nullptr ? heap->ask_driver(allocate) : allocate();
-}
-
 /// Tokens stand for physical addresses: who has them must find the memory there.
 CUresult get_tokens(void* data, CUdeviceptr address) {
   const Pass pass(*the_gate);
@@ -157,7 +150,8 @@ CUresult answer_cuMemAlloc_v2(CUdeviceptr* address, std::size_t size) {
     trace("alloc va=%llx n=%zu rc=%d", *ours == CUDA_SUCCESS ? *address : 0, size, *ours);
     return *ours;
   }
-  const CUresult r = allocate_unbrokered([&] { return real<kRow_cuMemAlloc_v2>()(address, size); });
+  const CUresult r =
+      Runtime::get().ask_driver([&] { return real<kRow_cuMemAlloc_v2>()(address, size); });
   if (r == CUDA_SUCCESS) count(*address, size);
   return r;
 }
@@ -170,7 +164,7 @@ CUresult answer_cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std
         return heap.allocate_pitch(address, pitch, width, height, element_size, label);
       });
   if (ours) return *ours;
-  const CUresult r = allocate_unbrokered(
+  const CUresult r = Runtime::get().ask_driver(
       [&] { return real<kRow_cuMemAllocPitch_v2>()(address, pitch, width, height, element_size); });
   if (r == CUDA_SUCCESS) count(*address, *pitch * height);
   return r;
@@ -213,8 +207,7 @@ CUresult answer_cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
     if (r != CUDA_SUCCESS) return r;
     the_gate->leave_quietly();
   }
-  if (Heap* heap = runtime.heap(); heap != nullptr) heap->settle();
-  return real<kRow_cuMemGetInfo_v2>()(free, total);
+  return memory_info(real<kRow_cuMemGetInfo_v2>(), free, total);
 }
 
 CUresult answer_cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {

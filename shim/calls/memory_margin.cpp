@@ -1,7 +1,6 @@
 #include "shim/calls/memory_margin.h"
 
-#include <cuda.h>
-
+#include <algorithm>
 #include <atomic>
 
 #include "shim/process/symbols.h"
@@ -17,18 +16,29 @@ std::atomic<std::uint64_t>& margin() {
 
 }  // namespace
 
+CUresult memory_info(MemGetInfo* driver, std::size_t* free, std::size_t* total) {
+  Runtime& runtime = Runtime::get();
+  if (Heap* heap = runtime.heap(); heap != nullptr) heap->settle();
+  const CUresult r = driver(free, total);
+  LocalDevices* devices = runtime.devices();
+  if (r != CUDA_SUCCESS || free == nullptr || total == nullptr) return r;
+  if (devices == nullptr || runtime.forked()) return r;
+  if (const int device = devices->current(); device >= 0)
+    // After the driver: what is closed in between is missing, but nothing counts twice.
+    *free = std::min(*total, *free + runtime.memory().holdings.spare_bytes(devices->uuid(device)));
+  return r;
+}
+
 void set_memory_margin(std::uint64_t bytes) { margin() = bytes; }
 
 bool within_memory_margin(std::uint64_t size) {
   const std::uint64_t bytes = margin();
   if (bytes == 0) return true;
   // The program need not have asked for it.
-  const auto get_info =
-      reinterpret_cast<CUresult (*)(std::size_t*, std::size_t*)>(driver_symbol("cuMemGetInfo_v2"));
-  if (Heap* heap = Runtime::get().heap(); heap != nullptr) heap->settle();
+  const auto driver = reinterpret_cast<MemGetInfo*>(driver_symbol("cuMemGetInfo_v2"));
   std::size_t free = 0, total = 0;
   // Whoever has no device is told so by the allocation.
-  if (get_info == nullptr || get_info(&free, &total) != CUDA_SUCCESS) return true;
+  if (driver == nullptr || memory_info(driver, &free, &total) != CUDA_SUCCESS) return true;
   return size <= free && bytes <= free - size;
 }
 

@@ -110,7 +110,8 @@ CUresult answer_cuMemHostUnregister(void* address) {
 // ---- arrays: the driver does not say how much they take, this is the least ----
 
 CUresult answer_cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* descriptor) {
-  const CUresult r = real<kRow_cuArrayCreate_v2>()(array, descriptor);
+  const CUresult r =
+      Runtime::get().ask_driver([&] { return real<kRow_cuArrayCreate_v2>()(array, descriptor); });
   if (r == CUDA_SUCCESS) {
     CUDA_ARRAY3D_DESCRIPTOR shape{};
     shape.Width = descriptor->Width;
@@ -123,7 +124,8 @@ CUresult answer_cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* de
 }
 
 CUresult answer_cuArray3DCreate_v2(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* descriptor) {
-  const CUresult r = real<kRow_cuArray3DCreate_v2>()(array, descriptor);
+  const CUresult r =
+      Runtime::get().ask_driver([&] { return real<kRow_cuArray3DCreate_v2>()(array, descriptor); });
   if (r == CUDA_SUCCESS)
     count(UnbrokeredMemory::Kind::kArray, key_of(*array), array_bytes(*descriptor));
   return r;
@@ -137,7 +139,8 @@ CUresult answer_cuArrayDestroy(CUarray array) {
 
 CUresult answer_cuMipmappedArrayCreate(CUmipmappedArray* mipmap,
                                        const CUDA_ARRAY3D_DESCRIPTOR* descriptor, unsigned levels) {
-  const CUresult r = real<kRow_cuMipmappedArrayCreate>()(mipmap, descriptor, levels);
+  const CUresult r = Runtime::get().ask_driver(
+      [&] { return real<kRow_cuMipmappedArrayCreate>()(mipmap, descriptor, levels); });
   if (r == CUDA_SUCCESS) {
     std::uint64_t bytes = 0;
     for (unsigned level = 0; level < std::min(levels, 32U); ++level)

@@ -119,13 +119,33 @@ Status Holdings::release_refused() {
       refused, "releasing the handles of " + std::to_string(refused_.size()) + " allocations");
 }
 
+// Where the broker is late the program sees less memory free than there will be, as when another
+// process is about to free some.
+std::uint64_t Holdings::ask_to_settle(const amem_v1_Settle& what, const char* why) {
+  const Result<std::uint64_t> spare_bytes = session_.settle(what, kSettleDeadline, kUsualAnswer);
+  if (spare_bytes.ok()) return spare_bytes.value();
+  log_debug(why + (": " + spare_bytes.status().text()));
+  return 0;
+}
+
+std::uint64_t Holdings::spare_bytes(const DeviceUuid& device) {
+  if (!session_.keeps_spares()) return 0;
+  amem_v1_Settle what{};
+  std::memcpy(what.device, device.bytes.data(), device.bytes.size());
+  return ask_to_settle(what, "asking for memory that waits for a resume");
+}
+
+void Holdings::close_spares() {
+  if (!session_.keeps_spares()) return;
+  amem_v1_Settle what{};
+  what.close_spares = true;
+  ask_to_settle(what, "having memory closed that waits for a resume");
+}
+
 void Holdings::settle_frees() {
   const std::uint64_t sent = frees_sent_.load();
-  if (frees_settled_.load() >= sent && !session_.keeps_spares()) return;
-  // Where the broker is late the program sees less memory free than there will be, as when another
-  // process is about to free some.
-  if (const Status s = session_.settle(kSettleDeadline, kUsualAnswer); !s.ok())
-    log_debug("waiting for freed memory: " + s.text());
+  if (frees_settled_.load() >= sent) return;
+  ask_to_settle({}, "waiting for freed memory");
   // Whoever has sent a Free meanwhile asks for itself.
   std::uint64_t settled = frees_settled_.load();
   while (settled < sent && !frees_settled_.compare_exchange_weak(settled, sent)) {

@@ -67,6 +67,11 @@ struct Holdings {
   std::vector<amem_v1_Holding_Item> list(const std::function<std::vector<std::uint64_t>()>& mark);
   /// Waits until the broker has freed all that this process has given up.
   void settle_frees();
+  /// Memory that waits for a resume is free, but the driver does not know that. How much waits on
+  /// this device, of all groups.
+  std::uint64_t spare_bytes(const DeviceUuid& device);
+  /// The driver lacks memory, so nothing is to wait any more on this process's devices.
+  void close_spares();
   /// The process is ending: nobody waits for memory that is on its way back any more.
   /// Without the lock, which a phase holds over driver calls.
   void end() { ending_.store(true, std::memory_order_relaxed); }
@@ -104,6 +109,8 @@ struct Holdings {
 
  private:
   void release_handle(const HeldAllocation& a, std::uint64_t& handle);
+  /// The bytes of spares on its device. `why`: for the log, if that fails.
+  std::uint64_t ask_to_settle(const amem_v1_Settle& what, const char* why);
 
   const Driver& driver_;
   Session& session_;

@@ -87,6 +87,12 @@ class Runtime {
   Slabs& slabs() { return slabs_; }
   /// The heap; nullptr before the driver has been needed, and in a child of fork.
   Heap* heap() { return driver_loaded_.load(std::memory_order_acquire) ? &heap_ : nullptr; }
+  /// As Heap::ask_driver(), where there is a heap.
+  template <class Ask>
+  CUresult ask_driver(const Ask& ask) {
+    Heap* used = heap();
+    return used != nullptr ? used->ask_driver(ask) : ask();
+  }
   /// For accounting of what goes to the driver. The driver must have answered a call before.
   /// nullptr: it cannot be told where memory is.
   LocalDevices* devices() { return !forked() && load_driver().ok() ? &devices_ : nullptr; }

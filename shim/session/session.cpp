@@ -146,11 +146,17 @@ Result<ReplyPacket> Session::call(Message& message, std::chrono::milliseconds de
   return call(message, deadline, soon, waiting);
 }
 
-Status Session::settle(std::chrono::milliseconds deadline, std::chrono::microseconds soon) {
+Result<std::uint64_t> Session::settle(const amem_v1_Settle& what,
+                                      std::chrono::milliseconds deadline,
+                                      std::chrono::microseconds soon) {
   const auto request = new_message(amem_v1_SessionMessage_settle_tag);
+  request->body.settle = what;
   Unanswered waiting;
   waiting.of_this_broker = true;
-  return call(*request, deadline, soon, waiting).status();
+  const Result<ReplyPacket> answer = call(*request, deadline, soon, waiting);
+  if (!answer.ok()) return answer.status();
+  const amem_v1_Reply& reply = answer.value().reply;
+  return reply.which_result == amem_v1_Reply_settled_tag ? reply.result.settled.spare_bytes : 0;
 }
 
 Result<ReplyPacket> Session::call(Message& message, std::chrono::milliseconds deadline,

@@ -110,9 +110,11 @@ class Session {
   /// with the request, and stays the caller's.
   Result<ReplyPacket> call(Message& message, std::chrono::milliseconds deadline,
                            std::chrono::microseconds soon = {}, const Fd* fd = nullptr);
-  /// Waits until the broker has done what was sent before, at most `deadline`. kUnavailable: no
-  /// broker is connected, or this one ended meanwhile; the next one hears of it at the reconnect.
-  Status settle(std::chrono::milliseconds deadline, std::chrono::microseconds soon);
+  /// Waits until the broker has done what was sent before, at most `deadline`, and what `what` asks
+  /// for. Returns the bytes of spares on its device. kUnavailable: no broker is connected, or this
+  /// one ended meanwhile; the next one hears of it at the reconnect.
+  Result<std::uint64_t> settle(const amem_v1_Settle& what, std::chrono::milliseconds deadline,
+                               std::chrono::microseconds soon);
   /// Nobody waits any more for the GroupRequest that this thread (gettid) waits for: it is answered
   /// if it has not begun. Without effect if the thread waits for none, or the broker is too old.
   void withdraw(pid_t thread);
@@ -140,7 +142,7 @@ class Session {
   std::uint32_t rank_id() const { return welcome_.rank_id; }
   /// The first one.
   const amem_v1_Welcome& welcome() const { return welcome_; }
-  /// This broker may keep memory that is free, until it is asked to settle.
+  /// This broker may keep free memory for a resume.
   bool keeps_spares() const { return keeps_spares_; }
 
   /// In a child of fork: closes the child's copy of the socket, so that the parent's end stays the
