@@ -70,6 +70,7 @@ NodeWorld::NodeWorld(const Scenario& scenario, int faults, Guide& guide, bool tr
   config.swap_wave = scenario.waves ? kPage : 0;
   config.swap_duplex = scenario.duplex;
   config.deep_pauses = true;
+  if (scenario.spares) config.spare_idle = kAllDeadlines / 2;
   if (restarts_ > 0) node_.let_brokers_die();
 }
 
@@ -556,6 +557,9 @@ void NodeWorld::check_answer() {
   if (asked_->tag != 0) return;
   const auto all = node_.groups();
   const bool ok = observer_->status.ok();
+  const bool comes_in = comes(*asked_) || !asked_->in.empty();
+  if (scenario_.hands_on && comes_in && guide_.faults() == 0 && observer_->handed_on == 0)
+    breaks("what comes in takes memory that has left");
   for (const std::vector<int>* side : {&asked_->groups, &asked_->in}) {
     const bool runs = side == &asked_->in || comes(*asked_);
     int changed = 0;

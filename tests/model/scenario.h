@@ -40,12 +40,14 @@ struct Scenario {
   int chunks = 0;                // of the pool, each for one piece; 0: one for each
   bool retain = false;           // a resume leaves saved bytes in free space of the pool
   bool duplex = true;
-  bool waves = false;  // a swap leaves in waves, a piece of each keeper at a time
-  int space = -1;      // pieces that may come in before the others have left; -1: all
-  int joins = 0;       // ranks that may join at any time
-  int faults = 0;      // that happen in one history, in CI
-  int restarts = 0;    // of the broker, likewise
-  bool in_ci = true;   // else it takes too long there
+  bool waves = false;     // a swap leaves in waves, a piece of each keeper at a time
+  int space = -1;         // pieces that may come in before the others have left; -1: all
+  bool spares = false;    // what a pause frees waits for a resume
+  bool hands_on = false;  // without a fault, what comes in takes memory that has left
+  int joins = 0;          // ranks that may join at any time
+  int faults = 0;         // that happen in one history, in CI
+  int restarts = 0;       // of the broker, likewise
+  bool in_ci = true;      // else it takes too long there
 };
 
 const std::vector<Scenario>& scenarios();

@@ -172,6 +172,25 @@ const std::vector<Scenario>& worlds() {
        .waves = true,
        .space = 0,
        .faults = 1},
+      {.name = "handed",
+       .about =
+           "they leave at once, since there is no space for both; one takes the other's memory",
+       .groups = 2,
+       .pieces = {{0, {0, 1}}, {0, {1}}, {1, {0, 1}}, {1, {0}}},
+       .paused = {1},
+       .script = {{kSwap, {0}, {1}}, {kSwap, {1}, {0}}},
+       .space = 0,
+       .hands_on = true,
+       .faults = 1},
+      {.name = "spares",
+       .about = "what a pause frees waits for the next resume, of the same group or of another one",
+       .groups = 2,
+       .pieces = {{0, {0, 1}}, {1, {0, 1}}},
+       .paused = {1},
+       .script = {{kPause, {0}}, {kResume, {0}}, {kPause, {0}}, {kResume, {1}}},
+       .spares = true,
+       .hands_on = true,
+       .faults = 1},
       {.name = "swap-set",
        .about = "one group leaves in waves, two come in",
        .groups = 3,
@@ -262,6 +281,8 @@ std::vector<Scenario> with_restarts(std::vector<Scenario> all) {
                                      {"restart-set", "set"},
                                      {"restart-swap", "swap"},
                                      {"restart-waves", "waves"},
+                                     {"restart-handed", "handed"},
+                                     {"restart-spares", "spares"},
                                      {"restart-swap-set", "swap-set"},
                                      {"restart-in-turn", "in-turn"},
                                      {"restart-retain", "retain", true},
@@ -273,6 +294,7 @@ std::vector<Scenario> with_restarts(std::vector<Scenario> all) {
     copy.faults = 0;
     copy.in_ci = again.in_ci;
     copy.restarts = 1;
+    copy.hands_on = false;  // what another broker has made is closed
     all.push_back(copy);
   }
   return all;

@@ -25,8 +25,9 @@ class PoolWatch final : public EventSink {
 
 }  // namespace
 
-void Observer::progress(const v1::Progress&) {
+void Observer::progress(const v1::Progress& what) {
   require(death::came() || !ended, "an operation reports nothing after its end");
+  handed_on += what.memory().handed_on_bytes();
 }
 
 void Observer::finished(const Status& how) {
@@ -163,7 +164,10 @@ void Node::add_to(Digest& digest) const {
   const v1::NodeStatus status = this->status();
   digest.add(status.pool().used_bytes());
   digest.add(status.pool().retained_bytes());
-  for (const v1::DeviceStatus& device : status.devices()) digest.add(device.brokered_bytes());
+  for (const v1::DeviceStatus& device : status.devices()) {
+    digest.add(device.brokered_bytes());
+    digest.add(device.spare_bytes());
+  }
   digest.add(broker().under_way());
   if (!holder_) return;
   std::uint64_t rows = 0;  // in no order

@@ -22,11 +22,12 @@ class Observer final : public OperationObserver {
  public:
   using Told = std::function<void(const Status&)>;
   explicit Observer(Told told = {}) : told_(std::move(told)) {}
-  void progress(const v1::Progress&) override;
+  void progress(const v1::Progress& what) override;
   void finished(const Status& how) override;
 
   bool ended = false;
   Status status;
+  std::uint64_t handed_on = 0;  // bytes that changed hands
 
  private:
   const Told told_;
