@@ -55,6 +55,17 @@ def test_twins_need_nothing_new(twins, flags):
     rollout.check()
 
 
+@pytest.mark.parametrize("hand_on", ["true", "false"])
+def test_the_driver_makes_nothing_while_twins_swap(twins, bare_node, hand_on):
+    create_us = 50_000  # of both devices, one after the other
+    bare_node.settings["AMEM_SIM_DRIVER_TIMES"] = f"{create_us},0,0,0"
+    node, _, rollout = twins("--swap-hand-on", hand_on)
+    answer = node.ctl("swap", "train", "rollout")
+    took_us = max(int(line.get("swap_us", 0)) for line in answer.lines)
+    assert (0 < took_us < 2 * ALLOCATIONS * create_us) == (hand_on == "true")
+    rollout.check()
+
+
 def test_it_can_be_switched_off(twins):
     node, _, rollout = twins("--swap-hand-on", "false")
     answer = node.ctl("swap", "train", "rollout")

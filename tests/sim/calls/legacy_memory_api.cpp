@@ -7,6 +7,7 @@
 #include "tests/sim/memory/address_space.h"
 #include "tests/sim/memory/physical.h"
 #include "tests/sim/memory/pool.h"
+#include "tests/sim/node/driver_times.h"
 #include "tests/sim/node/node.h"
 #include "tests/sim/node/usage.h"
 #include "tests/sim/work/capture.h"
@@ -30,6 +31,7 @@ CUresult Alloc(CUdeviceptr* out, size_t bytes, RangeKind kind = RangeKind::kDevi
   if (result != CUDA_SUCCESS) return result;
   if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (bytes > Node().memory) return CUDA_ERROR_OUT_OF_MEMORY;
+  TakeDriverTime(MemoryCall::kCreate, bytes);
   constexpr size_t kPage = 4096;
   Range range;
   result =
@@ -75,6 +77,12 @@ CUresult Free(CUdeviceptr address) {
     result = SynchronizeDevice(lock, context->physical);
     if (result != CUDA_SUCCESS) return result;
   }
+  size_t bytes = 0;
+  {
+    const MemoryLock lock(MemoryMutex());
+    if (const Range* const range = FindRange(address); range != nullptr) bytes = range->bytes;
+  }
+  TakeDriverTime(MemoryCall::kFree, bytes);
   const MemoryLock lock(MemoryMutex());
   return RemoveRange(address, RangeKind::kDevice) || RemoveRange(address, RangeKind::kManaged) ||
                  FreePoolMemory(address)

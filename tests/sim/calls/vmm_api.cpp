@@ -8,6 +8,7 @@
 #include "tests/sim/memory/address_space.h"
 #include "tests/sim/memory/multicast.h"
 #include "tests/sim/memory/physical.h"
+#include "tests/sim/node/driver_times.h"
 #include "tests/sim/node/node.h"
 #include "tests/sim/node/usage.h"
 #include "tests/sim/work/device.h"
@@ -53,6 +54,7 @@ CUresult Create(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllo
   CUresult result = CheckProperties(*prop, &physical);
   if (result != CUDA_SUCCESS) return result;
   if (bytes == 0 || bytes % Node().granularity != 0) return CUDA_ERROR_INVALID_VALUE;
+  TakeDriverTime(MemoryCall::kCreate, bytes);
   std::shared_ptr<Physical> memory;
   const unsigned memory_flags =
       prop->allocFlags.gpuDirectRDMACapable != 0 ? MemoryName::kRdmaCapable : 0;
@@ -159,11 +161,13 @@ CUresult Map(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllocati
   }
   if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (allocation->multicast != nullptr) allocation->multicast->AwaitTeam();
+  TakeDriverTime(MemoryCall::kMap, bytes);
   const MemoryLock lock(MemoryMutex());
   return MapAllocation(base, bytes, allocation);
 }
 
 CUresult Unmap(CUdeviceptr base, size_t bytes) {
+  TakeDriverTime(MemoryCall::kUnmap, bytes);
   const MemoryLock lock(MemoryMutex());
   return UnmapRange(base, bytes);
 }

@@ -81,6 +81,37 @@ bool FreshPattern() {
   return true;
 }
 
+// "create,map,unmap,free", each "MICROSECONDS" or "MICROSECONDS+MILLISECONDS_PER_GIB".
+std::array<DriverTime, 4> DriverTimes() {
+  std::array<DriverTime, 4> times = {};
+  const char* text = getenv("AMEM_SIM_DRIVER_TIMES");
+  if (text == nullptr || *text == '\0') return times;
+  const char* at = text;
+  const auto number = [&] {
+    char* end = nullptr;
+    const double value = strtod(at, &end);
+    if (end == at || !(value >= 0))
+      at = "-";  // no separator follows
+    else
+      at = end;
+    return value;
+  };
+  for (size_t i = 0; i < times.size(); ++i) {
+    times[i].call_us = number();
+    if (*at == '+') {
+      ++at;
+      times[i].gib_ms = number();
+    }
+    const char separator = i + 1 < times.size() ? ',' : '\0';
+    if (*at != separator) {
+      Die(std::string("AMEM_SIM_DRIVER_TIMES=") + text +
+          " is not create,map,unmap,free, each in microseconds, or with +milliseconds per GiB");
+    }
+    if (separator != '\0') ++at;
+  }
+  return times;
+}
+
 Checkpoints ReadCheckpoints() {
   const char* text = getenv("AMEM_SIM_CHECKPOINT");
   const std::string value = text != nullptr ? text : "";
@@ -131,6 +162,7 @@ NodeConfig ReadConfig() {
   config.pageable = Pageable();
   config.checkpoints = ReadCheckpoints();
   config.fresh_pattern = FreshPattern();
+  config.driver_times = DriverTimes();
   return config;
 }
 

@@ -24,6 +24,12 @@ enum class Checkpoints {
   kForget,      // device memory has zeros after the restore
 };
 
+/// Of a kind of call, of one handle.
+struct DriverTime {
+  double call_us = 0;
+  double gib_ms = 0;
+};
+
 struct NodeConfig {
   std::string dir;             // AMEM_SIM_DIR, resolved
   std::string id;              // hash of dir: two directories are two nodes
@@ -36,6 +42,7 @@ struct NodeConfig {
   bool pageable = true;        // AMEM_SIM_PAGEABLE: asynchronous copies take pageable memory
   Checkpoints checkpoints = Checkpoints::kNone;  // AMEM_SIM_CHECKPOINT
   bool fresh_pattern = false;  // AMEM_SIM_FRESH: new device memory has kFreshByte, not zeros
+  std::array<DriverTime, 4> driver_times = {};  // AMEM_SIM_DRIVER_TIMES, by MemoryCall
 };
 
 inline constexpr unsigned char kFreshByte = 0xc7;

@@ -1,7 +1,6 @@
 #include "tests/sim/node/usage.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "tests/sim/node/file_lock.h"
 #include "tests/sim/node/lock_list.h"
 #include "tests/sim/node/node.h"
 
@@ -72,18 +72,11 @@ Bytes Scan(const Bytes& bound) {
   return Sum(held);
 }
 
-// The file of upper bounds, locked for as long as this object lives. Opened anew each time, so that
-// flock excludes threads as well as processes.
+// The file of upper bounds, locked for as long as this object lives.
 class Ledger {
  public:
   Ledger() {
-    const std::string path = Node().dir + "/ledger";
-    fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd_ < 0) Die("cannot open " + path + ": " + strerror(errno));
-    while (flock(fd_, LOCK_EX) != 0) {
-      if (errno != EINTR) Die("cannot lock " + path + ": " + strerror(errno));
-    }
-    const ssize_t n = pread(fd_, &content_, sizeof content_, 0);
+    const ssize_t n = pread(lock_.fd(), &content_, sizeof content_, 0);
     // New or damaged: nothing is known, so ask the kernel.
     if (n == sizeof content_ && content_.magic == kMagic) return;
     content_.bound.fill(UINT64_MAX);
@@ -91,13 +84,9 @@ class Ledger {
   }
 
   ~Ledger() {
-    if (pwrite(fd_, &content_, sizeof content_, 0) != sizeof content_) {
+    if (pwrite(lock_.fd(), &content_, sizeof content_, 0) != sizeof content_) {
       Die(std::string("cannot write the ledger: ") + strerror(errno));
     }
-    // Unlocked by hand: a child forked meanwhile holds the same open file, and close would leave it
-    // locked.
-    flock(fd_, LOCK_UN);
-    close(fd_);
   }
 
   Ledger(const Ledger&) = delete;
@@ -117,7 +106,7 @@ class Ledger {
     Bytes bound{};
   };
 
-  int fd_ = -1;
+  const FileLock lock_{"ledger"};
   Content content_;
 };
 

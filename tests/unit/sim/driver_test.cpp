@@ -512,6 +512,49 @@ TEST_F(SimDriver, VersionsDecideWhichCallsThereAre) {
   EXPECT_NE(RunRole("version", {{"AMEM_SIM_DRIVER", "13.6"}, {"EXPECT_VERSION", "13060"}}), 0);
 }
 
+// 2 MiB take 40 ms to make.
+const RegisterRole kDriverTimes("driver_times", [] {
+  CUdevice devices[2] = {};
+  CUcontext contexts[2] = {};
+  ROLE_CHECK(cuInit(0) == CUDA_SUCCESS);
+  for (int i = 0; i < 2; ++i) {
+    ROLE_CHECK(cuDeviceGet(&devices[i], i) == CUDA_SUCCESS);
+    ROLE_CHECK(cuDevicePrimaryCtxRetain(&contexts[i], devices[i]) == CUDA_SUCCESS);
+  }
+  const auto began = std::chrono::steady_clock::now();
+  const auto took = [&] { return std::chrono::steady_clock::now() - began; };
+  const auto make = [&](int i) {
+    CUdeviceptr p = 0;
+    return cuCtxSetCurrent(contexts[i]) == CUDA_SUCCESS &&
+           cuMemAlloc(&p, 2 << 20) == CUDA_SUCCESS && cuMemFree(p) == CUDA_SUCCESS;
+  };
+  bool made = false;
+  std::thread other([&] { made = make(1); });
+  const bool well = make(0);
+  other.join();
+  ROLE_CHECK(well && made && took() >= std::chrono::milliseconds(2 * (40 + 5)));
+  CUmemAllocationProp prop = {};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
+  CUmemGenericAllocationHandle handle = 0;
+  CUdeviceptr place = 0;
+  ROLE_CHECK(cuMemCreate(&handle, 2 << 20, &prop, 0) == CUDA_SUCCESS);
+  ROLE_CHECK(cuMemAddressReserve(&place, 2 << 20, 0, 0, 0) == CUDA_SUCCESS);
+  ROLE_CHECK(cuMemMap(place, 2 << 20, 0, handle, 0) == CUDA_SUCCESS);
+  ROLE_CHECK(cuMemUnmap(place, 2 << 20) == CUDA_SUCCESS);
+  ROLE_CHECK(took() >= std::chrono::milliseconds(2 * (40 + 5) + 40 + 30 + 20));
+  return 0;
+});
+
+TEST_F(SimDriver, CallsForMemoryTakeTheirTimesOneAfterTheOther) {
+  const auto run = [](const char* times) {
+    return RunRole("driver_times", {{"AMEM_SIM_DRIVER_TIMES", times}});
+  };
+  EXPECT_EQ(run("20000+10240,30000,20000+0,5000"), 0);
+  for (const char* wrong : {"1,2,3", "1,2,3,4,5", "1,2,3,x", "1,2,3,-4", "1+,2,3,4"})
+    EXPECT_NE(run(wrong), 0) << wrong;
+}
+
 TEST_F(SimDriver, ErrorsHaveNames) {
   const char* text = nullptr;
   EXPECT_EQ(cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &text), CUDA_SUCCESS);
@@ -532,8 +575,9 @@ int main(int argc, char** argv) {
   setenv("AMEM_SIM_DEVICES", "2", 1);
   setenv("AMEM_SIM_MEMORY", "64MiB", 1);
   setenv("AMEM_SIM_CONTEXT_BYTES", "1MiB", 1);
-  for (const char* name : {"AMEM_SIM_GRANULARITY", "AMEM_SIM_BANDWIDTH", "AMEM_SIM_FAULTS",
-                           "AMEM_SIM_FAULT_FILE", "AMEM_SIM_CHECKPOINT", "CUDA_VISIBLE_DEVICES"}) {
+  for (const char* name :
+       {"AMEM_SIM_GRANULARITY", "AMEM_SIM_BANDWIDTH", "AMEM_SIM_FAULTS", "AMEM_SIM_FAULT_FILE",
+        "AMEM_SIM_CHECKPOINT", "AMEM_SIM_DRIVER_TIMES", "CUDA_VISIBLE_DEVICES"}) {
     unsetenv(name);
   }
   testing::InitGoogleTest(&argc, argv);
