@@ -240,9 +240,10 @@ def test_a_call_that_hangs_is_tried_again(deep_node, call, step):
     works(deep_node, ranks)
 
 
-def test_a_device_without_space_is_tried_again(deep_node):
-    """A plain pause makes space for the process."""
-    ranks = [*started(deep_node), Memory(deep_node, 24 * MIB, name="big")]
+@pytest.mark.parametrize("idle", ["0s", "60s"])
+def test_a_device_without_space_is_tried_again(deep_node, idle):
+    """A plain pause makes space for the process, also where memory would wait for a resume."""
+    ranks = [*started(deep_node, "--spare-idle", idle), Memory(deep_node, 24 * MIB, name="big")]
     crowd = deep_node.puppet("crowd", group=None)
     device = deep_node.ctl.devices()[0]
     crowd.ask(f"plain {device['total_bytes'] - device['used_bytes'] - MIB}")

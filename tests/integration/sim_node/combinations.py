@@ -1,4 +1,4 @@
-"""What else tests run with than the default: another driver, another form of saved bytes, fast paths off.
+"""What else tests run with than the default: another driver, another form of saved bytes, fast paths off, memory that waits for a resume.
 
 AMEM_TEST_COMBINATION has the name of one, or of several with "+" between; tests/matrix.py sets it. A test that sets a variable itself keeps its own value.
 """
@@ -16,6 +16,7 @@ COMBINATIONS = {
     "place-pageable": {"AMEM_POOL_PLACE": "pageable", "AMEM_SIM_PAGEABLE": "refuse"},
     "place-memfd": {"AMEM_POOL_PLACE": "memfd"},
     "phase-test": {"AMEM_TEST_PHASE": "1"},
+    "spares": {"AMEM_SPARE_IDLE": "1s"},
     **{f"without-{switch}": settings for switch, settings in SWITCHES.items()},
     "plain": {**SWITCHES["slab"], **SWITCHES["duplex"], "AMEM_POOL_SAVE": "dense"},
 }
