@@ -49,7 +49,6 @@ std::vector<Creation::Item> Creation::next(const Takes& takes) {
 void Creation::put_back(const Item& item) {
   const auto queue = std::find_if(queues_.begin(), queues_.end(),
                                   [&](const Queue& q) { return q.keeper == item.keeper; });
-  if (queue == queues_.end()) return;
   queue->items.push_front(item);
   ++left_;
 }

@@ -48,7 +48,8 @@ class Creation {
   /// Empty: nothing is left, or nothing of it can come. The keepers take turns, so that all of them
   /// work.
   std::vector<Item> next(const Takes& takes);
-  /// It could not be created now, and comes again, before others of its keeper.
+  /// It could not be created now, and comes again, before others of its keeper. REQUIRES: next()
+  /// has returned it.
   void put_back(const Item& item);
   bool done() const { return left_ == 0; }
 
