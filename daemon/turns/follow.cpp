@@ -284,9 +284,8 @@ std::vector<std::pair<GroupId, FirstTurn>> first_turns(const StageView& view,
 }
 
 FirstTurn after_first_turn(const TurnRules& rules, const GroupView& group) {
-  const bool leases = rules.policy == TurnPolicy::kLease && (group.leased || group.lease_wanted);
-  return rules.policy == TurnPolicy::kLease && !leases ? FirstTurn::kEndedUnasked
-                                                       : FirstTurn::kOver;
+  const bool asks = group.leased || group.lease_wanted;
+  return rules.policy == TurnPolicy::kLease && !asks ? FirstTurn::kEndedUnasked : FirstTurn::kOver;
 }
 
 void switched(const StageView& view, StageMemory& memory, const Status& status, Time now) {
