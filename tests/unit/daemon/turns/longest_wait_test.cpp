@@ -61,6 +61,12 @@ TEST(LongestWaitTest, WhoFitsBesideAllWaitsForNobodysTurn) {
   EXPECT_TRUE(check_longest_waits(lease({}), some_stage(), terms).ok());
 }
 
+TEST(LongestWaitTest, OneThatWouldFitTwiceFitsBesideNoOther) {
+  auto terms = three(s(1));
+  terms[1].needs[some_device(1)] = 30 * kGiB;
+  EXPECT_EQ(worst_wait(lease(s(60)), some_stage(), terms, 0).in_switches, s(4 * 3));
+}
+
 TEST(LongestWaitTest, IsPromisedIfItIsLongEnough) {
   EXPECT_TRUE(check_longest_waits(lease(s(60)), some_stage(), three(s(132))).ok());
   const Status status = check_longest_waits(lease(s(60)), some_stage(), three(s(131)));

@@ -100,6 +100,19 @@ TEST_F(SpaceTest, WhoWaitsIsToldWhy) {
   turns_->switch_failed(2, {}, at(11));
 }
 
+TEST_F(SpaceTest, WhoseGraceIsJustOverIsToldWhoComesBefore) {
+  add(some_terms("a", 30), true);
+  add(some_terms("large", 70));
+  add(some_terms("small", 30));
+  turns_->wants("a", at(1));  // works on
+  turns_->wants("large", at(2));
+  turns_->wants("small", at(3));
+  EXPECT_TRUE(turns_->look(at(3.9)).ok());
+  EXPECT_EQ(turns_->why("small").kind, Kind::kGrace);
+  EXPECT_TRUE(turns_->look(at(4)).ok());
+  EXPECT_EQ(turns_->why("small").kind, Kind::kBefore);
+}
+
 TEST_F(SpaceTest, WhatFailedIsCountedAndItsReasonIsKept) {
   add(some_terms("a"), true);
   add(some_terms("b"));
@@ -168,6 +181,35 @@ TEST_F(SpaceTest, AFirstTurnWithoutARankEndsByItsLimit) {
   turns_->find("hers")->waiting = true;
   EXPECT_TRUE(lapses(662)) << "a call of its first rank waits";
   EXPECT_TRUE(turns_->waits("hers"));
+}
+
+TEST_F(SpaceTest, AFirstTurnThatEndsWithoutALeaseEndsUnasked) {
+  const TurnRules leases = some_rules(TurnPolicy::kLease);
+  GroupView group;
+  EXPECT_EQ(after_first_turn(leases, group), FirstTurn::kEndedUnasked);
+  EXPECT_EQ(after_first_turn(some_rules(TurnPolicy::kDemand), group), FirstTurn::kOver);
+  group.lease_wanted = true;
+  EXPECT_EQ(after_first_turn(leases, group), FirstTurn::kOver);
+  group.lease_wanted = false;
+  group.leased = true;
+  EXPECT_EQ(after_first_turn(leases, group), FirstTurn::kOver);
+}
+
+TEST_F(SpaceTest, APromiseIsLookedAtAgainWhenAFirstTurnIsDue) {
+  TurnRules rules = some_rules(TurnPolicy::kDemand);
+  rules.max_hold = s(10);
+  make(rules);
+  TurnTerms a = some_terms("a", 30);
+  a.longest_wait = s(2);
+  add(a);
+  add(some_terms("b", 30));
+  turns_->find("b")->first_turn = FirstTurn::kLapsed;
+  EXPECT_TRUE(turns_->look(at(1)).ok()) << "it fits beside a";
+  turns_->find("b")->first_turn = FirstTurn::kDue;
+  const Status status = turns_->look(at(2));
+  EXPECT_NE(status.text().find("group 'a' has a longest wait of 2s, and may have to wait for"),
+            std::string::npos)
+      << "in its first turn it is alone: " << status.text();
 }
 
 TEST_F(SpaceTest, WhatAnOwnerHasSetMovesTheOwnersGroupsOnly) {

@@ -501,6 +501,17 @@ TEST_F(DemandTest, AFailedResumeIsTriedAgainLaterAndLater) {
   expect(now + 5, {"a"}, {"b"});
 }
 
+TEST_F(DemandTest, AFailureAfterASwitchThatSucceededIsTheFirst) {
+  add_three();
+  bring_in("a", 1);
+  turns_->wants("b", at(2));
+  const auto next = turns_->decide(at(7));
+  ASSERT_TRUE(next);
+  turns_->switch_failed(next->number, {"a"}, at(7));
+  expect_nothing(7.9);
+  expect(8, {"a"}, {"b"});
+}
+
 TEST_F(DemandTest, WhatWasDecidedByOldFiguresIsNotWaitedFor) {
   for (const char* name : {"a", "b"}) add(some_terms(name, 30));
   bring_in("a", 1);
