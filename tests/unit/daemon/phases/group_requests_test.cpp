@@ -55,6 +55,25 @@ TEST_F(GroupTest, RanksThatJoinWhilePausedTakePartInTheResume) {
   EXPECT_EQ(find<action::Load>()->ranks, (std::vector<RankId>{1, 2, 3}));
 }
 
+TEST_F(GroupTest, OneThatJoinedWhilePausedIsMissedInTheNextPause) {
+  to_paused();
+  group.join(3, "rank 2 (pid 33)");
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  group.admitted(kOk, now);
+  group.created(kOk, now);
+  for (const RankPhase phase : {RankPhase::kMap, RankPhase::kLoad, RankPhase::kOpen})
+    for (const RankId rank : {1U, 2U, 3U}) done(rank, phase);
+  ASSERT_EQ(group.state(), GroupState::kRunning);
+  ASSERT_TRUE(group.start(Operation::kPause, {}, now).ok());
+  for (const RankId rank : {1U, 2U, 3U}) quiet(rank);
+  group.save_sent(kOk, {}, now);
+  for (const RankId rank : {1U, 2U, 3U}) done(rank, RankPhase::kRelease);
+  group.dropped("", now);
+  ASSERT_EQ(group.state(), GroupState::kPaused);
+  group.leave(3, false, now);
+  EXPECT_EQ(group.lost(), "lost rank 2 (pid 33) while it was paused");
+}
+
 // ---- from inside --------------------------------------------------------------------------------
 
 TEST_F(GroupTest, RequestsStartWhenAllHaveAsked) {

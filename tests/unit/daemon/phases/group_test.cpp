@@ -243,6 +243,15 @@ TEST_F(GroupTest, AnAnswerOfAnotherAttemptCountsForNothing) {
   EXPECT_EQ(group.phase(), Phase::kRelease);
 }
 
+TEST_F(GroupTest, AnAnswerOfAnotherPhaseCountsForNothing) {
+  to_save();
+  for (const RankPhase other : {RankPhase::kQuiet, RankPhase::kRelease, RankPhase::kOpen})
+    done(1, other);
+  EXPECT_EQ(group.phase(), Phase::kSave);
+  done(1, RankPhase::kSave);
+  EXPECT_EQ(group.phase(), Phase::kRelease);
+}
+
 TEST_F(GroupTest, AFailedSaveCallsThePauseOff) {
   to_save();
   done(1, RankPhase::kSave, {Code::kInternal, "copy: CUDA_ERROR_UNKNOWN"});
