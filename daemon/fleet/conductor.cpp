@@ -195,12 +195,10 @@ void Conductor::tell_to_go_on(std::size_t node, Side side) {
 void Conductor::give_up(const Status& why) {
   if (!given_up_.ok()) return;
   given_up_ = why;
-  // What is decided is decided: it waits for whoever has been told to answer.
-  const std::optional<std::size_t> own = leader();
+  // What is decided is decided: the leader, who is told last, waits for whoever has been to answer.
   const auto waits = [&](std::size_t node) {
-    return own == node && std::any_of(barriers_.begin(), barriers_.end(), [&](const Barrier& b) {
-             return b.committed && !b.told.contains(node);
-           });
+    return std::any_of(barriers_.begin(), barriers_.end(),
+                       [&](const Barrier& b) { return b.committed && !b.told.contains(node); });
   };
   for (std::size_t node = 0; node < nodes_.size(); ++node)
     if (!waits(node)) send_give_up(node);
