@@ -201,7 +201,7 @@ void Stages::step(Stage& stage) {
     for (const auto& [id, first_turn] : changes) set_first_turn(node_.groups.at(id), first_turn);
     view.emplace(view_of(stage));
   }
-  account_time(stage, *view);
+  account_time(stage, *view, now);
   if (moving(*view, stage.memory))
     stage.unseen = now;
   else if (stage.unseen)

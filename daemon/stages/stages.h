@@ -162,7 +162,7 @@ class Stages {
   void carry_out(Stage& stage, const Switch& what);
   Parts tags_of(const Switch& what) const;
   void switch_ended(Stage& stage, const Status& status);
-  void account_time(Stage& stage, const StageView& view);
+  void account_time(Stage& stage, const StageView& view, Time now);
   void wake(Stage& stage, Time at);
   /// Once a second from now on, while there is a group in a stage.
   void poll();

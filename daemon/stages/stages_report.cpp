@@ -9,7 +9,7 @@
 namespace amem {
 namespace {
 
-std::uint64_t ms(Duration duration) { return to_us(std::max(duration, Duration{})) / 1000; }
+std::uint64_t ms(Duration duration) { return to_us(duration) / 1000; }
 
 /// As TurnInfo::turn.
 std::string turn_of(const StageMemory& memory, const GroupView& group) {
@@ -34,11 +34,11 @@ std::string turn_of(const StageMemory& memory, const GroupView& group) {
 }  // namespace
 
 void Stages::account_time() {
-  for (auto& [name, stage] : stages_) account_time(stage, view_of(stage));
+  const Time now = Clock::now();
+  for (auto& [name, stage] : stages_) account_time(stage, view_of(stage), now);
 }
 
-void Stages::account_time(Stage& stage, const StageView& view) {
-  const Time now = Clock::now();
+void Stages::account_time(Stage& stage, const StageView& view, Time now) {
   const Duration passed = now - stage.accounted.value_or(now);
   stage.accounted = now;
   for (const GroupView& group : view.groups) {
@@ -88,7 +88,7 @@ void Stages::report(const Caller& caller, Stage& stage, v1::StageInfo& info) {
   const Time now = Clock::now();
   const StageView view = view_of(stage);
   tell(look(view, stage.memory, now));
-  account_time(stage, view);
+  account_time(stage, view, now);
   info.set_name(stage.name);
   info.set_policy(std::string(to_string(stage.rules.policy)));
   for (const StageDevice& device : stage.devices) {
