@@ -67,6 +67,7 @@ class BrokerFleetTest : public BrokerTest, private NodeLinks {
 
   std::optional<Fleet> fleet;
   std::map<std::string, std::vector<v1::FleetCommand>> told;
+  std::map<std::string, std::weak_ptr<NodeLink::Heard>> ways;  // what comes back from each
   std::shared_ptr<Participant> taken;
   std::vector<v1::FleetReport> answers;  // of it, to a leader that is not this node
 
@@ -74,7 +75,9 @@ class BrokerFleetTest : public BrokerTest, private NodeLinks {
   class Link final : public NodeLink {
    public:
     Link(BrokerFleetTest& test, std::string address, Heard heard)
-        : test_(test), address_(std::move(address)), heard_(std::make_shared<Heard>(heard)) {}
+        : test_(test), address_(std::move(address)), heard_(std::make_shared<Heard>(heard)) {
+      test_.ways[address_] = heard_;
+    }
     void send(v1::FleetCommand command) override {
       test_.told[address_].push_back(command);
       if (address_ != "here") return;
@@ -147,6 +150,26 @@ TEST_F(BrokerFleetTest, OnlyOperatorsLeadAndEachNodeOnce) {
   for (std::size_t i = 0; i <= kMaxNodes; ++i) many.add_nodes("n" + std::to_string(i));
   EXPECT_THAT(refused(many).text(), HasSubstr("at most " + std::to_string(kMaxNodes) + " nodes"));
   EXPECT_TRUE(told.empty());
+}
+
+TEST_F(BrokerFleetTest, AllOfAMessageIsReadAlsoAfterANodeThatIsLost) {
+  std::vector<std::string> nodes;
+  for (std::size_t node = 0; node <= kAllDirect; ++node)
+    nodes.push_back("n" + std::to_string(node));
+  const std::vector<std::size_t> rest = fan_out(nodes.size()).front().rest;
+  ASSERT_GE(rest.size(), 2U);
+  const auto watcher = lead(pause_of(nodes));
+  v1::FleetReports reports;
+  v1::FleetReport& lost = *reports.add_each();
+  lost.set_node(static_cast<std::uint32_t>(rest[0]));
+  lost.mutable_lost()->set_text("connection reset");
+  v1::FleetReport& goes_on = *reports.add_each();
+  goes_on.set_node(static_cast<std::uint32_t>(rest[1]));
+  goes_on.mutable_progress()->set_phase("save");
+  on_loop([&] { ways.at("n0").lock()->reports(reports); });
+  ASSERT_EQ(watcher->all().size(), 1U);
+  EXPECT_EQ(watcher->all()[0].node(), nodes[rest[1]]);
+  EXPECT_EQ(watcher->all()[0].phase(), "save");
 }
 
 TEST_F(BrokerFleetTest, WhatCannotBeTakenIsRefusedByItsReason) {

@@ -237,6 +237,29 @@ TEST_F(ParticipantTest, ALeaderThatHangsUpIsLost) {
   EXPECT_EQ(here.given_up.text(), "the leader n0 is lost");
 }
 
+TEST_F(ParticipantTest, WhatARankReportsTheLeaderIsToldInFull) {
+  begin();
+  CutReport report;
+  report.steps = 3;
+  report.captures = 2;
+  report.devices.push_back({DeviceUuid{}, true, 5, 4});
+  participant->reported("train", 7, report);
+  ASSERT_EQ(told.size(), 1U);
+  const v1::FleetRank& rank = told[0].rank();
+  EXPECT_EQ(rank.group(), "train");
+  EXPECT_EQ(rank.rank(), 7U);
+  EXPECT_FALSE(rank.gone());
+  EXPECT_EQ(rank.steps(), 3U);
+  EXPECT_EQ(rank.captures(), 2U);
+  ASSERT_EQ(rank.devices_size(), 1);
+  EXPECT_EQ(rank.devices(0).uuid(), std::string(16, '\0'));
+  EXPECT_TRUE(rank.devices(0).busy());
+  EXPECT_EQ(rank.devices(0).waiting(), 5U);
+  EXPECT_EQ(rank.devices(0).ready(), 4U);
+  participant->reported("train", 7, std::nullopt);
+  EXPECT_TRUE(told.back().rank().gone());
+}
+
 TEST_F(ParticipantTest, StepsAndTheCutAreTheGroups) {
   begin();
   v1::FleetCommand command;
