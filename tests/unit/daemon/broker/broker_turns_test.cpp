@@ -280,6 +280,51 @@ TEST_F(BrokerTurnsTest, AnOperatorsCommandWaitsForTheSwitchOfItsGroup) {
   EXPECT_FALSE(group("rollout").paused_by_stage());
 }
 
+class BrokerStageUsersTest : public BrokerTurnsTest {
+ protected:
+  void configure(Config& with) const override {
+    BrokerTurnsTest::configure(with);
+    with.stages[0].users = {1001, 1003};
+    with.stages[0].groups = {2001, 2003};
+    with.stages.push_back(with.stages[0]);
+    with.stages[1].name = "users";
+    with.stages[1].devices = {"1"};
+    with.stages[1].groups.clear();
+  }
+  /// Whether this owner's group may begin there.
+  Status may_begin(const Owner& owner, const std::vector<gid_t>& groups,
+                   const std::string& stage = "night", bool operates = false) {
+    return on_loop([&] {
+      Caller caller;
+      caller.account = broker->accounts().of(owner);
+      caller.groups = groups;
+      caller.operates = operates;
+      return broker->stages().may_begin(caller, "job", stage).status();
+    });
+  }
+};
+
+TEST_F(BrokerStageUsersTest, OnlyThoseThatItNamesMayJoin) {
+  const Status refused = may_begin({1002, ""}, {2002, 2004});
+  EXPECT_EQ(refused.code(), Code::kPermissionDenied);
+  EXPECT_EQ(refused.text(),
+            "stage 'night' is not for uid 1002. The settings stage.night.users and "
+            "stage.night.groups say whose groups it takes");
+  for (const uid_t user : {1001U, 1003U}) EXPECT_TRUE(may_begin({user, ""}, {2002}).ok()) << user;
+  for (const gid_t group : {2001U, 2003U})
+    EXPECT_TRUE(may_begin({1002, ""}, {2002, group}).ok()) << group;
+  EXPECT_TRUE(may_begin({1002, ""}, {}, "night", true).ok()) << "an operator starts it";
+}
+
+TEST_F(BrokerStageUsersTest, WhereItNamesUsersOnlyNoUnixGroupIsAmongThem) {
+  EXPECT_TRUE(may_begin({1001, ""}, {}, "users").ok());
+  EXPECT_EQ(may_begin({1002, ""}, {2001}, "users").code(), Code::kPermissionDenied);
+}
+
+TEST_F(BrokerStageUsersTest, WhoIsInACompartmentIsNobodyThatItNames) {
+  EXPECT_EQ(may_begin({1001, "pod"}, {2001}).code(), Code::kPermissionDenied);
+}
+
 class BrokerStartsTest : public BrokerTurnsTest {
  protected:
   /// A process asks to start group `name`.
