@@ -156,6 +156,17 @@ TEST(RecordLogTest, WhatTheOneBeforeHasReplacedTakesNoSpaceOfTheNext) {
   EXPECT_TRUE(next.value().promise(28 << 10).ok()) << "beside one row of 1000 bytes";
 }
 
+TEST(RecordLogTest, TheNextKnowsHowMuchOfItCounts) {
+  RecordLog log = make();
+  for (const std::size_t size : {10U, 1000U, 100U})
+    ASSERT_TRUE(log.put(1, std::string(size, 'r')).ok());
+  ASSERT_TRUE(log.put(2, "two").ok());
+  ASSERT_TRUE(log.erase(2).ok());
+  const Result<RecordLog> next = RecordLog::open(log.memory().duplicate());
+  ASSERT_TRUE(next.ok()) << next.status().text();
+  EXPECT_EQ(next.value().live(), RecordLog::bytes_of(100));
+}
+
 TEST(RecordLogTest, ItsSizeCannotChange) {
   const RecordLog log = make();
   EXPECT_NE(::ftruncate(log.memory().get(), 4096), 0);
