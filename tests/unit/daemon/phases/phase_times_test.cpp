@@ -191,6 +191,20 @@ TEST(CostMeterTest, ChargesWhatIsUnderWay) {
   EXPECT_EQ(again[0].broker, Duration::zero()) << "counted once";
 }
 
+TEST(CostMeterTest, ChargesTheGroupThatTheThreadWorksForNow) {
+  CostMeter meter;
+  for (const GroupId group : {2U, 1U, 3U}) {
+    meter.enter(group, Phase::kSave);
+    burn(milliseconds(5));
+  }
+  meter.enter(3, Phase::kNone);
+  for (const GroupId group : {1U, 2U, 3U}) {
+    std::vector<PhaseTime> times = {{Phase::kSave, {}}};
+    meter.take(group, times);
+    EXPECT_GE(times[0].broker, milliseconds(5)) << group;
+  }
+}
+
 TEST(CostMeterTest, ChargesTheLastOfTwoEntriesOfAPhase) {
   CostMeter meter;
   meter.enter(1, Phase::kSave);
