@@ -116,6 +116,25 @@ TEST_F(MakingTest, WhatIsLeftOutIsMissed) {
   expect_paused_and_usable();
 }
 
+TEST_F(MakingTest, AnAnswerOfAnotherAttemptCountsForNothing) {
+  two_paused();
+  r1.moods[kMake] = ScriptedRank::Mood::kLate;
+  const auto watcher = begin(Operation::kResume);
+  ASSERT_TRUE(eventually([&] { return r1.received[kMake] > 0; }));
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_made_tag;
+  message.body.made.number = 1;
+  for (const std::uint64_t epoch : {r1.epoch, r1.epoch + 100}) {
+    message.body.made.epoch = epoch;
+    r1.send(message);
+    settle();
+    EXPECT_FALSE(watcher->done()) << watcher->status().text();
+  }
+  r1.catch_up();
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  expect_whole();
+}
+
 /// For tests that wait for a deadline to pass.
 class ImpatientMakingTest : public MakingTest {
  protected:

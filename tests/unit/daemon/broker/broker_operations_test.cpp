@@ -416,6 +416,28 @@ TEST_F(BrokerTest, ABusyRankGetsItsPeerStepped) {
 
 // ---- from inside --------------------------------------------------------------------------------
 
+TEST_F(BrokerTest, WhatWaitsForOneGroupsRanksHoldsUpNoOtherGroup) {
+  constexpr pb_size_t kSave = amem_v1_SessionMessage_save_tag;
+  for (ScriptedRank* const rank : {&a, &b}) {
+    join(*rank, rank == &a ? "train" : "rollout");
+    ASSERT_NE(rank->create(gpu(0), 4 * kMiB, "cache"), 0U);
+    rank->moods[kSave] = Mood::kLate;
+    rank->request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"cache"});
+    ASSERT_TRUE(eventually([&] { return rank->received[kSave] == 1; }));
+  }
+  const auto first = begin(Operation::kPause, "train");
+  const auto second = begin(Operation::kPause, "rollout");
+  settle();
+  EXPECT_FALSE(second->done());
+  b.catch_up();
+  EXPECT_TRUE(complete(second).ok()) << second->status().text();
+  EXPECT_FALSE(first->done());
+  EXPECT_EQ(a.received[amem_v1_SessionMessage_quiesce_tag], 1)
+      << "its rank saves what it asked for";
+  a.catch_up();
+  EXPECT_TRUE(complete(first).ok()) << first->status().text();
+}
+
 TEST_F(BrokerTest, RanksPauseAndResumeFromInside) {
   two_sharing();
   for (const amem_v1_GroupOp op :

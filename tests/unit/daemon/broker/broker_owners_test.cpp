@@ -142,6 +142,37 @@ TEST_F(OwnersTest, MemoryIsNotOpenedAcrossOwners) {
   EXPECT_TRUE(reply.fds.empty());
 }
 
+class MeasuringOwnersTest : public OwnersTest {
+ protected:
+  void configure(Config& set) const override {
+    OwnersTest::configure(set);
+    ASSERT_TRUE(set.quotas.set(Resource::kDeviceBytes, "64MiB").ok());
+  }
+};
+
+/// What its policy alone keeps, no rank reaches part of the pool for.
+TEST_F(MeasuringOwnersTest, WhatIsMadeAnewMeanwhileIsDrawnForTheSave) {
+  constexpr pb_size_t kMeasure = amem_v1_SessionMessage_measure_tag;
+  join_as(kAlice, a, "one");
+  a.create(gpu(0), 12 * kMiB);
+  join_as(kCarol, c, "three");
+  c.create(gpu(1), 12 * kMiB);
+  a.die();
+  c.die();
+  ASSERT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+  join_as(kBob, b, "two");
+  b.habits.mask = 0;
+  b.habits.sparse_bytes = 4096;
+  b.create(gpu(0), 24 * kMiB, "cache", amem_v1_RegionPolicy_REGION_POLICY_DISCARD);
+  ASSERT_TRUE(set_policy("cache", v1::POLICY_KEEP, "two").ok());
+  b.moods[kMeasure] = Mood::kLate;
+  const auto watcher = begin(Operation::kPause, "two");
+  ASSERT_TRUE(eventually([&] { return b.received[kMeasure] == 1; }));
+  ASSERT_TRUE(eventually([&] { return status().pool().ready_bytes() == kPool; }));
+  b.catch_up();
+  EXPECT_TRUE(complete(watcher).ok()) << watcher->status().text();
+}
+
 /// What the pool's memory held for one owner, no other finds there.
 TEST_F(OwnersTest, ASegmentOfThePoolIsMadeAnewForAnother) {
   struct Keep {

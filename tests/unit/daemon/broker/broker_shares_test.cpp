@@ -109,6 +109,28 @@ TEST_F(BrokerSharesTest, TheNextBrokerKnowsThatItHasGivenUp) {
   EXPECT_FALSE(share().went_on);
 }
 
+/// The other nodes would have their gates shut meanwhile.
+TEST_F(BrokerSharesTest, WhatItsRanksCopyIsNotWaitedFor) {
+  two();
+  constexpr pb_size_t kSave = amem_v1_SessionMessage_save_tag;
+  ASSERT_NE(r2.create(gpu(1), 2 * kMiB, "cache"), 0U);
+  r2.moods[kSave] = Mood::kLate;
+  r2.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"cache"});
+  ASSERT_TRUE(eventually([&] { return r2.received[kSave] == 1; }));
+  watcher = std::make_shared<Watcher>();
+  others = std::make_shared<Others>([](const std::string&) {});
+  number = on_loop([&] {
+    return broker->start_operation(Caller{}, Operation::kPause, {"train"}, {}, watcher, others);
+  });
+  EXPECT_EQ(number, 0U);
+  ASSERT_TRUE(watcher->done());
+  EXPECT_EQ(watcher->status().code(), Code::kFailedPrecondition);
+  EXPECT_NE(watcher->status().text().find("Try again when that has ended"), std::string::npos)
+      << watcher->status().text();
+  r2.catch_up();
+  settle();
+}
+
 class BrokerWithdrawsTest : public BrokerSharesTest {
  protected:
   Duration patience() const override { return milliseconds(700); }

@@ -40,6 +40,17 @@ TEST_F(SwapTest, WhatCannotWorkIsRefusedBeforeThePause) {
   expect_states(kRunning, kRunning);
 }
 
+TEST_F(SwapTest, ItCountsAsAnOperationOfItsOwn) {
+  make_both(10 * kMiB, 10 * kMiB);
+  ASSERT_TRUE(swap("train", "rollout").ok());
+  ASSERT_TRUE(swap("rollout", "train").ok());
+  std::uint64_t swaps = 0;
+  const v1::NodeStatus is = status();
+  for (const v1::TimeHistogram& times : is.times())
+    if (times.operation() == "swap") swaps += times.count();
+  EXPECT_EQ(swaps, 2U);
+}
+
 // ---- what overlaps ------------------------------------------------------------------------------
 
 TEST_F(SwapTest, WithSpaceForBothOneLoadsWhileTheOtherSaves) {

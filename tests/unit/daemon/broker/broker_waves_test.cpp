@@ -186,6 +186,19 @@ TEST_F(WavesTest, WhatADeadRankSavedInEarlierWavesLeavesThePool) {
   EXPECT_TRUE(eventually([&] { return status().pool().used_bytes() == 0; }));
 }
 
+TEST_F(WavesTest, WhatIsFreedBetweenTwoWavesIsInNone) {
+  make_full();
+  auto watcher = swap_to_a_late_second_save();
+  a.free(train.kept.back());
+  train.kept.pop_back();
+  settle();
+  a.catch_up();
+  const Status swapped = complete(watcher);
+  ASSERT_TRUE(swapped.ok()) << swapped.text();
+  expect_intact(b, rollout);
+  expect_usable();
+}
+
 TEST_F(WavesTest, APauseAfterASwapGoesAtOnce) {
   make_full();
   ASSERT_TRUE(swap("train", "rollout").ok());
