@@ -18,7 +18,8 @@ Spare Spares::take(const MemoryKind& kind, AllocationId of) {
   const auto it = by_kind_.find(kind);
   if (it == by_kind_.end()) return {};
   auto taken = it->second.find(of);
-  if (taken == it->second.end()) taken = it->second.begin();
+  // Not that of the next allocation, which would take the one after it, and so on.
+  if (taken == it->second.end()) --taken;
   Spare spare = std::move(taken->second.spare);
   it->second.erase(taken);
   if (it->second.empty()) by_kind_.erase(it);

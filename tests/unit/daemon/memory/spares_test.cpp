@@ -54,6 +54,13 @@ TEST_F(SparesTest, CountsAndBytesAreOfWhatIsThere) {
   EXPECT_EQ(spares.bytes(some_device(1)), 5U);
 }
 
+TEST_F(SparesTest, OneWithoutItsOwnLeavesMostOthersTheirs) {
+  for (AllocationId id = 2; id <= 5; ++id) spares.put(kind(10), {memory(), id, 0});
+  for (const auto& [of, from] :
+       {std::pair<AllocationId, AllocationId>{1, 5}, {2, 2}, {3, 3}, {4, 4}})
+    EXPECT_EQ(spares.take(kind(10), of).from, from);
+}
+
 TEST_F(SparesTest, WhatIsMoreThanWantedIsTakenOut) {
   for (int i = 0; i < 3; ++i) spares.put(kind(10), spare());
   spares.put(kind(7), spare());
