@@ -26,7 +26,7 @@ TESTS = {
     "form-xor": ("comeback", "frees", "paused_memory", "swap", "waves"),
     "place": ("comeback", "deep", "swap", "unchanged", "waves"),
     "phase": ("comeback", "inside", "swap", "waves"),
-    "spares": ("comeback", "cycle", "deep", "deep_ends", "deep_proof", "deep_states", "exit", "fork", "graphs", "guests", "heap", "inside", "ipc", "local",
+    "spares": ("comeback", "cycle", "deep", "deep_ends", "deep_proof", "deep_states", "fork", "graphs", "guests", "heap", "inside", "ipc", "local",
                "loop", "slabs", "swap", "unchanged", "unmap_ahead", "waves"),
     "without": ("cycle", "frees", "inside", "loop", "scopes", "traces"),
     "plain": ("cycle", "inside", "loop", "traces"),

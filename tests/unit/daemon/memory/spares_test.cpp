@@ -35,6 +35,8 @@ class SparesTest : public ::testing::Test {
 TEST_F(SparesTest, WhatDiffersInAnythingIsOfAnotherKind) {
   spares.put(kind(10), spare());
   EXPECT_EQ(spares.take({bob.get(), some_device(0), 10, false}, 1).fd, nullptr);
+  const auto in_a_pod = accounts.of({1, "/kubepods/a"});
+  EXPECT_EQ(spares.take({in_a_pod.get(), some_device(0), 10, false}, 1).fd, nullptr);
   EXPECT_EQ(spares.take({alice.get(), some_device(1), 10, false}, 1).fd, nullptr);
   EXPECT_EQ(spares.take({alice.get(), some_device(0), 11, false}, 1).fd, nullptr);
   EXPECT_EQ(spares.take({alice.get(), some_device(0), 10, true}, 1).fd, nullptr);
