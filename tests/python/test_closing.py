@@ -78,12 +78,12 @@ def test_a_call_that_is_beginning(fake: FakeBroker, tmp_path: pathlib.Path, monk
 def test_a_coroutine_that_is_beginning(fake: FakeBroker, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     async def steps(broker: amem.aio.Broker) -> None:
         await broker.groups()  # it has a channel
-        assert broker._channel is not None
-        closing = broker._channel.close()
+        assert broker._transport.channel is not None
+        closing = broker._transport.channel.close()
 
         def close() -> None:
             """As close() of another task, which has come as far as the channel."""
-            broker._target.connection.closed = True
+            broker._transport.target.connection.closed = True
             with pytest.raises(StopIteration):
                 closing.send(None)
 
@@ -144,7 +144,7 @@ def test_a_failure_that_was_there_before_close(fake: FakeBroker, tmp_path: pathl
         while operation._stream is None:
             await asyncio.sleep(0)
         await operation._stream.code()
-        broker._target.connection.closed = True
+        broker._transport.target.connection.closed = True
         with pytest.raises(amem.OperationCancelledError, match=CONTINUES):
             await read
 

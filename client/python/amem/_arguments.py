@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, Union
 
 from amem.errors import InvalidArgumentError
 
 if TYPE_CHECKING:  # a rank that names its choices by text need not load the messages
-    from amem.messages import Form, GuestPolicy, MetricsFormat, Policy
+    from amem.messages import Form, GuestPolicy, MetricsFormat, Policy, Progress
 
 Tags = Union[str, Iterable[str], None]
 """One tag, several tags (at most 64), or None for all memory."""
@@ -32,6 +32,9 @@ FormChoice = Union["Form", Literal["auto", "dense", "sparse"]]
 
 FormatChoice = Union["MetricsFormat", Literal["openmetrics", "prometheus"]]
 """The format of the metrics."""
+
+OnProgress = Callable[["Progress"], object]
+"""A function that is called for each step of an operation."""
 
 MAX_TAGS = 64  # broker.proto: PauseRequest.tags
 _LONGEST_MS = (1 << 32) - 1

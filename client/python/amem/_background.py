@@ -6,14 +6,12 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
-from amem._arguments import Groups, Guests, Tags, group_list, guest_policy, milliseconds, optional_tags, selection
+from amem._arguments import Groups, Guests, OnProgress, Tags, group_list, guest_policy, milliseconds, optional_tags, selection
 from amem._launcher import swap
 from amem._rank import pause, resume
 
-if TYPE_CHECKING:
-    from amem.broker import OnProgress
 
 _Job = tuple["Future[None]", Callable[[], Any]]
 

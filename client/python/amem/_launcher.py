@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amem import _endpoint, _later
-from amem._arguments import Groups, Guests, Scope, Tags, group_name, scope_name
+from amem._arguments import Groups, Guests, OnProgress, Scope, Tags, group_name, scope_name
 from amem.errors import InvalidArgumentError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
-    from amem.broker import Broker, OnProgress
+    from amem.broker import Broker
 
 _logger = logging.getLogger("amem")
 

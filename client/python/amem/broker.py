@@ -8,20 +8,20 @@
             print(progress.group, progress.phase)
 
 cluster.py has the same calls for groups that span several nodes.
+
+client/python/write_blocking.py makes this file of amem/aio/_broker.py.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
-from typing import Any, overload
+from typing import overload
 
-import grpc
-
-from amem import _requests, _wire
-from amem._arguments import FormatChoice, FormChoice, Groups, Guests, PolicyChoice, Several, Tags
+from amem import _requests
+from amem._arguments import FormatChoice, FormChoice, Groups, Guests, OnProgress, PolicyChoice, Several, Tags
 from amem._connection import target
-from amem._connection.calls import Course, Ending, Operation, Watch
-from amem._requests import Answer, Command, Question
+from amem._connection.calls import Operation, Watch
+from amem._connection.transport import Transport
+from amem._requests import Command
 from amem.messages import (
     AllocationInfo, Event, Form, GroupInfo, GroupState, GuestPolicy, MetricsFormat, NodeStatus, OwnerQuotas, PastOperation, Policy,
     Progress, RankInfo, StageInfo)
@@ -29,7 +29,6 @@ from amem.messages import (
 __all__ = ["AllocationInfo", "Broker", "Event", "Form", "GroupInfo", "GroupState", "GuestPolicy", "MetricsFormat", "NodeStatus",
            "Operation", "OwnerQuotas", "PastOperation", "Policy", "Progress", "RankInfo", "StageInfo", "Watch"]
 
-OnProgress = Callable[[Progress], object]
 
 class Broker:
     """A connection to amemd's control socket. The first call connects, and a call after a lost connection connects again.
@@ -44,8 +43,8 @@ class Broker:
         socket: The path of the control socket. Empty for another node's broker.
     """
 
-    def __init__(self, runtime_dir: str | None = None, *, socket: str | None = None,
-                 address: str | None = None, tls: str | None = None, query_timeout: float = 5.0) -> None:
+    def __init__(self, runtime_dir: str | None = None, *, socket: str | None = None, address: str | None = None,
+                 tls: str | None = None, query_timeout: float = 5.0) -> None:
         """Chooses the broker. It does not connect yet.
 
         Args:
@@ -58,20 +57,15 @@ class Broker:
         Raises:
             InvalidArgumentError: The arguments do not name a broker, or its certificates cannot be read.
         """
-        self._query_timeout = query_timeout
-        self._target = found = target.find(runtime_dir, socket, address, tls)
-        self.socket = found.socket
-        self._channel = (grpc.insecure_channel(found.name, options=target.OPTIONS) if found.credentials is None
-                         else grpc.secure_channel(found.name, found.credentials, options=target.OPTIONS))
-        self._calls = _wire.Calls(self._channel)
+        self._transport = Transport(target.find(runtime_dir, socket, address, tls), query_timeout)
+        self.socket = self._transport.target.socket
 
     def close(self) -> None:
         """Closes the connection. Running calls and later calls raise OperationCancelledError.
 
         Operations continue in the broker.
         """
-        self._target.connection.closed = True
-        self._channel.close()
+        self._transport.close()
 
     def __enter__(self) -> Broker:
         return self
@@ -87,7 +81,7 @@ class Broker:
         Returns:
             The node: version, devices, pool and groups.
         """
-        return self._ask(_requests.status())
+        return self._transport.ask(_requests.status())
 
     def groups(self) -> list[GroupInfo]:
         """Asks for the groups that the caller may see.
@@ -95,7 +89,7 @@ class Broker:
         Returns:
             The groups: for each its state, its memory by device and tag in bytes, and its policies.
         """
-        return self._ask(_requests.groups())
+        return self._transport.ask(_requests.groups())
 
     def quotas(self) -> list[OwnerQuotas]:
         """Asks for the quotas of each owner and for how much of them the owner uses.
@@ -103,7 +97,7 @@ class Broker:
         Returns:
             The owners that the caller may see. An operator sees all.
         """
-        return self._ask(_requests.quotas())
+        return self._transport.ask(_requests.quotas())
 
     def metrics(self, format: FormatChoice = "openmetrics") -> str:
         """Asks for the broker's metrics about the groups that the caller may see. docs/metrics.md lists the metrics.
@@ -117,7 +111,7 @@ class Broker:
         Raises:
             InvalidArgumentError: The format is not valid.
         """
-        return self._ask(_requests.metrics(format))
+        return self._transport.ask(_requests.metrics(format))
 
     def history(self, group: str = "", *, transaction: int = 0, most: int = 0, spans: bool = False) -> list[PastOperation]:
         """Asks for the last pauses and resumes of the groups that the caller may see, and how they ended.
@@ -135,7 +129,7 @@ class Broker:
             NotFoundError: The group does not exist, and the broker remembers no operation of it.
             InvalidArgumentError: A number is below 0.
         """
-        return self._ask(_requests.history(group, transaction, most, spans))
+        return self._transport.ask(_requests.history(group, transaction, most, spans))
 
     def upgrade(self) -> tuple[str, str]:
         """Replaces the running amemd by the installed one.
@@ -150,7 +144,7 @@ class Broker:
                 amemd does not support the present configuration.
             AbortedError: An operation is running.
         """
-        return self._ask(_requests.upgrade())
+        return self._transport.ask(_requests.upgrade())
 
     def ranks(self, group: str = "") -> list[RankInfo]:
         """Asks for the ranks of one group, or of all that the caller may see.
@@ -164,7 +158,7 @@ class Broker:
         Raises:
             NotFoundError: The group does not exist.
         """
-        return self._ask(_requests.ranks(group))
+        return self._transport.ask(_requests.ranks(group))
 
     def allocations(self, group: str = "", tag: str | None = None) -> list[AllocationInfo]:
         """Asks for single allocations.
@@ -179,7 +173,7 @@ class Broker:
         Raises:
             NotFoundError: The group does not exist.
         """
-        return self._ask(_requests.allocations(group, tag))
+        return self._transport.ask(_requests.allocations(group, tag))
 
     def set_policy(self, group: str, tag: str, policy: PolicyChoice | None = None, *,
                    save: FormChoice | None = None, force: bool = False) -> None:
@@ -200,7 +194,7 @@ class Broker:
             FailedPreconditionError: The group is not running, or some memory with the tag is paused.
             ResourceExhaustedError: The group already has the largest number of tags with a policy.
         """
-        self._ask(_requests.set_policy(group, tag, policy, save, force))
+        self._transport.ask(_requests.set_policy(group, tag, policy, save, force))
 
     def turns(self, stage: str = "") -> list[StageInfo]:
         """Asks for the stages of the node and for the groups that take turns there (docs/turns.md).
@@ -214,7 +208,7 @@ class Broker:
         Raises:
             NotFoundError: There is no such stage.
         """
-        return self._ask(_requests.turns(stage))
+        return self._transport.ask(_requests.turns(stage))
 
     def lease(self, group: str, timeout: float | None = None) -> float:
         """Asks for a group's turn in a stage with the policy lease, and waits for it. amem.turn() does this in a rank.
@@ -234,7 +228,7 @@ class Broker:
             AbortedError: The group has ended.
             NotFoundError: The group does not exist.
         """
-        return self._ask(_requests.lease(group, timeout))
+        return self._transport.ask(_requests.lease(group, timeout))
 
     def end_lease(self, group: str) -> None:
         """Ends a group's turn in a stage with the policy lease. Has no effect if the group has none.
@@ -246,7 +240,7 @@ class Broker:
             FailedPreconditionError: The group is in no stage, or its stage has another policy.
             NotFoundError: The group does not exist.
         """
-        self._ask(_requests.end_lease(group))
+        self._transport.ask(_requests.end_lease(group))
 
     def set_turn(self, group: str, *, stage: str | None = None, weight: int | None = None, priority: int | None = None,
                  longest_wait: float | None = None, leave_first: Tags = None, return_order: Tags = None) -> None:
@@ -266,22 +260,21 @@ class Broker:
             FailedPreconditionError: amemd could not promise this longest wait, or those of other groups.
             NotFoundError: There is no such group or stage.
         """
-        self._ask(_requests.set_turn(group, stage, weight, priority, longest_wait, leave_first, return_order))
+        self._transport.ask(_requests.set_turn(group, stage, weight, priority, longest_wait, leave_first, return_order))
 
     # ---- operations ----
     @overload
-    def pause(self, group: str, tags: Tags = None, timeout: float | None = None,
-              on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: Guests | None = None, deep: bool = False, force: bool = False) -> Progress: ...
+    def pause(self, group: str, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
+              except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None,
+              deep: bool = False, force: bool = False) -> Progress: ...
     @overload
-    def pause(self, group: Several, tags: Tags = None, timeout: float | None = None,
-              on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: Guests | None = None, deep: bool = False, force: bool = False) -> list[Progress]: ...
-    def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None,
-              on_progress: OnProgress | None = None, *, except_tags: Tags = None,
-              discard: Tags = None, guests: Guests | None = None, deep: bool = False,
-              force: bool = False) -> Progress | list[Progress]:
-        """Pauses a group from outside: its ranks need not call anything. Blocks until the group is paused.
+    def pause(self, group: Several, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
+              except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None,
+              deep: bool = False, force: bool = False) -> list[Progress]: ...
+    def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
+              except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None,
+              deep: bool = False, force: bool = False) -> Progress | list[Progress]:
+        """Pauses a group from outside: its ranks need not call anything. Returns when the group is paused.
 
         Several groups pause as one operation, all or none. If one group fails before the first of them has freed memory, all
         run on, and the error names each group.
@@ -319,14 +312,14 @@ class Broker:
         return last[0] if isinstance(group, str) else command.ordered(last)
 
     @overload
-    def resume(self, group: str, tags: Tags = None, timeout: float | None = None,
-               on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> Progress: ...
+    def resume(self, group: str, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
+               except_tags: Tags = None) -> Progress: ...
     @overload
-    def resume(self, group: Several, tags: Tags = None, timeout: float | None = None,
-               on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> list[Progress]: ...
-    def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None,
-               on_progress: OnProgress | None = None, *, except_tags: Tags = None) -> Progress | list[Progress]:
-        """Resumes a paused group: restores its memory at the same addresses. Blocks until the group runs.
+    def resume(self, group: Several, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
+               except_tags: Tags = None) -> list[Progress]: ...
+    def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
+               except_tags: Tags = None) -> Progress | list[Progress]:
+        """Resumes a paused group: restores its memory at the same addresses. Returns when the group runs.
 
         Of several groups, none runs before all of them have their memory. After an error, the group is as before and its
         bytes are safe. There are two exceptions: after OperationCancelledError the operation continues, and after a failure
@@ -354,10 +347,10 @@ class Broker:
         last = self._operate(command).result(on_progress)
         return last[0] if isinstance(group, str) else command.ordered(last)
 
-    def swap(self, out: Groups, into: Groups, timeout: float | None = None,
-             on_progress: OnProgress | None = None, *, discard: Tags = None,
-             guests: Guests | None = None, deep: bool = False, force: bool = False) -> tuple[Progress, ...]:
-        """Pauses `out` and resumes `into`, at the same time as far as memory allows. Blocks until both are done.
+    def swap(self, out: Groups, into: Groups, timeout: float | None = None, on_progress: OnProgress | None = None, *,
+             discard: Tags = None, guests: Guests | None = None, deep: bool = False,
+             force: bool = False) -> tuple[Progress, ...]:
+        """Pauses `out` and resumes `into`, at the same time as far as memory allows. Returns when both are done.
 
         If the pause fails, `into` stays paused. If the resume fails, all groups are paused and their bytes are safe.
 
@@ -400,8 +393,7 @@ class Broker:
         """
         return self._operate(_requests.pause(group, tags, timeout, except_tags, discard, guests, deep, force))
 
-    def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
-                 except_tags: Tags = None) -> Operation:
+    def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Operation:
         """Starts resume() and does not wait.
 
         Args:
@@ -445,36 +437,7 @@ class Broker:
         Raises:
             DeadlineExceededError: The watch was not in effect within `query_timeout` seconds.
         """
-        fields = _requests.watch(group)
-        self._target.connection.check()
-        return Watch(self._begin("Watch", fields), self._target.connection, self._query_timeout)
-
-    # ---- how ----
-    def _begin(self, name: str, fields: dict[str, Any], timeout: float | None = None) -> Any:
-        with Ending(self._target.connection, None):
-            return self._calls(name, fields, timeout=timeout, wait_for_ready=self._target.waits)
-
-    def _ask(self, question: Question[Answer]) -> Answer:
-        # A second try, because gRPC may notice by the first that its connection is to a broker that is gone, and asking
-        # or setting twice does no harm.
-        for last in (False, True):
-            limit = question.limit(self._query_timeout)
-            with Ending(self._target.connection, limit):
-                self._target.connection.check()
-                try:
-                    answer = self._calls(question.name, question.fields, timeout=limit,
-                                         wait_for_ready=self._target.waits)
-                    return question.read(list(answer) if question.name in _wire.STREAMS else answer)
-                except grpc.RpcError as failure:
-                    if last or failure.code() != grpc.StatusCode.UNAVAILABLE:
-                        raise
-        raise AssertionError
+        return self._transport.watch(_requests.watch(group))
 
     def _operate(self, command: Command) -> Operation:
-        # Its own deadline is long: it would wait as long for a broker that ends before it is connected. A question does not.
-        if self._target.waits:
-            self._ask(_requests.groups())
-        else:
-            self._target.connection.check()
-        stream = self._begin(command.name, command.fields, command.wait)
-        return Operation(stream, Course(command.count, self._target.connection, command.wait))
+        return self._transport.operate(command)

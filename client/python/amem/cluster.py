@@ -6,18 +6,20 @@
             print(node, answer.error or answer.value)
 
 The broker of this node leads, or the broker at `address`.
+
+client/python/write_blocking.py makes this file of amem/aio/_cluster.py.
 """
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from amem._arguments import Groups, Guests, Tags
+from amem._arguments import Groups, Guests, OnProgress, Tags
 from amem._connection.calls import Operation
+from amem._connection.transport import of_each
 from amem._nodes import MOST_AT_ONCE, NodeAnswer, broker_at, node_list
 from amem._requests import Answer, Command
-from amem.broker import Broker, OnProgress
+from amem.broker import Broker
 from amem.errors import Error
 from amem.messages import GroupInfo, NodeStatus, Progress, RankInfo
 
@@ -99,8 +101,8 @@ class Cluster:
         return self._of_each(lambda broker: broker.ranks(group))
 
     # ---- operations ----
-    def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None,
-              *, except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None,
+    def pause(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
+              except_tags: Tags = None, discard: Tags = None, guests: Guests | None = None,
               force: bool = False) -> list[Progress]:
         """Pauses one or more groups on all nodes.
 
@@ -124,8 +126,8 @@ class Cluster:
         operation = self.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests, force=force)
         return operation.result(on_progress)
 
-    def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None,
-               *, except_tags: Tags = None) -> list[Progress]:
+    def resume(self, group: Groups, tags: Tags = None, timeout: float | None = None, on_progress: OnProgress | None = None, *,
+               except_tags: Tags = None) -> list[Progress]:
         """Resumes one or more groups on all nodes. No rank of any node runs before all of them have their memory.
 
         Args:
@@ -184,8 +186,7 @@ class Cluster:
         """
         return self._leader.pausing(group, tags, timeout, except_tags=except_tags, discard=discard, guests=guests, force=force)
 
-    def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *,
-                 except_tags: Tags = None) -> Operation:
+    def resuming(self, group: Groups, tags: Tags = None, timeout: float | None = None, *, except_tags: Tags = None) -> Operation:
         """Starts resume() and does not wait.
 
         Args:
@@ -217,6 +218,8 @@ class Cluster:
         return self._leader.swapping(out, into, timeout, discard=discard, guests=guests, force=force)
 
     def _of_each(self, ask: Callable[[Broker], Answer]) -> dict[str, NodeAnswer[Answer]]:
+        self._leader.check_open()
+
         def of(node: str) -> NodeAnswer[Answer]:
             try:
                 with Broker(**broker_at(node, self._tls)) as broker:
@@ -224,9 +227,7 @@ class Cluster:
             except Error as error:
                 return NodeAnswer(error=error)
 
-        self._leader.check_open()
-        with concurrent.futures.ThreadPoolExecutor(min(MOST_AT_ONCE, len(self.nodes))) as pool:
-            return dict(zip(self.nodes, pool.map(of, self.nodes)))
+        return dict(zip(self.nodes, of_each(of, self.nodes, MOST_AT_ONCE)))
 
 
 class _Leader(Broker):
@@ -238,7 +239,7 @@ class _Leader(Broker):
         self._nodes = nodes
 
     def check_open(self) -> None:
-        self._target.connection.check_open()
+        self._transport.target.connection.check_open()
 
     def _operate(self, command: Command) -> Operation:
         return super()._operate(command.on(self._nodes))

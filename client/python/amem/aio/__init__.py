@@ -18,14 +18,15 @@ from amem import _later
 from amem.aio._rank import pause, resume
 
 if TYPE_CHECKING:
-    from amem.aio._broker import Broker, swap
+    from amem.aio._broker import Broker
     from amem.aio._calls import Operation, Watch
     from amem.aio._cluster import Cluster
+    from amem.aio._swap import swap
 
 __all__ = ["Broker", "Cluster", "Operation", "Watch", "pause", "resume", "swap"]
 
 _LATER = {"Broker": "amem.aio._broker", "Cluster": "amem.aio._cluster", "Operation": "amem.aio._calls", "Watch": "amem.aio._calls",
-          "swap": "amem.aio._broker"}
+          "swap": "amem.aio._swap"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,21 +1,24 @@
-"""Broker: amem.Broker's calls as coroutines, over grpc.aio."""
+"""Broker: amem.Broker's calls as coroutines, over grpc.aio.
+
+client/python/write_blocking.py makes amem/broker.py of this file: the same calls, which block.
+"""
 from __future__ import annotations
 
-import weakref
 from types import TracebackType
-from typing import Any, overload
+from typing import overload
 
-import grpc
-import grpc.aio
-
-from amem import _requests, _wire
-from amem._arguments import FormatChoice, FormChoice, Groups, Guests, PolicyChoice, Several, Tags
+from amem import _requests
+from amem._arguments import FormatChoice, FormChoice, Groups, Guests, OnProgress, PolicyChoice, Several, Tags
 from amem._connection import target
-from amem._connection.calls import Course, Ending
-from amem._requests import Answer, Command, Question
+from amem._requests import Command
 from amem.aio._calls import Operation, Watch
-from amem.broker import OnProgress
-from amem.messages import AllocationInfo, GroupInfo, NodeStatus, OwnerQuotas, PastOperation, Progress, RankInfo, StageInfo
+from amem.aio._transport import Transport
+from amem.messages import (
+    AllocationInfo, Event, Form, GroupInfo, GroupState, GuestPolicy, MetricsFormat, NodeStatus, OwnerQuotas, PastOperation, Policy,
+    Progress, RankInfo, StageInfo)
+
+__all__ = ["AllocationInfo", "Broker", "Event", "Form", "GroupInfo", "GroupState", "GuestPolicy", "MetricsFormat", "NodeStatus",
+           "Operation", "OwnerQuotas", "PastOperation", "Policy", "Progress", "RankInfo", "StageInfo", "Watch"]
 
 
 class Broker:
@@ -24,6 +27,9 @@ class Broker:
     It has the methods of amem.Broker, with the same arguments, results and errors. Several tasks of one event loop may use it
     at the same time. A cancelled task, for example by asyncio.timeout(), stops waiting. Its operation continues in the broker.
     A coroutine checks its arguments when it begins. pausing(), resuming(), swapping() and watch() check them at once.
+
+    Attributes:
+        socket: The path of the control socket. Empty for another node's broker.
     """
 
     def __init__(self, runtime_dir: str | None = None, *, socket: str | None = None, address: str | None = None,
@@ -40,24 +46,15 @@ class Broker:
         Raises:
             InvalidArgumentError: The arguments do not name a broker, or its certificates cannot be read.
         """
-        self._query_timeout = query_timeout
-        self._target = target.find(runtime_dir, socket, address, tls)
-        self.socket = self._target.socket
-        self._channel: grpc.aio.Channel | None = None
-        self._calls: Any = None
-        # gRPC's own close() finds only calls that a task awaits directly.
-        self._under_way: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._transport = Transport(target.find(runtime_dir, socket, address, tls), query_timeout)
+        self.socket = self._transport.target.socket
 
     async def close(self) -> None:
         """Closes the connection. Running calls and later calls raise OperationCancelledError.
 
         Operations continue in the broker.
         """
-        self._target.connection.closed = True
-        for call in list(self._under_way):
-            call.cancel()
-        if self._channel is not None:
-            await self._channel.close()
+        await self._transport.close()
 
     async def __aenter__(self) -> Broker:
         return self
@@ -73,7 +70,7 @@ class Broker:
         Returns:
             The node: version, devices, pool and groups.
         """
-        return await self._ask(_requests.status())
+        return await self._transport.ask(_requests.status())
 
     async def groups(self) -> list[GroupInfo]:
         """Asks for the groups that the caller may see.
@@ -81,7 +78,7 @@ class Broker:
         Returns:
             The groups: for each its state, its memory by device and tag in bytes, and its policies.
         """
-        return await self._ask(_requests.groups())
+        return await self._transport.ask(_requests.groups())
 
     async def quotas(self) -> list[OwnerQuotas]:
         """Asks for the quotas of each owner and for how much of them the owner uses.
@@ -89,7 +86,7 @@ class Broker:
         Returns:
             The owners that the caller may see. An operator sees all.
         """
-        return await self._ask(_requests.quotas())
+        return await self._transport.ask(_requests.quotas())
 
     async def metrics(self, format: FormatChoice = "openmetrics") -> str:
         """Asks for the broker's metrics about the groups that the caller may see. docs/metrics.md lists the metrics.
@@ -103,7 +100,7 @@ class Broker:
         Raises:
             InvalidArgumentError: The format is not valid.
         """
-        return await self._ask(_requests.metrics(format))
+        return await self._transport.ask(_requests.metrics(format))
 
     async def history(self, group: str = "", *, transaction: int = 0, most: int = 0, spans: bool = False) -> list[PastOperation]:
         """Asks for the last pauses and resumes of the groups that the caller may see, and how they ended.
@@ -121,7 +118,7 @@ class Broker:
             NotFoundError: The group does not exist, and the broker remembers no operation of it.
             InvalidArgumentError: A number is below 0.
         """
-        return await self._ask(_requests.history(group, transaction, most, spans))
+        return await self._transport.ask(_requests.history(group, transaction, most, spans))
 
     async def upgrade(self) -> tuple[str, str]:
         """Replaces the running amemd by the installed one.
@@ -136,7 +133,7 @@ class Broker:
                 amemd does not support the present configuration.
             AbortedError: An operation is running.
         """
-        return await self._ask(_requests.upgrade())
+        return await self._transport.ask(_requests.upgrade())
 
     async def ranks(self, group: str = "") -> list[RankInfo]:
         """Asks for the ranks of one group, or of all that the caller may see.
@@ -150,7 +147,7 @@ class Broker:
         Raises:
             NotFoundError: The group does not exist.
         """
-        return await self._ask(_requests.ranks(group))
+        return await self._transport.ask(_requests.ranks(group))
 
     async def allocations(self, group: str = "", tag: str | None = None) -> list[AllocationInfo]:
         """Asks for single allocations.
@@ -165,7 +162,7 @@ class Broker:
         Raises:
             NotFoundError: The group does not exist.
         """
-        return await self._ask(_requests.allocations(group, tag))
+        return await self._transport.ask(_requests.allocations(group, tag))
 
     async def set_policy(self, group: str, tag: str, policy: PolicyChoice | None = None, *,
                          save: FormChoice | None = None, force: bool = False) -> None:
@@ -186,7 +183,7 @@ class Broker:
             FailedPreconditionError: The group is not running, or some memory with the tag is paused.
             ResourceExhaustedError: The group already has the largest number of tags with a policy.
         """
-        await self._ask(_requests.set_policy(group, tag, policy, save, force))
+        await self._transport.ask(_requests.set_policy(group, tag, policy, save, force))
 
     async def turns(self, stage: str = "") -> list[StageInfo]:
         """Asks for the stages of the node and for the groups that take turns there (docs/turns.md).
@@ -200,7 +197,7 @@ class Broker:
         Raises:
             NotFoundError: There is no such stage.
         """
-        return await self._ask(_requests.turns(stage))
+        return await self._transport.ask(_requests.turns(stage))
 
     async def lease(self, group: str, timeout: float | None = None) -> float:
         """Asks for a group's turn in a stage with the policy lease, and waits for it. amem.turn() does this in a rank.
@@ -220,7 +217,7 @@ class Broker:
             AbortedError: The group has ended.
             NotFoundError: The group does not exist.
         """
-        return await self._ask(_requests.lease(group, timeout))
+        return await self._transport.ask(_requests.lease(group, timeout))
 
     async def end_lease(self, group: str) -> None:
         """Ends a group's turn in a stage with the policy lease. Has no effect if the group has none.
@@ -232,7 +229,7 @@ class Broker:
             FailedPreconditionError: The group is in no stage, or its stage has another policy.
             NotFoundError: The group does not exist.
         """
-        await self._ask(_requests.end_lease(group))
+        await self._transport.ask(_requests.end_lease(group))
 
     async def set_turn(self, group: str, *, stage: str | None = None, weight: int | None = None, priority: int | None = None,
                        longest_wait: float | None = None, leave_first: Tags = None, return_order: Tags = None) -> None:
@@ -252,7 +249,7 @@ class Broker:
             FailedPreconditionError: amemd could not promise this longest wait, or those of other groups.
             NotFoundError: There is no such group or stage.
         """
-        await self._ask(_requests.set_turn(group, stage, weight, priority, longest_wait, leave_first, return_order))
+        await self._transport.ask(_requests.set_turn(group, stage, weight, priority, longest_wait, leave_first, return_order))
 
     # ---- operations ----
     @overload
@@ -429,68 +426,7 @@ class Broker:
         Raises:
             DeadlineExceededError: The watch was not in effect within `query_timeout` seconds.
         """
-        fields = _requests.watch(group)
-
-        return Watch(lambda: self._call("Watch", fields), self._target.connection, self._query_timeout)
-
-    # ---- how ----
-    def _call(self, name: str, fields: dict[str, Any], timeout: float | None = None) -> Any:
-        with Ending(self._target.connection, None):
-            self._target.connection.check()  # a look at the socket, which does not wait
-            if self._channel is None:  # here, because a channel belongs to the event loop that runs when it is made
-                found = self._target
-                self._channel = (grpc.aio.insecure_channel(found.name, options=target.OPTIONS) if found.credentials is None
-                                 else grpc.aio.secure_channel(found.name, found.credentials, options=target.OPTIONS))
-                self._calls = _wire.Calls(self._channel)
-            call = self._calls(name, fields, timeout=timeout, wait_for_ready=self._target.waits)
-        self._under_way.add(call)
-        return call
-
-    async def _ask(self, question: Question[Answer]) -> Answer:
-        # A second try, because gRPC may notice by the first that its connection is to a broker that is gone, and asking
-        # or setting twice does no harm.
-        for last in (False, True):
-            limit = question.limit(self._query_timeout)
-            with Ending(self._target.connection, limit):
-                try:
-                    call = self._call(question.name, question.fields, limit)
-                    if question.name in _wire.STREAMS:
-                        return question.read([message async for message in call])
-                    return question.read(await call)
-                except grpc.RpcError as failure:
-                    if last or failure.code() != grpc.StatusCode.UNAVAILABLE:
-                        raise
-        raise AssertionError
+        return self._transport.watch(_requests.watch(group))
 
     def _operate(self, command: Command) -> Operation:
-        # The call's own deadline is long: it would wait as long for a broker that ends before it is connected. A question
-        # does not.
-        async def ready() -> None:
-            if self._target.waits:
-                await self._ask(_requests.groups())
-
-        return Operation(ready, lambda: self._call(command.name, command.fields, command.wait),
-                         Course(command.count, self._target.connection, command.wait))
-
-
-async def swap(out: Groups, into: Groups, timeout: float | None = None, *, runtime_dir: str | None = None,
-               on_progress: OnProgress | None = None, discard: Tags = None, guests: Guests | None = None, deep: bool = False,
-               force: bool = False) -> None:
-    """Pauses the group `out` and resumes the group `into`, over its own connection. To swap more than once, use a Broker.
-
-    Args:
-        out: The group to pause, or a list of groups.
-        into: The group to resume, or a list of groups.
-        timeout: Timeout in seconds for the pause, and for the resume. None: the broker's setting.
-        runtime_dir: The broker's runtime directory. None: AMEM_RUNTIME_DIR, else the default.
-        on_progress: As for Broker.swap(). This holds for the following arguments, too.
-        discard: Tags of `out` whose bytes the pause drops.
-        guests: What the pause does with memory of `out` that other groups have open.
-        deep: The groups of `out` become deep after they have left.
-        force: `discard` may have "heap".
-
-    Raises:
-        Error: The errors of Broker.swap().
-    """
-    async with Broker(runtime_dir) as broker:
-        await broker.swap(out, into, timeout, on_progress, discard=discard, guests=guests, deep=deep, force=force)
+        return self._transport.operate(command)

@@ -1,18 +1,22 @@
-"""Cluster: amem.Cluster's calls as coroutines."""
+"""Cluster: amem.Cluster's calls as coroutines.
+
+client/python/write_blocking.py makes amem/cluster.py of this file: the same calls, which block.
+"""
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
-from amem._arguments import Groups, Guests, Tags
+from amem._arguments import Groups, Guests, OnProgress, Tags
 from amem._nodes import MOST_AT_ONCE, NodeAnswer, broker_at, node_list
 from amem._requests import Answer, Command
 from amem.aio._broker import Broker
 from amem.aio._calls import Operation
-from amem.broker import OnProgress
+from amem.aio._transport import of_each
 from amem.errors import Error
 from amem.messages import GroupInfo, NodeStatus, Progress, RankInfo
+
+__all__ = ["Cluster", "NodeAnswer"]
 
 
 class Cluster:
@@ -20,6 +24,9 @@ class Cluster:
 
     It has the methods of amem.Cluster, with the same arguments, results and errors. Several tasks of one event loop may use
     it at the same time. A cancelled task stops waiting. Its operation continues in the brokers.
+
+    Attributes:
+        nodes: The addresses of the nodes, in the order of the argument.
     """
 
     def __init__(self, nodes: Sequence[str] | str | None = None, runtime_dir: str | None = None, *, socket: str | None = None,
@@ -205,17 +212,15 @@ class Cluster:
 
     async def _of_each(self, ask: Callable[[Broker], Awaitable[Answer]]) -> dict[str, NodeAnswer[Answer]]:
         self._leader.check_open()
-        turns = asyncio.Semaphore(MOST_AT_ONCE)
 
         async def of(node: str) -> NodeAnswer[Answer]:
-            async with turns:
-                try:
-                    async with Broker(**broker_at(node, self._tls)) as broker:
-                        return NodeAnswer(await ask(broker))
-                except Error as error:
-                    return NodeAnswer(error=error)
+            try:
+                async with Broker(**broker_at(node, self._tls)) as broker:
+                    return NodeAnswer(await ask(broker))
+            except Error as error:
+                return NodeAnswer(error=error)
 
-        return dict(zip(self.nodes, await asyncio.gather(*map(of, self.nodes))))
+        return dict(zip(self.nodes, await of_each(of, self.nodes, MOST_AT_ONCE)))
 
 
 class _Leader(Broker):
@@ -227,7 +232,7 @@ class _Leader(Broker):
         self._nodes = nodes
 
     def check_open(self) -> None:
-        self._target.connection.check_open()
+        self._transport.target.connection.check_open()
 
     def _operate(self, command: Command) -> Operation:
         return super()._operate(command.on(self._nodes))
