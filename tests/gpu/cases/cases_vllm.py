@@ -50,7 +50,8 @@ def needs_vllm():
 def node_of(bench, *arguments, pool_gib, spare_idle=None):
     """What starts engines, with the broker of the cases, or one of its own where memory waits for a resume for `spare_idle`."""
     needs_vllm()
-    broker = bench.broker_with(f"{pool_gib}GiB", "--spare-idle", spare_idle) if spare_idle else bench.broker(pool_gib)
+    pool = bench.pool if bench.one_pool else f"{pool_gib}GiB"
+    broker = bench.broker_with(pool, "--spare-idle", spare_idle) if spare_idle else bench.broker(pool_gib)
     environment = {**bench.environment, MARKER: bench.marker, "AMEM_RUNTIME_DIR": str(broker.runtime)}
     options = vllm_turns.parse(["--prefix", str(bench.prefix), *map(str, arguments)])
     node = vllm_turns.Node(options, bench.folder, environment)
