@@ -195,7 +195,7 @@ void Conductor::tell_to_go_on(std::size_t node, Side side) {
 void Conductor::give_up(const Status& why) {
   if (!given_up_.ok()) return;
   given_up_ = why;
-  // What is decided is decided: the leader, who is told last, waits for whoever has been to answer.
+  // What is decided stays decided: the leader, who is told last, waits for the others' answers.
   const auto waits = [&](std::size_t node) {
     return std::any_of(barriers_.begin(), barriers_.end(),
                        [&](const Barrier& b) { return b.committed && !b.told.contains(node); });
