@@ -107,8 +107,12 @@ class Ctl:
         """What `groups` says of a group; None when there is no such group."""
         return next((each for each in self("groups").json["groups"] if each["name"] == name), None)
 
+    def states(self) -> dict[str, str]:
+        """By group, at one moment."""
+        return {each["name"]: str(each["state"]).removeprefix("GROUP_STATE_").lower() for each in self("groups").json["groups"]}
+
     def state(self, name: str) -> str:
-        return str(self.group(name)["state"]).removeprefix("GROUP_STATE_").lower()
+        return self.states()[name]
 
     def devices(self) -> list[Any]:
         return sorted(self.status()["devices"], key=lambda each: int(each["ordinal"]))

@@ -4,7 +4,9 @@ from sim_node.node import Node
 
 
 def states(node: Node) -> tuple[str, str]:
-    return node.ctl.state("train"), node.ctl.state("rollout")
+    """Those of train and of rollout at one moment."""
+    of = node.ctl.states()
+    return of["train"], of["rollout"]
 
 
 def lines(answer: Answer, group: str, phase: str | None = None) -> list[int]:
