@@ -153,13 +153,7 @@ class MeasuringOwnersTest : public OwnersTest {
 /// What its policy alone keeps, no rank reaches part of the pool for.
 TEST_F(MeasuringOwnersTest, WhatIsMadeAnewMeanwhileIsDrawnForTheSave) {
   constexpr pb_size_t kMeasure = amem_v1_SessionMessage_measure_tag;
-  join_as(kAlice, a, "one");
-  a.create(gpu(0), 12 * kMiB);
-  join_as(kCarol, c, "three");
-  c.create(gpu(1), 12 * kMiB);
-  a.die();
-  c.die();
-  ASSERT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+  ASSERT_NO_FATAL_FAILURE(come_and_go());
   join_as(kBob, b, "two");
   b.habits.mask = 0;
   b.habits.sparse_bytes = 4096;

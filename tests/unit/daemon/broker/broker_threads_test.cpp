@@ -189,13 +189,7 @@ class RenewedPoolTest : public OwnersTest {
   }
   /// `rule`: of all calls that make memory but the first, which is Bob's own.
   void leave_all_to_bob(const std::string& rule) {
-    join_as(kAlice, a, "one");
-    a.create(gpu(0), 12 * kMiB);
-    join_as(kCarol, c, "three");
-    c.create(gpu(1), 12 * kMiB);
-    a.die();
-    c.die();
-    ASSERT_TRUE(eventually([&] { return status().groups_size() == 0; }));
+    ASSERT_NO_FATAL_FAILURE(come_and_go());
     on_loop([&] { broker->events().subscribe(Caller{}, "", told); });
     faults("cuMemCreate:2+:" + rule);
     join_as(kBob, b, "two");
