@@ -18,7 +18,7 @@ Spare Spares::take(const MemoryKind& kind, AllocationId of) {
   const auto it = by_kind_.find(kind);
   if (it == by_kind_.end()) return {};
   auto taken = it->second.find(of);
-  // Not that of the next allocation, which would take the one after it, and so on.
+  // The last one. If this took the next allocation's spare, each later one would lack its own.
   if (taken == it->second.end()) --taken;
   Spare spare = std::move(taken->second.spare);
   it->second.erase(taken);
