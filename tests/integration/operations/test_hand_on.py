@@ -172,6 +172,37 @@ def test_what_waits_is_free_to_everybody_else(twins):
     train.check()
 
 
+@pytest.mark.next_broker
+def test_a_look_is_at_the_gpu_that_the_program_sees(twins):
+    """With the other one hidden. What waits there stays, and amemd's end closes the rest without a byte that counts twice."""
+    node, train, _ = twins("--spare-idle", "60s", memory=MEMORY + 16 * MIB)
+    script = Evaluator(node, group="other", env={"CUDA_VISIBLE_DEVICES": "1"})
+    script.ask("total = ctypes.c_uint64()")
+    script.ask("small = made('cuMemAlloc_v2', ctypes.c_size_t(1))")  # it joins
+    free = "made('cuMemGetInfo_v2', ctypes.byref(total)).value"
+
+    def waiting():
+        return [int(device["spare_bytes"]) for device in node.ctl.devices()]
+
+    before = script.value(free)
+    node.ctl("pause", "train")
+    hidden, seen = waiting()
+    assert hidden > 0 < seen and script.value(free) == before + seen
+    script.ask(f"block = made('cuMemAlloc_v2', ctypes.c_size_t({before + seen - 2 * MIB}))")
+    assert waiting() == [hidden, 0]
+    assert script.value("cuda.cuMemFree_v2(block)") == 0
+    found = script.value(free)
+    node.ctl("resume", "train")
+    train.check()
+    node.ctl("pause", "train")
+    assert waiting() == [hidden, seen] and script.value(free) == found
+    node.broker.kill()
+    eventually(lambda: script.value(free) == found, what="the driver has it back")
+    node.start_broker("--pool-size", "80MiB", "--pool-segment", "80MiB")
+    node.ctl("resume", "train")
+    train.check()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users")
 def test_two_owners_get_nothing_of_each_other(bare_node):
     node = bare_node
