@@ -154,7 +154,7 @@ class Node:
                     "--"] if sleep != "own" else []
         options = self.options
         arguments = ["--sleep", sleep, "--model", options.model, "--tp", options.tp, "--utilization", options.utilization,
-                     "--cache-gib", options.cache_gib, "--more", options.more]
+                     "--cache-gib", options.cache_gib, "--more", options.more_b if name == "B" else options.more]
         engine = Engine(f"{name} ({sleep})", (launcher, arguments), {**self.environment, **environment},
                         self.folder / f"{sleep}-{name}.log")
         self.engines.append(engine)
@@ -287,7 +287,10 @@ def parse(arguments):
     parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     parser.add_argument("--logs", type=pathlib.Path, help="keep the logs in this folder; default: keep them only if it fails")
     parser.add_argument("--more", default="{}", help="JSON with more arguments of vLLM's LLM")
+    parser.add_argument("--more-b", help="the same for the second engine, such as another model; default: what --more says")
     options = parser.parse_args(arguments)
+    if options.more_b is None:
+        options.more_b = options.more
     if options.turns < 1:
         parser.error(f"--turns {options.turns} is not valid. It must be 1 or more")
     if options.prefix:

@@ -29,6 +29,8 @@ CACHE_GIB = 2  # a GPU
 FIRST_SLEEP, SLEEP, WAKE = 1 / 20, 1.0, 0.7
 LEFT_MIB = 1003
 TURN_MS = 700
+# The second model of two: as many parameters in other shapes, so that no block of the one has the size of a block of the other.
+OTHER_MODEL = {"hf_overrides": {"num_hidden_layers": 40, "intermediate_size": 11008, "num_key_value_heads": 4}}
 
 
 def tp_of(bench):
@@ -390,18 +392,36 @@ def vllm_serve(bench):
     return f"{len(steps)} calls"
 
 
+def turns_by_sleep(bench, idle, *arguments):
+    """{way: median ms from the telling to the other's first token} of two engines, MiB that a sleeping one leaves, and the last switches' memory."""
+    with node_of(bench, "--turns", bench.few, "--no-own", *arguments, pool_gib=48, spare_idle=idle) as node:
+        ways = vllm_turns.run(node, node.options, lambda text: None)
+        done = json.loads(node.amemctl("history", "--json").stdout)["operations"]
+    moved = [{what: round(int(size) / (1 << 30), 1) for what, size in each["memory"].items()} for each in done if "memory" in each]
+    return {way: statistics.median(figures["turn_ms"]) for way, figures in ways.items()}, ways["amem"]["left_mib"], moved[-4:]
+
+
 @case(500)
 def vllm_take_turns(bench):
     """Two vLLM engines of 90 % of one GPU each take turns by sleep mode; from the telling to the other's first token."""
     texts, fastest = [], []
     for idle in (None, "1s"):
-        with node_of(bench, "--turns", bench.few, "--no-own", pool_gib=48, spare_idle=idle) as node:
-            ways = vllm_turns.run(node, node.options, lambda text: None)
-        medians = {way: statistics.median(figures["turn_ms"]) for way, figures in ways.items()}
+        medians, left_mib, _ = turns_by_sleep(bench, idle)
         texts.append(f"spare.idle = {idle or '0s'}: " + ", ".join(f"{way} {ms:.0f} ms" for way, ms in medians.items())
-                     + f", {ways['amem']['left_mib']} MiB left of an engine that sleeps")
+                     + f", {left_mib} MiB left of an engine that sleeps")
         fastest.append(min(medians.values()))
     text = "; ".join(texts)
     if bench.time_limits and fastest[0] > TURN_MS:
         raise Failure(f"{text}; {TURN_MS} is the limit")
     return f"{text}; all tokens equal"
+
+
+@case(500)
+def vllm_two_models(bench):
+    """Two vLLM engines of 90 % of one GPU each, with different models, take turns by sleep mode; from the telling to the other's first token."""
+    texts = []
+    for idle in (None, "1s"):
+        medians, left_mib, moved = turns_by_sleep(bench, idle, "--more-b", json.dumps(OTHER_MODEL))
+        texts.append(f"spare.idle = {idle or '0s'}: " + ", ".join(f"{way} {ms:.0f} ms" for way, ms in medians.items())
+                     + f", {left_mib} MiB left; GiB of the last: {moved}")
+    return "; ".join(texts) + "; all tokens equal"
