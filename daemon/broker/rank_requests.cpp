@@ -32,6 +32,15 @@ constexpr Duration kRestoreLimit = std::chrono::seconds(20);
 /// One for each thread of a rank that allocates.
 constexpr std::size_t kMostCreates = 4096;
 
+/// Parts of this size, and the rest. Nothing: there would be too many for one answer.
+std::optional<std::vector<std::uint64_t>> in_parts(std::uint64_t size, std::uint64_t part) {
+  const std::uint64_t rest = size % part;
+  if (size / part + (rest > 0 ? 1 : 0) > kMaxMapsPerMessage) return std::nullopt;
+  std::vector<std::uint64_t> sizes(size / part, part);
+  if (rest > 0) sizes.push_back(rest);
+  return sizes;
+}
+
 }  // namespace
 
 RankRequests::RankRequests(const Means& means, const DeviceNodes& nodes, SessionServer& sessions,
@@ -163,24 +172,49 @@ bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
   return true;
 }
 
+/// Where there is little space the block is one allocation, which the driver refuses at once. Of
+/// parts it would make nearly all before it refuses one.
 void RankRequests::create(Rank& rank, const RequestPtr& request) {
   if (waits_for_restore(rank, request)) return;
-  if (const Status status = admit(rank, *request); !status.ok())
+  const amem_v1_Create& message = request->message;
+  if (message.part == 0 || message.made) return create_in({message.size}, rank, request);
+  const auto sizes = in_parts(message.size, message.part);
+  if (!sizes)
+    return not_created(
+        rank, request,
+        {Code::kInvalidArgument, format_size(message.size) + " in parts of " +
+                                     format_size(message.part) + " are more than " +
+                                     std::to_string(kMaxMapsPerMessage) + " allocations"});
+  const DeviceUuid device = make_uuid(message.device);
+  means_.workers.look(
+      {device}, rank.scope.bind([this, &rank, request, device, sizes](const Workers::Uses& uses) {
+        const std::uint64_t size = request->message.size;
+        const auto use = uses.find(device);
+        const bool spacious = use == uses.end() || use->second.free >= size;
+        create_in(spacious ? *sizes : std::vector{size}, rank, request);
+      }));
+}
+
+void RankRequests::create_in(const std::vector<std::uint64_t>& sizes, Rank& rank,
+                             const RequestPtr& request) {
+  if (const Status status = admit(rank, *request, sizes); !status.ok())
     return not_created(rank, request, status);
   const amem_v1_Create& message = request->message;
   const Device& device = *means_.devices.find(make_uuid(message.device));
-  const auto answer = rank.scope.bind([this, &rank, request](Workers::AllMade made) {
-    created(rank, request, std::move(made.front()));
-  });
-  if (!message.made)
-    return means_.workers.create(device, {{message.size, message.gpu_direct_rdma}},
-                                 means_.create_limit, answer);
+  const auto answer = rank.scope.bind(
+      [this, &rank, request](Workers::AllMade made) { created(rank, request, std::move(made)); });
+  if (!message.made) {
+    std::vector<Workers::Wish> wishes;
+    for (const std::uint64_t size : sizes) wishes.push_back({size, message.gpu_direct_rdma});
+    return means_.workers.create(device, std::move(wishes), means_.create_limit, answer);
+  }
   std::vector<Workers::Brought> brought;
   brought.push_back({message.size, std::move(request->made.front())});
   means_.workers.take(device, std::move(brought), means_.create_limit, answer);
 }
 
-Status RankRequests::admit(const Rank& rank, Request& request) {
+Status RankRequests::admit(const Rank& rank, Request& request,
+                           const std::vector<std::uint64_t>& sizes) {
   if (Status status = may_allocate(rank); !status.ok()) return status;
   const DeviceUuid uuid = make_uuid(request.message.device);
   if (means_.devices.find(uuid) == nullptr)
@@ -197,34 +231,42 @@ Status RankRequests::admit(const Rank& rank, Request& request) {
                 std::to_string(Allocations::kMostTags) +
                 " tags, which is the limit. Free all memory of a tag first, or reuse tags"};
   Account& account = *node_.group_of(rank).account;
-  Result<Charge> entry = account.take(Resource::kAllocations, 1);
-  if (!entry.ok()) return entry.status();
-  Result<Charge> memory = means_.workers.charge(account, request.message.size);
-  if (!memory.ok()) return memory.status();
-  request.entry = std::move(entry).value();
-  request.memory = std::move(memory).value();
+  for (const std::uint64_t size : sizes) {
+    Result<Charge> entry = account.take(Resource::kAllocations, 1);
+    if (!entry.ok()) return entry.status();
+    Result<Charge> memory = means_.workers.charge(account, size);
+    if (!memory.ok()) return memory.status();
+    request.parts.push_back({size, std::move(entry).value(), std::move(memory).value()});
+  }
   return {};
 }
 
-void RankRequests::created(Rank& rank, const RequestPtr& request, Result<Workers::Made> made) {
+void RankRequests::created(Rank& rank, const RequestPtr& request, Workers::AllMade made) {
   // A pause may have begun meanwhile.
   Status status = may_allocate(rank);
-  if (status.ok()) status = made.status();
-  if (!status.ok()) return not_created(rank, request, status);
-  const Result<Allocation*> entered = enter(rank, *request, std::move(made.value().fd));
+  for (const auto& each : made)
+    if (status.ok()) status = each.status();
+  if (!status.ok()) {
+    made.clear();  // what there is, before it is tried again
+    return not_created(rank, request, status);
+  }
+  const std::size_t count = made.size();
+  const Result<Allocation*> entered = enter(rank, *request, std::move(made));
   if (!entered.ok()) return not_created(rank, request, entered.status());
   --rank.creating;
-  const Allocation& a = *entered.value();
+  const Allocation& first = *entered.value();
   // What the rank has made itself it has.
   std::vector<SharedFd> fds;
-  if (a.maker == 0) fds.push_back(a.fd);
-  sessions_.send(rank.session, created_message(request->seq, a), std::move(fds));
-  let_reach_pool(a);
+  for (AllocationId id = first.id; id < first.id + count; ++id) {
+    const Allocation& a = *node_.allocations.find(id);
+    if (a.maker == 0) fds.push_back(a.fd);
+    let_reach_pool(a);
+  }
+  sessions_.send(rank.session, created_message(request->seq, first, count), std::move(fds));
 }
 
 void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Status& why) {
-  request->entry = Charge();
-  request->memory = Charge();
+  request->parts.clear();
   GroupEntry& group = node_.group_of(rank);
   if (why.code() == Code::kResourceExhausted && request->tries < std::size(kAgainAfter)) {
     // Who has reached a quota is helped by what its own ranks keep.
@@ -265,35 +307,39 @@ void RankRequests::let_reach_pool(const Allocation& a) {
   means_.outbox.extend_reach(keeper.id);
 }
 
-Result<Allocation*> RankRequests::enter(Rank& rank, Request& request, SharedFd fd) {
+Result<Allocation*> RankRequests::enter(Rank& rank, Request& request, Workers::AllMade made) {
   Result<Token> token = random_token();
   if (!token.ok()) return token.status();
   const amem_v1_Create& message = request.message;
-  Allocation a;
-  a.group = rank.group;
-  a.token = token.value();
-  a.size = message.size;
-  a.device = make_uuid(message.device);
-  a.gpu_direct_rdma = message.gpu_direct_rdma;
-  a.tag = printable(message.tag);
-  a.region = region_policy(message.policy);
-  a.sharers = {rank.id};
-  a.maker = message.made ? rank.id : 0;
-  a.charge = std::move(request.entry);
-  a.fd = charged(std::move(fd), std::move(request.memory));
-  a.holders_known = true;
-  Allocation& added = node_.allocations.add(std::move(a));
-  Status status = node_.records.used_allocation(added.id);
   Record& record = node_.records.record();
-  added.kept =
-      record.keep(HolderKind::kMemory, added.id, added.fd, means_.devices.lane(added.device));
-  record.flush();
-  if (status.ok()) status = node_.records.write(added);
-  if (!status.ok()) {
-    (void)node_.allocations.free(added.id, rank.id);
-    return status;
+  std::vector<Allocation*> entered;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    Request::Part& part = request.parts[i];
+    Allocation a;
+    a.group = rank.group;
+    a.token = token.value();
+    a.size = part.size;
+    a.device = make_uuid(message.device);
+    a.gpu_direct_rdma = message.gpu_direct_rdma;
+    a.tag = printable(message.tag);
+    a.region = region_policy(message.policy);
+    a.sharers = {rank.id};
+    a.maker = message.made ? rank.id : 0;
+    a.charge = std::move(part.entry);
+    a.fd = charged(std::move(made[i].value().fd), std::move(part.memory));
+    a.holders_known = true;
+    entered.push_back(&node_.allocations.add(std::move(a)));
   }
-  return &added;
+  Status status = node_.records.used_allocation(entered.back()->id);
+  for (Allocation* each : entered)
+    each->kept =
+        record.keep(HolderKind::kMemory, each->id, each->fd, means_.devices.lane(each->device));
+  record.flush();
+  for (Allocation* each : entered)
+    if (status.ok()) status = node_.records.write(*each);
+  if (status.ok()) return entered.front();
+  for (const Allocation* each : entered) (void)node_.allocations.free(each->id, rank.id);
+  return status;
 }
 
 void RankRequests::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message) {

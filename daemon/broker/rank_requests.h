@@ -37,25 +37,31 @@ class RankRequests {
     amem_v1_Create message{};
     std::size_t tries = 0;
     Time until = {};  // it waits for a restore; not set: it has not waited
-    Charge entry = {};
-    Charge memory = {};
-    std::vector<Fd> made = {};  // of memory that the rank has made
-    Charge files = {};          // for these
+    struct Part {
+      std::uint64_t size = 0;
+      Charge entry = {};
+      Charge memory = {};
+    };
+    std::vector<Part> parts = {};  // as many allocations; one of all where it is not in parts
+    std::vector<Fd> made = {};     // of memory that the rank has made
+    Charge files = {};             // for these
   };
   using RequestPtr = std::shared_ptr<Request>;
   void asked_to_create(Rank& rank, Packet& packet);
   void create(Rank& rank, const RequestPtr& request);
+  void create_in(const std::vector<std::uint64_t>& sizes, Rank& rank, const RequestPtr& request);
   /// A restore has the device to itself: the request waits, or has waited too long.
   bool waits_for_restore(Rank& rank, const RequestPtr& request);
   /// What it needs is taken, but for the memory itself.
-  Status admit(const Rank& rank, Request& request);
-  void created(Rank& rank, const RequestPtr& request, Result<Workers::Made> made);
+  Status admit(const Rank& rank, Request& request, const std::vector<std::uint64_t>& sizes);
+  void created(Rank& rank, const RequestPtr& request, Workers::AllMade made);
   /// Tries again, or tells the rank.
   void not_created(Rank& rank, const RequestPtr& request, const Status& why);
   /// Ranks are to free what they keep for later, since the owner's lack memory: the owner's own,
   /// and now and then, unless it lacks a quota, all.
   void trim(Account& owner, bool only_its);
-  Result<Allocation*> enter(Rank& rank, Request& request, SharedFd fd);
+  /// All of them, one after the other, or none. The first.
+  Result<Allocation*> enter(Rank& rank, Request& request, Workers::AllMade made);
   void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);
   /// The rank becomes a sharer of it, or a guest.
   Result<Allocation*> share(const Rank& rank, AllocationId id, const Token& token);

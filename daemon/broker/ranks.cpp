@@ -20,6 +20,12 @@ namespace {
 
 constexpr Duration kHelloDeadline = std::chrono::seconds(10);
 
+Offers offers_of(const Node& node) {
+  return {.hashes = node.retain != Retain::kOff,
+          .keeps_spares = node.keeps_spares(),
+          .takes_parts = node.hand_on};
+}
+
 /// Shims of all versions print it: it is all that a program's user learns.
 Status other_protocol(const amem_v1_Hello& message) {
   const std::string what_to_do =
@@ -173,11 +179,11 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   group.log().info("group '{}': {} joined: {}, shim {}", group.machine.name(), name, program,
                    rank.shim_version);
   events_.publish(&group, "rank_joined", name + " " + program);
-  sessions_.send(session_id, welcome_message(seq, rank.id, gate_shut, group.machine.epoch(),
-                                             node_.retain != Retain::kOff, node_.keeps_spares(),
-                                             rank.key, gate_shut ? group.paused_by : "",
-                                             group.first_turn == FirstTurn::kDue ||
-                                                 group.first_turn == FirstTurn::kLapsed));
+  sessions_.send(session_id,
+                 welcome_message(seq, rank.id, gate_shut, group.machine.epoch(), offers_of(node_),
+                                 rank.key, gate_shut ? group.paused_by : "",
+                                 group.first_turn == FirstTurn::kDue ||
+                                     group.first_turn == FirstTurn::kLapsed));
   node_.pools.enter(rank.peer.account);
   node_.pool_of(rank).reach.join(rank.id, group.id);
   const RankId id = rank.id;
@@ -266,9 +272,8 @@ void Ranks::come_back(SessionId session_id, std::uint64_t seq, const amem_v1_Hel
   session.rank = rank.id;
   session.returning = true;
   session.gate_shut = message.gate_shut;
-  sessions_.send(session_id,
-                 welcome_message(seq, rank.id, message.gate_shut, group.machine.epoch(),
-                                 node_.retain != Retain::kOff, node_.keeps_spares(), rank.key));
+  sessions_.send(session_id, welcome_message(seq, rank.id, message.gate_shut, group.machine.epoch(),
+                                             offers_of(node_), rank.key));
 }
 
 void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {

@@ -93,8 +93,8 @@ Message reply_message(std::uint64_t seq, const Status& status) {
   return message;
 }
 
-Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch, bool hashes,
-                        bool keeps_spares, const Token& key, const std::string& paused_by,
+Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch,
+                        const Offers& offers, const Token& key, const std::string& paused_by,
                         bool first_turn) {
   Message message = reply_message(seq, {});
   message.body.reply.which_result = amem_v1_Reply_welcome_tag;
@@ -102,8 +102,9 @@ Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch ep
   welcome.rank_id = rank;
   welcome.gate_shut = gate_shut;
   welcome.epoch = epoch.attempt;
-  welcome.hashes = hashes;
-  welcome.keeps_spares = keeps_spares;
+  welcome.hashes = offers.hashes;
+  welcome.keeps_spares = offers.keeps_spares;
+  welcome.takes_parts = offers.takes_parts;
   welcome.withdraws = true;
   welcome.first_turn = first_turn;
   set_text(welcome.paused_by, paused_by);
@@ -118,12 +119,13 @@ Message settled_message(std::uint64_t seq, std::uint64_t spare_bytes) {
   return message;
 }
 
-Message created_message(std::uint64_t seq, const Allocation& allocation) {
+Message created_message(std::uint64_t seq, const Allocation& first, std::size_t count) {
   Message message = reply_message(seq, {});
   message.body.reply.which_result = amem_v1_Reply_created_tag;
   auto& created = message.body.reply.result.created;
-  created.id = allocation.id;
-  std::memcpy(created.token, allocation.token.data(), allocation.token.size());
+  created.id = first.id;
+  std::memcpy(created.token, first.token.data(), first.token.size());
+  created.count = static_cast<std::uint32_t>(count);
   return message;
 }
 

@@ -31,13 +31,20 @@ Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place plac
 /// A Reply without a result; the caller fills in what else it carries.
 Message reply_message(std::uint64_t seq, const Status& status);
 Message settled_message(std::uint64_t seq, std::uint64_t spare_bytes);
+/// What this amemd does or may ask for, as its settings have it: the fields of Welcome.
+struct Offers {
+  bool hashes = false;
+  bool keeps_spares = false;
+  bool takes_parts = false;
+};
 /// `key`: with which the rank may come back to the next broker. `paused_by`: of a gate that is
 /// shut.
 /// `first_turn`: the group waits for it.
-Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch, bool hashes,
-                        bool keeps_spares, const Token& key, const std::string& paused_by = {},
+Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch,
+                        const Offers& offers, const Token& key, const std::string& paused_by = {},
                         bool first_turn = false);
-Message created_message(std::uint64_t seq, const Allocation& allocation);
+/// `first`: of so many with the same token, whose ids follow each other.
+Message created_message(std::uint64_t seq, const Allocation& first, std::size_t count);
 Message redeemed_message(std::uint64_t seq, const Allocation& allocation, bool guest);
 
 /// An allocation to be looked at for zeros.

@@ -7,8 +7,10 @@
 
 #include "common/numbers.h"
 #include "shim/base/log.h"
+#include "shim/blocks/parts.h"
 #include "shim/driver/context_errors.h"
 #include "shim/memory/free_pass.h"
+#include "shim/nic/page_clients.h"
 
 namespace amem::shim {
 namespace {
@@ -79,12 +81,30 @@ bool Heap::rdma_capable(int device) {
          value != 0;
 }
 
-CUresult Heap::map_segment(Address address, CUmemGenericAllocationHandle handle,
+/// NCCL's memory has one handle for each block: it asks for handles.
+std::uint64_t Heap::part_of(const KeptSegments::Kind& kind, bool shared) const {
+  if (shared || kind.label.tag == kNcclTag || !session_.takes_parts()) return 0;
+  std::size_t memory = 0;
+  if (driver_.cuDeviceTotalMem_(&memory, kind.device) != CUDA_SUCCESS) return 0;
+  const std::uint64_t part = shim::part_of(kind.size, memory);
+  return part > 0 && !pages_may_be_registered() ? part : 0;
+}
+
+CUresult Heap::map_segment(Address address,
+                           const std::vector<CUmemGenericAllocationHandle>& handles,
                            const Segment& segment) {
   // Peers that come or go meanwhile find the segment, or are found here.
   std::lock_guard lock(mutex_);
-  if (CUresult r = memory_.mappings.map(address, segment.size, 0, handle, 0); r != CUDA_SUCCESS)
-    return r;
+  Address at = address;
+  for (const CUmemGenericAllocationHandle handle : handles) {
+    const auto known = memory_.handles.known(AllocationTable::id_of(handle));
+    const std::uint64_t size = known ? known->size : 0;
+    if (CUresult r = memory_.mappings.map(at, size, 0, handle, 0); r != CUDA_SUCCESS) {
+      if (at > address) memory_.mappings.unmap(address, at - address);
+      return r;
+    }
+    at += size;
+  }
   std::vector<CUmemAccessDesc> access;
   for (const int device : peers_.devices_reaching(segment.device))
     access.push_back(device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
@@ -103,14 +123,17 @@ CUresult Heap::add_segment(const KeptSegments::Kind& kind, bool shared, Address*
   if (CUresult r = driver_.cuMemAddressReserve_(&at, kind.size, 0, 0, 0); r != CUDA_SUCCESS)
     return r;
   const CUmemAllocationProp prop = brokered_properties(kind.device, rdma_capable(kind.device));
-  CUmemGenericAllocationHandle handle = 0;
-  const auto create = [&] { return memory_.handles.create(&handle, kind.size, prop, kind.label); };
+  const std::uint64_t part = part_of(kind, shared);
+  std::vector<CUmemGenericAllocationHandle> handles;
+  const auto create = [&] {
+    return memory_.handles.create(handles, kind.size, part, prop, kind.label);
+  };
   CUresult r = ask_again(create(), create);
   if (r == CUDA_SUCCESS) {
     r = map_segment(
-        at, handle,
+        at, handles,
         {kind.size, kind.device, prop.allocFlags.gpuDirectRDMACapable != 0, shared, kind.label});
-    memory_.handles.release(handle);  // the mapping keeps it
+    for (const auto handle : handles) memory_.handles.release(handle);  // the mapping keeps it
   }
   if (r != CUDA_SUCCESS) {
     driver_.cuMemAddressFree_(at, kind.size);
@@ -136,7 +159,7 @@ CUresult Heap::place(Block& block, const Label& label) {
                                           memory_.handles.granularity(block.device));
       const KeptSegments::Kind kind{block.device, size, label};
       std::optional<Address> segment =
-          kept_.take(kind, [this](Address kept) { return memory_.mappings.reusable(kept); });
+          kept_.take(kind, [this](Address kept) { return reusable(kept); });
       if (!segment) {
         lock.unlock();
         Address added = 0;
@@ -298,6 +321,11 @@ std::optional<CUresult> Heap::free_async(CUdeviceptr address, CUstream stream, b
   return CUDA_SUCCESS;
 }
 
+/// REQUIRES: the lock is held.
+bool Heap::reusable(Address segment) {
+  return memory_.mappings.reusable(segment, segments_.at(segment).size);
+}
+
 /// A block leaves its segment. What is not kept leaves the books: the caller drops it. REQUIRES:
 /// the lock is held.
 std::vector<AddressRange> Heap::retire(const Block& block) {
@@ -309,7 +337,7 @@ std::vector<AddressRange> Heap::retire(const Block& block) {
     segment->second.shared = false;
   }
   std::vector<Address> gone = {segment->first};
-  if (keeps_ && memory_.mappings.reusable(segment->first))
+  if (keeps_ && reusable(segment->first))
     gone = kept_.keep(segment->second.kind(), segment->first, std::chrono::steady_clock::now());
   return forget(gone);
 }
@@ -370,8 +398,7 @@ std::vector<AddressRange> Heap::take_unused(std::unique_lock<std::mutex>& lock,
   if (gate_.captures() == 0)
     for (const Block& block : freed_later_.collect_passed(lock, streams == Streams::kWaitFor))
       add(retire(block));
-  add(forget(
-      kept_.take_older(since, [this](Address kept) { return memory_.mappings.reusable(kept); })));
+  add(forget(kept_.take_older(since, [this](Address kept) { return reusable(kept); })));
   return ranges;
 }
 

@@ -1,7 +1,9 @@
 // Heap: brokered memory behind cuMemAlloc and cuMemFree.
 //
-// A block of the program is a piece of a segment: a reserved range of addresses with one brokered
-// allocation mapped to it. Large blocks have a segment each, small ones share one (SmallBlocks).
+// A block of the program is a piece of a segment: a reserved range of addresses with brokered
+// memory mapped to it. Large blocks have a segment each, small ones share one (SmallBlocks). A
+// segment is one allocation, or several of equal size side by side (part_of()), of which the
+// program sees nothing.
 // A segment without a block is kept for a moment, as long as that is little (KeptSegments): until
 // then a block of the same kind gets it, and it goes at once when the program asks how much memory
 // is free, or finds none.
@@ -127,8 +129,10 @@ class Heap {
   CUresult unsafe_in_capture();
   CUresult add_segment(const KeptSegments::Kind& kind, bool shared, Address* address);
   CUresult place(Block& block, const Label& label);
-  CUresult map_segment(Address address, CUmemGenericAllocationHandle handle,
+  std::uint64_t part_of(const KeptSegments::Kind& kind, bool shared) const;
+  CUresult map_segment(Address address, const std::vector<CUmemGenericAllocationHandle>& handles,
                        const Segment& segment);
+  bool reusable(Address segment);
   bool rdma_capable(int device);
   CUresult wait_until_unused(const Block& block);
   std::optional<Block> take_block(Address address);

@@ -29,7 +29,7 @@ CUipcMemHandle Ipc::write(const IpcHandle& handle) {
 }
 
 CUresult Ipc::get(CUipcMemHandle* handle, const AddressRange& block) {
-  std::optional<Ticket> ticket = memory_.handles.ticket_at(block.address);
+  std::optional<Ticket> ticket = memory_.handles.ticket_at(block.address, block.size);
   CUdeviceptr base = 0;
   if (!ticket || memory_.mappings.address_range(&base, nullptr, block.address) != CUDA_SUCCESS)
     return CUDA_ERROR_INVALID_VALUE;  // freed meanwhile
@@ -88,26 +88,46 @@ CUresult Ipc::open(CUdeviceptr* address, const IpcHandle& handle, unsigned flags
   return r;
 }
 
-/// Redeems and maps; what was got half-way is given back by unmap().
+/// The allocations of a block, whose ids follow each other (Created.count).
+CUresult Ipc::redeem(const IpcHandle& handle, std::vector<Part>& parts) {
+  Ticket ticket = handle.ticket;
+  const std::uint64_t end = ticket.offset + ticket.size;
+  for (std::uint64_t covered = 0; parts.empty() || covered < end; ++ticket.id) {
+    CUmemGenericAllocationHandle allocation = 0;
+    if (CUresult r = memory_.handles.import_ticket(&allocation, ticket); r != CUDA_SUCCESS) {
+      log_error("opening the IPC handle that process " + std::to_string(handle.owner_pid) +
+                " provided: the broker did not redeem it. Its reason is above");
+      return parts.empty() ? r : CUDA_ERROR_INVALID_HANDLE;
+    }
+    const auto known = memory_.handles.known(ticket.id);
+    parts.push_back({allocation, known ? known->size : 0});
+    covered += parts.back().size;
+  }
+  return CUDA_SUCCESS;
+}
+
+/// Redeems and maps; what was got half-way is given back.
 CUresult Ipc::map(const IpcHandle& handle, Mapped& mapped) {
-  CUmemGenericAllocationHandle allocation = 0;
-  CUresult r = memory_.handles.import_ticket(&allocation, handle.ticket);
-  if (r != CUDA_SUCCESS) {
-    log_error("opening the IPC handle that process " + std::to_string(handle.owner_pid) +
-              " provided: the broker did not redeem it. Its reason is above");
-    return r;
-  }
-  if (const auto known = memory_.handles.known(handle.ticket.id); known) mapped.size = known->size;
+  std::vector<Part> parts;
+  CUresult r = redeem(handle, parts);
+  std::size_t size = 0;
+  for (const Part& part : parts) size += part.size;
   CUdeviceptr base = 0;
-  r = driver_.cuMemAddressReserve_(&base, mapped.size, 0, 0, 0);
+  if (r == CUDA_SUCCESS) r = driver_.cuMemAddressReserve_(&base, size, 0, 0, 0);
   if (r == CUDA_SUCCESS) {
-    r = memory_.mappings.map(base, mapped.size, 0, allocation, 0);
-    if (r == CUDA_SUCCESS)
-      mapped.base = base;
-    else
-      driver_.cuMemAddressFree_(base, mapped.size);
+    std::size_t at = 0;
+    for (auto part = parts.begin(); part != parts.end() && r == CUDA_SUCCESS; ++part) {
+      r = memory_.mappings.map(base + at, part->size, 0, part->allocation, 0);
+      if (r == CUDA_SUCCESS) at += part->size;
+    }
+    if (r != CUDA_SUCCESS) {
+      if (at > 0) memory_.mappings.unmap(base, at);
+      driver_.cuMemAddressFree_(base, size);
+    }
   }
-  memory_.handles.release(allocation);  // from here on the mapping keeps it
+  mapped.base = base;
+  mapped.size = size;
+  for (const Part& part : parts) memory_.handles.release(part.allocation);  // mappings keep it
   return r;
 }
 

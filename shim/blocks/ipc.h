@@ -1,9 +1,9 @@
 // Ipc: interprocess handles (cuIpcGetMemHandle and its kin) of the heap's blocks. To the driver
 // these are mapped memory, for which it refuses such handles.
 //
-// A handle holds a ticket (common/ticket.h). Opening it redeems the ticket and maps the
-// allocation at an address of ours; Memory keeps that mapping through pauses like any other. Owns
-// those addresses, and how often each block was opened.
+// A handle holds a ticket (common/ticket.h). Opening it redeems the ticket and maps the allocation,
+// or all of the block's, at an address of ours; Memory keeps that through pauses like any other.
+// Owns those addresses, and how often each block was opened.
 //
 // Any thread. open() and close() come through the gate. Only one thread opens at a time, and it may
 // wait for the broker meanwhile. No lock that a question or a close takes is held over such a wait.
@@ -64,8 +64,13 @@ class Ipc {
     // Pieces of one allocation are opened apart. Empty: it waits to be unmapped.
     std::map<CUdeviceptr, Opened> opens;
   };
-  using MappedById = std::map<std::uint64_t, Mapped>;  // by the broker's id
+  using MappedById = std::map<std::uint64_t, Mapped>;  // by the broker's id of the first part
+  struct Part {
+    CUmemGenericAllocationHandle allocation = 0;
+    std::size_t size = 0;
+  };
 
+  CUresult redeem(const IpcHandle& handle, std::vector<Part>& parts);
   CUresult map(const IpcHandle& handle, Mapped& mapped);
   CUresult grant(std::uint64_t id, int device);
   MappedById::iterator at(CUdeviceptr address);

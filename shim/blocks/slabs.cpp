@@ -398,7 +398,7 @@ CUresult Slabs::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
   SlabBuffer* buffer = find(handle);
   if (buffer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (buffer->own == 0 && buffer->reservations > 0) {
-    std::optional<Ticket> ticket = memory_.handles.ticket_at(buffer->address);
+    std::optional<Ticket> ticket = memory_.handles.ticket_at(buffer->address, 1);
     if (!ticket) return CUDA_ERROR_INVALID_VALUE;
     buffer->exported = true;
     ticket->offset = buffer->address - book_.slab_at(buffer->address)->address;

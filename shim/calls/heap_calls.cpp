@@ -293,12 +293,20 @@ CUresult answer_cuPointerSetAttribute(const void* value, CUpointer_attribute att
     return real_call(value, attribute, address);
   const Pass pass(*the_gate);  // what is not mapped has no attributes to set
   if (pass.result() != CUDA_SUCCESS) return pass.result();
-  const CUresult r = real_call(value, attribute, address);
-  if (r == CUDA_SUCCESS && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
-    const bool on = *static_cast<const unsigned*>(value) != 0;
-    runtime.memory().mappings.set_sync_memops(address, on);
-    if (Heap* heap = runtime.heap(); heap != nullptr) heap->set_sync_memops(address, on);
-  }
+  CUresult r = real_call(value, attribute, address);
+  if (r != CUDA_SUCCESS || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return r;
+  const bool on = *static_cast<const unsigned*>(value) != 0;
+  runtime.memory().mappings.set_sync_memops(address, on);
+  Heap* heap = runtime.heap();
+  const auto block = heap != nullptr ? heap->find(address) : std::nullopt;
+  if (!block) return r;
+  heap->set_sync_memops(address, on);
+  // To the driver each part of the block has one of its own.
+  for (const CUdeviceptr part : runtime.memory().mappings.starts(block->address, block->size))
+    if (part > block->address && r == CUDA_SUCCESS) {
+      r = real_call(value, attribute, part);
+      if (r == CUDA_SUCCESS) runtime.memory().mappings.set_sync_memops(part, on);
+    }
   return r;
 }
 

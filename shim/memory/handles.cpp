@@ -1,5 +1,6 @@
 #include "shim/memory/handles.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "shim/base/log.h"
@@ -40,10 +41,12 @@ std::unique_ptr<Message> create_message(const DeviceUuid& device, std::size_t si
   return message;
 }
 
-HeldAllocation created(const amem_v1_Create& asked, int device, const amem_v1_Created& given) {
+/// The allocation `at` of those that were given.
+HeldAllocation created(const amem_v1_Create& asked, int device, const amem_v1_Created& given,
+                       std::size_t at = 0) {
   HeldAllocation a;
-  a.id = given.id;
-  a.size = asked.size;
+  a.id = given.id + at;
+  a.size = given.count > 1 ? std::min(asked.part, asked.size - at * asked.part) : asked.size;
   a.device = device;
   a.tag = asked.tag;
   a.gpu_direct_rdma = asked.gpu_direct_rdma;
@@ -117,10 +120,19 @@ Result<ReplyPacket> Handles::ask_for_redeemed(Message& request) {
 
 CUresult Handles::create(CUmemGenericAllocationHandle* handle, std::size_t size,
                          const CUmemAllocationProp& prop, const Label& label) {
+  std::vector<CUmemGenericAllocationHandle> handles;
+  const CUresult r = create(handles, size, 0, prop, label);
+  if (r == CUDA_SUCCESS) *handle = handles.front();
+  return r;
+}
+
+CUresult Handles::create(std::vector<CUmemGenericAllocationHandle>& handles, std::size_t size,
+                         std::size_t part, const CUmemAllocationProp& prop, const Label& label) {
   const int device = prop.location.id;
   if (device < 0 || device >= devices_.count()) return CUDA_ERROR_INVALID_DEVICE;
   show_device(device);
   const auto request = create_message(devices_.uuid(device), size, prop, label);
+  request->body.create.part = part;
   Result<ReplyPacket> answer =
       session_.call(*request, kBrokerDeadline + session_.reconnect(), usual_answer(size));
   const std::string what = creating(size, device);
@@ -129,11 +141,27 @@ CUresult Handles::create(CUmemGenericAllocationHandle* handle, std::size_t size,
     return refuse(answer.status(), what);
   }
   const amem_v1_Reply& reply = answer.value().reply;
-  if (reply.which_result != amem_v1_Reply_created_tag || answer.value().fds.size() != 1)
+  const std::vector<std::uint64_t> ids = given_by(reply);
+  const std::vector<Fd>& fds = answer.value().fds;
+  if (reply.which_result != amem_v1_Reply_created_tag || fds.size() != ids.size())
     return refuse_empty(reply, 0, what);
 
-  return adopt(handle, created(request->body.create, device, reply.result.created),
-               answer.value().fds.front());
+  CUresult r = CUDA_SUCCESS;
+  std::size_t at = 0;
+  for (; r == CUDA_SUCCESS && at < ids.size(); ++at) {
+    CUmemGenericAllocationHandle handle = 0;
+    r = adopt(&handle, created(request->body.create, device, reply.result.created, at), fds[at]);
+    if (r == CUDA_SUCCESS) handles.push_back(handle);
+  }
+  if (r == CUDA_SUCCESS) return r;
+  for (const CUmemGenericAllocationHandle handle : handles) release(handle);
+  handles.clear();
+  std::lock_guard lock(holdings_.mutex);
+  for (; at < ids.size(); ++at) {
+    session_.taken(ids[at]);
+    holdings_.tell_free(ids[at]);
+  }
+  return r;
 }
 
 CUresult Handles::create_bindable(CUmemGenericAllocationHandle* handle, std::size_t size,
@@ -296,13 +324,13 @@ std::optional<CUresult> Handles::retain(CUmemGenericAllocationHandle* handle, CU
   return CUDA_SUCCESS;
 }
 
-std::optional<Ticket> Handles::ticket_at(CUdeviceptr address) {
+std::optional<Ticket> Handles::ticket_at(CUdeviceptr address, std::size_t size) {
   std::lock_guard lock(holdings_.mutex);
-  const Mapping* m = holdings_.table.mapping_at(address);
-  if (m == nullptr) return std::nullopt;
-  HeldAllocation& a = *holdings_.table.find(m->id);
-  a.shared = true;
-  return ticket_for(a);
+  const Mapping* first = holdings_.table.mapping_at(address);
+  if (first == nullptr) return std::nullopt;
+  for (const Mapping* m : holdings_.table.overlapping(address, size))
+    holdings_.table.find(m->id)->shared = true;
+  return ticket_for(*holdings_.table.find(first->id));
 }
 
 std::optional<Handles::Known> Handles::known(std::uint64_t id) {
@@ -328,8 +356,7 @@ void Handles::unclaimed(const amem_v1_Reply& reply) {
 CUresult Handles::refuse_empty(const amem_v1_Reply& reply, unsigned mine, const std::string& what) {
   {
     std::lock_guard lock(holdings_.mutex);
-    if (reply.which_result == amem_v1_Reply_created_tag) session_.taken(reply.result.created.id);
-    if (reply.which_result == amem_v1_Reply_redeemed_tag) session_.taken(reply.result.redeemed.id);
+    for (const std::uint64_t id : given_by(reply)) session_.taken(id);
     give_back(reply, mine);
   }
   return refuse({Code::kInternal, std::string("the broker's answer came without its descriptor") +
@@ -340,13 +367,11 @@ CUresult Handles::refuse_empty(const amem_v1_Reply& reply, unsigned mine, const 
 /// Of what a Reply gave us and we do not take. `mine`: calls under way for it that are the
 /// caller's. REQUIRES: the lock of the holdings is held.
 void Handles::give_back(const amem_v1_Reply& reply, unsigned mine) {
-  if (reply.which_result == amem_v1_Reply_created_tag)
-    return holdings_.tell_free(reply.result.created.id);
-  if (reply.which_result != amem_v1_Reply_redeemed_tag) return;
-  const std::uint64_t id = reply.result.redeemed.id;
-  const auto under_way = holdings_.redeeming.find(id);
-  const bool others = under_way != holdings_.redeeming.end() && under_way->second > mine;
-  if (holdings_.table.find(id) == nullptr && !others) holdings_.tell_free(id);
+  for (const std::uint64_t id : given_by(reply)) {
+    const auto under_way = holdings_.redeeming.find(id);
+    const bool others = under_way != holdings_.redeeming.end() && under_way->second > mine;
+    if (holdings_.table.find(id) == nullptr && !others) holdings_.tell_free(id);
+  }
 }
 
 }  // namespace amem::shim

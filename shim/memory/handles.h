@@ -31,6 +31,10 @@ class Handles {
 
   CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
                   const CUmemAllocationProp& prop, const Label& label);
+  /// The same as several allocations, of which all but the last have the size `part`; as one where
+  /// `part` is 0, or the broker makes it one. Their ids follow each other, and one token is theirs.
+  CUresult create(std::vector<CUmemGenericAllocationHandle>& handles, std::size_t size,
+                  std::size_t part, const CUmemAllocationProp& prop, const Label& label);
   /// NCCL's, which it may bind to a multicast object: with AMEM_NVLS=1 this process makes the
   /// memory itself.
   CUresult create_bindable(CUmemGenericAllocationHandle* handle, std::size_t size,
@@ -45,8 +49,9 @@ class Handles {
   std::uint64_t granularity(int device) const;
   /// Nothing: the address is not brokered, ask the driver.
   std::optional<CUresult> retain(CUmemGenericAllocationHandle* handle, CUdeviceptr address);
-  /// A ticket for the whole allocation that is mapped at the address; nothing when none is.
-  std::optional<Ticket> ticket_at(CUdeviceptr address);
+  /// A ticket for the whole allocation that is mapped at the address; nothing when none is. All in
+  /// the range counts as shared from here on.
+  std::optional<Ticket> ticket_at(CUdeviceptr address, std::size_t size);
 
   struct Known {
     std::uint64_t size = 0;

@@ -164,13 +164,21 @@ bool Mappings::resident(CUdeviceptr address) {
   return holdings_.table.find(m->id)->usable();
 }
 
-bool Mappings::reusable(CUdeviceptr address) {
+bool Mappings::reusable(CUdeviceptr address, std::size_t size) {
   std::lock_guard lock(holdings_.mutex);
-  const Mapping* m = holdings_.table.mapping_at(address);
-  if (m == nullptr) return false;
-  const HeldAllocation& a = *holdings_.table.find(m->id);
-  return a.usable() && !a.shared && a.pins.empty() && a.bindings == 0 && a.mapped_at.size() == 1 &&
-         m->sync_memops.empty();
+  const std::vector<Mapping*> mapped = holdings_.table.overlapping(address, size);
+  return !mapped.empty() && std::all_of(mapped.begin(), mapped.end(), [this](const Mapping* m) {
+    const HeldAllocation& a = *holdings_.table.find(m->id);
+    return a.usable() && !a.shared && a.pins.empty() && a.bindings == 0 &&
+           a.mapped_at.size() == 1 && m->sync_memops.empty();
+  });
+}
+
+std::vector<CUdeviceptr> Mappings::starts(CUdeviceptr address, std::size_t size) {
+  std::lock_guard lock(holdings_.mutex);
+  std::vector<CUdeviceptr> all;
+  for (const Mapping* m : holdings_.table.overlapping(address, size)) all.push_back(m->address);
+  return all;
 }
 
 bool Mappings::arrived(CUdeviceptr address, std::size_t size) {

@@ -58,8 +58,10 @@ class Mappings {
   bool arriving(CUdeviceptr address);
   /// A mapping contains the address, and its memory is here and not on its way.
   bool resident(CUdeviceptr address);
-  /// Likewise, and nobody but this process's mapping has to do with it.
-  bool reusable(CUdeviceptr address);
+  /// All of the range is here, and nobody but this process's mappings has to do with it.
+  bool reusable(CUdeviceptr address, std::size_t size);
+  /// Where the mappings of a range begin, in order.
+  std::vector<CUdeviceptr> starts(CUdeviceptr address, std::size_t size);
   /// Waits until nothing there is on its way back. False: the time is up.
   bool arrived(CUdeviceptr address, std::size_t size);
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <exception>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -37,13 +38,6 @@ Token key_of(const amem_v1_Welcome& welcome) {
   return key;
 }
 
-/// What its answer gives the rank; 0: nothing.
-std::uint64_t given_by(const amem_v1_Reply& reply) {
-  if (reply.code != 0) return 0;
-  if (reply.which_result == amem_v1_Reply_created_tag) return reply.result.created.id;
-  return reply.which_result == amem_v1_Reply_redeemed_tag ? reply.result.redeemed.id : 0;
-}
-
 /// For a packet, which closes what goes with it. None where the process has no space for one: the
 /// broker misses it then.
 std::vector<Fd> copy_of(const Fd* fd) {
@@ -66,6 +60,16 @@ std::string seconds(std::chrono::milliseconds time) {
 }
 
 }  // namespace
+
+std::vector<std::uint64_t> given_by(const amem_v1_Reply& reply) {
+  if (reply.code != 0) return {};
+  if (reply.which_result == amem_v1_Reply_redeemed_tag) return {reply.result.redeemed.id};
+  if (reply.which_result != amem_v1_Reply_created_tag) return {};
+  const amem_v1_Created& created = reply.result.created;
+  std::vector<std::uint64_t> ids(std::clamp<std::size_t>(created.count, 1, kMaxMapsPerMessage));
+  std::iota(ids.begin(), ids.end(), created.id);
+  return ids;
+}
 
 Status Session::connect(const std::string& socket_path, const Identity& identity,
                         std::chrono::milliseconds reconnect) {
@@ -96,8 +100,7 @@ Status Session::join() {
   Result<amem_v1_Welcome> welcome = say_hello(socket.get(), path_, identity_);
   if (!welcome.ok()) return welcome.status();
   welcome_ = welcome.value();
-  withdraws_ = welcome_.withdraws;
-  keeps_spares_ = welcome_.keeps_spares;
+  heed(welcome_);
   key_ = key_of(welcome_);
   socket_ = socket.take();
   return {};
@@ -247,6 +250,13 @@ Status Session::send(const Message& message, std::vector<Fd> fds, Unanswered* re
   return {};
 }
 
+/// What this broker does, and no other may.
+void Session::heed(const amem_v1_Welcome& welcome) {
+  withdraws_ = welcome.withdraws;
+  keeps_spares_ = welcome.keeps_spares;
+  takes_parts_ = welcome.takes_parts;
+}
+
 void Session::taken(std::uint64_t id) {
   std::lock_guard lock(mutex_);
   const auto it = std::find(given_.begin(), given_.end(), id);
@@ -332,7 +342,8 @@ bool Session::deliver(Packet& packet) {
   std::lock_guard lock(mutex_);
   const auto it = waiting_.find(packet.message.seq);
   if (it == waiting_.end()) return false;
-  if (const std::uint64_t id = given_by(packet.message.body.reply); id != 0) given_.push_back(id);
+  const std::vector<std::uint64_t> given = given_by(packet.message.body.reply);
+  given_.insert(given_.end(), given.begin(), given.end());
   it->second->answer = {packet.message.body.reply, std::move(packet.fds)};
   it->second->done.store(true, std::memory_order_release);
   answered_.notify_all();
@@ -488,8 +499,7 @@ Status Session::try_to_come_back() {
   if (outgoing_.connect(socket_.get())) wake();
   {
     std::lock_guard lock(mutex_);
-    withdraws_ = welcome.value().withdraws;
-    keeps_spares_ = welcome.value().keeps_spares;
+    heed(welcome.value());
     for (const auto& [seq, request] : waiting_)
       if (request->withdrawn) post_withdraw(seq);
   }

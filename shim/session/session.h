@@ -49,6 +49,9 @@ struct ReplyPacket {
   std::vector<Fd> fds;
 };
 
+/// The allocations that an answer gives the rank; none with most.
+std::vector<std::uint64_t> given_by(const amem_v1_Reply& reply);
+
 class Session {
  public:
   /// How long the broker may read nothing while messages wait for space in the socket.
@@ -118,7 +121,7 @@ class Session {
   /// Nobody waits any more for the GroupRequest that this thread (gettid) waits for: it is answered
   /// if it has not begun. Without effect if the thread waits for none, or the broker is too old.
   void withdraw(pid_t thread);
-  /// Who made the call has entered what its Reply gave: Created.id or Redeemed.id. Once for each.
+  /// Who made the call has entered what its Reply gave (given_by()). Once for each.
   /// Under the lock under which the handler marks.
   void taken(std::uint64_t id);
   /// Sends a message that has no Reply, and returns at once. It may be dropped, with a broker that
@@ -144,6 +147,8 @@ class Session {
   const amem_v1_Welcome& welcome() const { return welcome_; }
   /// This broker may keep free memory for a resume.
   bool keeps_spares() const { return keeps_spares_; }
+  /// This broker wants large blocks in parts.
+  bool takes_parts() const { return takes_parts_; }
 
   /// In a child of fork: closes the child's copy of the socket, so that the parent's end stays the
   /// only one.
@@ -167,6 +172,7 @@ class Session {
   };
 
   Status join();
+  void heed(const amem_v1_Welcome& welcome);
   Result<ReplyPacket> call(Message& message, std::chrono::milliseconds deadline,
                            std::chrono::microseconds soon, Unanswered& waiting);
   Status send(const Message& message, std::vector<Fd> fds, Unanswered* request);
@@ -213,6 +219,7 @@ class Session {
   std::atomic<bool> ended_{false};
   std::atomic<bool> online_{false};  // changes while reading_ is held
   std::atomic<bool> keeps_spares_{false};
+  std::atomic<bool> takes_parts_{false};
   std::atomic<int> joining_{-1};  // a socket that is not socket_ yet
   SendQueue outgoing_;
 

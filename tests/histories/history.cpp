@@ -266,7 +266,9 @@ void History::program_does(RankProcess& rank) {
     if (this->pages() + pages > kAllPages) return;
     say("rank " + std::to_string(rank.number()) + " creates " + std::to_string(pages));
     const std::string& tag = kTags[below(2)];
-    return rank.create(device->uuid, pages * kPage, tag, below(3) == 0);
+    const bool own = below(3) == 0;
+    const bool in_parts = !own && pages % 2 == 1;  // one page, too
+    return rank.create(device->uuid, pages * kPage, tag, own, in_parts ? kPage : 0);
   }
   if (what <= 7 && !truths_.empty()) {
     const auto it =

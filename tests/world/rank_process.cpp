@@ -241,33 +241,47 @@ void RankProcess::reply(Packet& packet) {
   asking_for_.erase(asking);
   --pending_;
   require(reply.code == 0 || packet.fds.empty(), "nothing comes with a refusal");
-  if (reply.code == 0) {
-    require(packet.fds.size() == (memory.own ? 0U : 1U),
-            "memory comes with a descriptor, unless the rank has made it");
-    if (!memory.own) memory.fd = std::move(packet.fds.front());
-    if (!habits.keeps) memory.fd.reset();
-    std::uint64_t id = 0;
-    if (reply.which_result == amem_v1_Reply_created_tag) {
-      id = reply.result.created.id;
-      memory.truth = (*truths_)[id] = std::make_shared<Truth>();
-      Truth& truth = *memory.truth;
-      std::memcpy(truth.token.data(), reply.result.created.token, truth.token.size());
-      truth.group = address();
-      truth.device = memory.device;
-      truth.value = static_cast<std::uint8_t>(id);
-      if (habits.fills) fill(memory.fd, memory.size, truth.value);
-    } else {
-      const amem_v1_Redeemed& redeemed = reply.result.redeemed;
-      id = redeemed.id;
-      memory.truth = truths_->at(id);
-      memory.size = redeemed.size;
-      std::memcpy(memory.device.bytes.data(), redeemed.device, memory.device.bytes.size());
-      memory.tag = redeemed.tag;
-      memory.guest = redeemed.guest;
-    }
-    memory_[id] = std::move(memory);
+  if (reply.code == 0 && reply.which_result == amem_v1_Reply_created_tag) {
+    take_created(reply.result.created, memory, packet.fds);
+  } else if (reply.code == 0) {
+    require(packet.fds.size() == 1, "memory comes with a descriptor");
+    if (habits.keeps) memory.fd = std::move(packet.fds.front());
+    const amem_v1_Redeemed& redeemed = reply.result.redeemed;
+    memory.truth = truths_->at(redeemed.id);
+    memory.size = redeemed.size;
+    std::memcpy(memory.device.bytes.data(), redeemed.device, memory.device.bytes.size());
+    memory.tag = redeemed.tag;
+    memory.guest = redeemed.guest;
+    memory_[redeemed.id] = std::move(memory);
   }
   if (quiescing_) report();
+}
+
+/// One, or the parts of one that it has asked for in parts.
+void RankProcess::take_created(const amem_v1_Created& created, Memory& asked,
+                               std::vector<Fd>& fds) {
+  const std::size_t count = std::max<std::size_t>(created.count, 1);
+  require(fds.size() == (asked.own ? 0U : count),
+          "memory comes with a descriptor for each, unless the rank has made it");
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t id = created.id + i;
+    Memory memory;
+    memory.tag = asked.tag;
+    memory.device = asked.device;
+    memory.own = asked.own;
+    memory.gpu_direct_rdma = asked.gpu_direct_rdma;
+    memory.size = count > 1 ? std::min(asked.part, asked.size - i * asked.part) : asked.size;
+    memory.fd = asked.own ? std::move(asked.fd) : std::move(fds[i]);
+    if (!habits.keeps) memory.fd.reset();
+    memory.truth = (*truths_)[id] = std::make_shared<Truth>();
+    Truth& truth = *memory.truth;
+    std::memcpy(truth.token.data(), created.token, truth.token.size());
+    truth.group = address();
+    truth.device = memory.device;
+    truth.value = static_cast<std::uint8_t>(id);
+    if (habits.fills) fill(memory.fd, memory.size, truth.value);
+    memory_[id] = std::move(memory);
+  }
 }
 
 void RankProcess::look_at_returned() {
@@ -495,8 +509,8 @@ void RankProcess::drop_leftovers() {
 // ---- the program --------------------------------------------------------------------------------
 
 void RankProcess::create(const DeviceUuid& device, std::uint64_t size, const std::string& tag,
-                         bool own) {
-  ask_for_memory({.device = device, .size = size, .tag = tag, .own = own});
+                         bool own, std::uint64_t part) {
+  ask_for_memory({.device = device, .size = size, .tag = tag, .own = own, .part = part});
 }
 
 std::uint64_t RankProcess::ask_for_memory(const Wish& wish) {
@@ -505,6 +519,7 @@ std::uint64_t RankProcess::ask_for_memory(const Wish& wish) {
   memory.tag = wish.tag;
   memory.device = wish.device;
   memory.own = wish.own;
+  memory.part = wish.part;
   memory.gpu_direct_rdma = wish.gpu_direct_rdma;
   if (wish.own) {
     Result<CreatedMemory> made = made_on(*driver_, wish.device, wish.size, wish.gpu_direct_rdma);
@@ -518,6 +533,7 @@ std::uint64_t RankProcess::ask_for_memory(const Wish& wish) {
   std::memcpy(create.device, wish.device.bytes.data(), wish.device.bytes.size());
   set_text(create.tag, wish.tag);
   create.made = wish.own;
+  create.part = wish.part;
   create.gpu_direct_rdma = wish.gpu_direct_rdma;
   create.policy = wish.policy;
   ask_for(message, wish.own ? std::vector{memory.fd.get()} : std::vector<int>());

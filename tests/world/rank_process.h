@@ -74,6 +74,7 @@ struct Wish {
   bool own = false;
   bool gpu_direct_rdma = false;
   amem_v1_RegionPolicy policy = amem_v1_RegionPolicy_REGION_POLICY_UNSPECIFIED;
+  std::uint64_t part = 0;  // Create.part
 };
 
 class RankProcess {
@@ -211,8 +212,9 @@ class RankProcess {
 
   // ---- its program; REQUIRES: runs(), but for frees ----
   /// `own`: it makes the memory itself, and gives it to the broker to keep. Nothing where there is
-  /// no space.
-  void create(const DeviceUuid& device, std::uint64_t size, const std::string& tag, bool own);
+  /// no space. `part`: Create.part.
+  void create(const DeviceUuid& device, std::uint64_t size, const std::string& tag, bool own,
+              std::uint64_t part = 0);
   /// The request's number; 0: nothing.
   std::uint64_t ask_for_memory(const Wish& wish);
   std::uint64_t ask_to_open(std::uint64_t id, const Token& token);
@@ -239,6 +241,7 @@ class RankProcess {
  protected:
   struct Memory {
     std::uint64_t size = 0;
+    std::uint64_t part = 0;  // asked for in parts of this size
     std::string tag;
     DeviceUuid device = {};
     bool own = false;  // of its making
@@ -304,6 +307,7 @@ class RankProcess {
     std::vector<Saved> pieces;
   };
 
+  void take_created(const amem_v1_Created& created, Memory& asked, std::vector<Fd>& fds);
   void take_unasked(Packet& packet);
   bool is_opening(std::uint64_t id) const;
   void say_holding();

@@ -17,6 +17,7 @@ DENSE, ZEROS = 3 / 125, 6 / 125  # of each job
 KEPT_FREE_MIB = 6 * 1024  # for contexts, and what the driver needs
 ROUNDS = 5
 SWAPS, KILLS = 200, 50
+SLOWER = 1.005  # a block in parts beside the same as one allocation
 
 
 def whole_gpu(bench):
@@ -187,6 +188,25 @@ def hand_on_idle(bench):
             figures += [f"{what}, spare.idle {idle}: {verb} {statistics.median(taken):.0f} ms of {[round(t) for t in taken]}"
                         for verb, taken in times.items()]
     return "; ".join(figures)
+
+
+@case(300)
+def large_block(bench):
+    """One large block of cuMemAlloc in parts beside the same as one allocation: to allocate, to write, to copy and to free."""
+    mib = min(60 * 1024, min(bench.gpus.total_mib()) // 2)
+    taken = {}
+    for _ in range(1 if bench.quick else 3):
+        for hand_on, form in (("true", "parts"), ("false", "one")):
+            bench.broker_with(bench.pool, "--swap-hand-on", hand_on)
+            program = bench.python_script("large_block.py", "--mib", mib, torch=False, scope="heap", group="large", env={"AMEM_REQUIRED": "1"})
+            for what, ms in program.wait(STEP_S).report().items():
+                taken.setdefault((what, form), []).extend(ms)
+    medians = {key: statistics.median(ms) for key, ms in taken.items()}
+    for what in ("write", "copy"):
+        if bench.time_limits and medians[what, "parts"] > SLOWER * medians[what, "one"]:
+            raise Failure(f"to {what} {mib} MiB takes {medians[what, 'parts']:.2f} ms in parts and {medians[what, 'one']:.2f} as one")
+    return f"{mib} MiB: " + ", ".join(f"{what} {medians[what, 'parts']:.2f} ms in parts, {medians[what, 'one']:.2f} as one"
+                                      for what in ("allocate", "write", "copy", "free"))
 
 
 @case(200)
