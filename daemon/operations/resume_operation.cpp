@@ -274,9 +274,16 @@ void ResumeOperation::create_more() {
   awaits_space_ = !creation_.done();
   if (awaits_space_) return;
   // A group that runs also needs memory that it does not request from amemd, such as for kernels.
+  // What its other tags will take is not that.
   const SumsByDevice& own = means_.node.allocations.sums(group_.id);
-  (void)means_.workers.close_spares(
-      [&own](const MemoryKind& kind) { return own.contains(kind.device); });
+  KindCounts rest = lacking(means_.node.allocations, {group_.id});
+  (void)means_.workers.close_spares([&](const MemoryKind& kind) {
+    if (!own.contains(kind.device)) return false;
+    const auto awaits = rest.find(kind);
+    if (awaits == rest.end() || awaits->second == 0) return true;
+    --awaits->second;
+    return false;
+  });
   group_.machine.tell(event::Created{}, Clock::now());
 }
 

@@ -217,6 +217,18 @@ TEST_F(SparesKeptTest, AResumeOfOtherKindsHasItClosed) {
   expect_intact(b, rollout);
 }
 
+TEST_F(SparesKeptTest, ItWaitsForTheRestOfAGroupThatComesBackInParts) {
+  settled_twins();
+  const std::set<MemoryId> before = memory_of(a);
+  ASSERT_TRUE(pause("train").ok());
+  ASSERT_TRUE(complete(begin({Operation::kResume, {{"nccl"}}}, "rollout")).ok());
+  EXPECT_EQ(spare_bytes(), 8 * kPiece);
+  ASSERT_TRUE(complete(begin({Operation::kResume, {{"scratch"}}}, "rollout")).ok());
+  EXPECT_EQ(of_these(b, before), kAll);
+  EXPECT_EQ(spare_bytes(), 0U);
+  expect_intact(b, rollout);
+}
+
 TEST_F(SparesKeptTest, NothingIsKeptThatARankMayHaveStill) {
   make(a, train, 80 * kMiB, 3);
   a.moods[kRelease] = Mood::kFailing;
