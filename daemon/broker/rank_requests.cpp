@@ -18,13 +18,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// When to look for device memory again. A Free that was sent before the Create may be read after
-/// it, and ranks keep a little of what their programs have freed.
-constexpr Duration kAgainAfter[] = {milliseconds(5), milliseconds(20), milliseconds(50)};
-constexpr Duration kTrimInterval = milliseconds(100);
-/// What others keep is little, and costs them to get again: it is asked of them no more often for
-/// one owner, however often that one's ranks ask for too much.
-constexpr Duration kTrimOthersInterval = std::chrono::seconds(1);
 /// How long what a rank has freed may take to be closed by the holder.
 constexpr Duration kSettleLimit = milliseconds(500);
 /// How long a request waits for a restore. The rank itself waits no longer than 30 s.
@@ -160,7 +153,7 @@ bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
   const Duration limit = std::min(kRestoreLimit, means_.create_limit);
   if (request->until == Time{}) request->until = now + limit;
   if (now >= request->until) {
-    request->tries = std::size(kAgainAfter);
+    request->tries = std::size(kLookAgainAfter);
     not_created(rank, request,
                 {Code::kResourceExhausted, "another group's processes are being restored on " +
                                                to_string(device) + ", and have not been for " +
@@ -268,12 +261,12 @@ void RankRequests::created(Rank& rank, const RequestPtr& request, Workers::AllMa
 void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Status& why) {
   request->parts.clear();
   GroupEntry& group = node_.group_of(rank);
-  if (why.code() == Code::kResourceExhausted && request->tries < std::size(kAgainAfter)) {
+  if (why.code() == Code::kResourceExhausted && request->tries < std::size(kLookAgainAfter)) {
     // Who has reached a quota is helped by what its own ranks keep.
     Amounts all = of_device_memory(request->message.size);
     all[Resource::kAllocations] = 1;
-    if (request->tries == 0) trim(*group.account, !group.account->has_space(all));
-    means_.loop.at(Clock::now() + kAgainAfter[request->tries++],
+    if (request->tries == 0) means_.outbox.trim(*group.account, !group.account->has_space(all));
+    means_.loop.at(Clock::now() + kLookAgainAfter[request->tries++],
                    rank.scope.bind([this, &rank, request] { create(rank, request); }));
     return;
   }
@@ -284,20 +277,6 @@ void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Stat
   spdlog::debug("group '{}': {}: amemd refuses to create memory: {}", group.machine.name(),
                 node_.label(rank), why.text());
   sessions_.send(rank.session, reply_message(request->seq, why));
-}
-
-void RankRequests::trim(Account& owner, bool only_its) {
-  const Time now = Clock::now();
-  Account::Trims& last = owner.trims();
-  // A rank may ask for too much again and again.
-  const bool all = !only_its && now - last.all >= kTrimOthersInterval;
-  if (!all && now - last.own < kTrimInterval) return;
-  last.own = now;
-  if (all) last.all = now;
-  Message message = amem_v1_SessionMessage_init_zero;
-  message.which_body = amem_v1_SessionMessage_trim_tag;
-  for (const auto& [id, rank] : node_.ranks)
-    if (all || rank.peer.account.get() == &owner) sessions_.send(rank.session, message);
 }
 
 void RankRequests::let_reach_pool(const Allocation& a) {

@@ -57,9 +57,6 @@ class RankRequests {
   void created(Rank& rank, const RequestPtr& request, Workers::AllMade made);
   /// Tries again, or tells the rank.
   void not_created(Rank& rank, const RequestPtr& request, const Status& why);
-  /// Ranks are to free what they keep for later, since the owner's lack memory: the owner's own,
-  /// and now and then, unless it lacks a quota, all.
-  void trim(Account& owner, bool only_its);
   /// All of them, one after the other, or none. The first.
   Result<Allocation*> enter(Rank& rank, Request& request, Workers::AllMade made);
   void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);

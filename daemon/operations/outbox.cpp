@@ -7,6 +7,11 @@
 namespace amem {
 namespace {
 
+constexpr Duration kTrimInterval = std::chrono::milliseconds(100);
+/// What others keep is little, and costs them to get again: it is asked of them no more often for
+/// one owner, however often that one's ranks ask for too much.
+constexpr Duration kTrimOthersInterval = std::chrono::seconds(1);
+
 /// Calls `send(begin, end, is_last)` for parts of at most so many items. `last`: nothing follows
 /// these, so that the rank answers the last part; then there is one in any case.
 template <class Item, class Send>
@@ -22,6 +27,20 @@ void in_packets(const std::vector<Item>& items, std::ptrdiff_t most, bool last, 
 }
 
 }  // namespace
+
+void Outbox::trim(Account& owner, bool only_its) {
+  const Time now = Clock::now();
+  Account::Trims& last = owner.trims();
+  // A rank may ask for too much again and again.
+  const bool all = !only_its && now - last.all >= kTrimOthersInterval;
+  if (!all && now - last.own < kTrimInterval) return;
+  last.own = now;
+  if (all) last.all = now;
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_trim_tag;
+  for (const auto& [id, rank] : node_.ranks)
+    if (all || rank.peer.account.get() == &owner) sessions_.send(rank.session, message);
+}
 
 void Outbox::send(RankId id, const Message& message, std::vector<SharedFd> fds) {
   if (const Rank* rank = node_.find_rank(id))

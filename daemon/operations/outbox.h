@@ -4,16 +4,24 @@
 // For the loop's thread; works on the Node's tables.
 #pragma once
 
+#include <chrono>
 #include <vector>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/ids.h"
 #include "daemon/memory/allocations.h"
 #include "daemon/node/node.h"
+#include "daemon/owners/account.h"
 #include "daemon/plans/plan.h"
 #include "daemon/sessions/messages.h"
 #include "daemon/sessions/session_server.h"
 
 namespace amem {
+
+/// When to look for device memory again. A Free that was sent before may be read late, and ranks
+/// keep a little of what their programs have freed until they hear of trim().
+inline constexpr Duration kLookAgainAfter[] = {
+    std::chrono::milliseconds(5), std::chrono::milliseconds(20), std::chrono::milliseconds(50)};
 
 class Outbox {
  public:
@@ -39,6 +47,9 @@ class Outbox {
   /// What it has made is to be made anew; the answer has the number.
   void send_make(RankId rank, Epoch epoch, std::uint64_t number,
                  const std::vector<AllocationId>& ids);
+  /// Ranks are to free what they keep for later, since the owner's lack memory: the owner's own,
+  /// and now and then, unless it lacks a quota, all.
+  void trim(Account& owner, bool only_its);
   /// A Release of these alone.
   void send_release(RankId rank, Epoch epoch, const std::vector<AllocationId>& ids,
                     bool more_waves);

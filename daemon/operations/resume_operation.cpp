@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -168,6 +169,12 @@ void ResumeOperation::admit(const Workers::Uses& uses, const BytesByDevice& leav
     if (to_come > 0)
       missing += " (another " + format_size(to_come) +
                  " become free when the groups that pause have left)";
+  }
+  if (!missing.empty() && looked_again_ < std::size(kLookAgainAfter)) {
+    if (looked_again_ == 0) means_.outbox.trim(*group_.account, false);
+    means_.loop.at(Clock::now() + kLookAgainAfter[looked_again_++],
+                   later([this] { look_at_devices(); }));
+    return;
   }
   Status status = check_opened();
   if (!missing.empty())

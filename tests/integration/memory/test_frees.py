@@ -316,3 +316,16 @@ def test_what_was_freed_behind_a_stream_of_a_tag_that_comes_back(node):
     assert resume.finish().code == 0
     program.verify()
     eventually(lambda: allocated(node) < 5 * MIB, what="the block goes then")
+
+
+def test_a_resume_gets_what_another_program_has_just_freed(node):
+    """A program keeps a little of what it has freed for half a second, and gives it up where another one lacks it."""
+    paused, other = Program(node, "train"), Program(node, "other")
+    paused.ask(f"alloc 0 {30 * MIB} 1")
+    node.ctl("pause", "train")
+    free = node.MEMORY - node.ctl.devices()[0]["used_bytes"]
+    count = (free - 10 * MIB) // (3 * MIB // 2)  # too small to have parts
+    other.ask(f"alloc 0 {3 * MIB // 2} {count}")
+    other.ask(f"free 1 {count}")
+    node.ctl("resume", "train")
+    paused.verify()
