@@ -154,6 +154,14 @@ TEST_F(ConductorTest, ARankThatHasGoneIsNotWaitedFor) {
   EXPECT_EQ(said(), "0 cut taken, 1 cut taken");
 }
 
+TEST_F(ConductorTest, ANodeThatIsDoneBeforeItTellsOfItsRanksIsNotWaitedFor) {
+  begin_joined(2);
+  quiesces(0, {1});
+  reports(0, 1, false);
+  ends(1);
+  EXPECT_EQ(said(), "0 cut taken");
+}
+
 TEST_F(ConductorTest, NobodyGoesOnBeforeAllHaveAskedAndTheLeaderLast) {
   begin_joined(3);
   asks(0, true);

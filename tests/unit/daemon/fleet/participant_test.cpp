@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "daemon/fleet/known_transactions.h"
 #include "daemon/fleet/node_link.h"
 
 namespace amem {
@@ -109,6 +110,16 @@ TEST_F(ParticipantTest, GoesOnWhenItIsToldToAndSaysSo) {
   EXPECT_TRUE(has_told(v1::FleetReport::kWentOn));
   participant->leader_lost();
   EXPECT_TRUE(here.given_up.ok()) << "nothing is left to be given up";
+}
+
+TEST_F(ParticipantTest, WhatANodeKnowsOfATransactionIsWhatItsParticipantSays) {
+  KnownTransactions known({}, true);
+  begin();
+  participant->asks(Side::kOut);
+  known.add("transaction", participant);
+  const v1::FleetStanding is = known.standing("transaction", false);
+  EXPECT_TRUE(is.known() && is.asked_out());
+  EXPECT_FALSE(is.never() || is.given_up());
 }
 
 TEST_F(ParticipantTest, WhatHasPromisedNeverToAskDoesNot) {

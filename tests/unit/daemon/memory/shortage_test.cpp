@@ -86,6 +86,8 @@ TEST(ShortageTest, NamesTheLargestTagsAndWhatNobodyCouldLookAt) {
       << text;
   EXPECT_EQ(text.find("discard"), std::string::npos) << "none of them is a cache";
   EXPECT_EQ(text.find("group"), std::string::npos);
+  for (const char* tag : {"a", "b"}) shortage.tags.erase(tag);
+  EXPECT_EQ(describe(shortage).find("more tags"), std::string::npos) << "four are all named";
 }
 
 }  // namespace

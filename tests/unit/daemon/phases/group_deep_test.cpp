@@ -258,6 +258,13 @@ TEST_F(GroupDeepTest, AResumeRestoresBeforeAnythingElse) {
   expect<action::Admit>("Admit");
 }
 
+TEST_F(GroupDeepTest, ALateAnswerOfACheckpointIsNoAnswerOfTheRestore) {
+  to_restore();
+  group.checkpointed({Code::kInternal, "the driver refuses"}, now);
+  EXPECT_EQ(group.phase(), Phase::kRestore);
+  EXPECT_TRUE(group.deep()) << "processes may be locked";
+}
+
 TEST_F(GroupDeepTest, ARankThatDoesNotSettleLeavesItPaused) {
   to_restore();
   group.restored(kOk, now);

@@ -207,6 +207,26 @@ TEST_F(GroupLocalTest, ThoseThatWaitTogetherGoTogetherAndFailAlone) {
   EXPECT_EQ(all.at(41).code(), Code::kResourceExhausted);
 }
 
+TEST_F(GroupLocalTest, WhatHasLeftThoughARankFailedEndsWithItsError) {
+  group.request(3, 31, kPause, {}, now);
+  group.request(1, 11, kPause, {}, now);
+  group.request(2, 21, kPause, {}, now);
+  group.request(4, 41, kPause, {}, now);
+  finish_pause({1});
+  EXPECT_TRUE(answers().at(11).ok());
+  ASSERT_EQ(group.phase(), Phase::kQuiesce);
+  for (const RankId rank : {2U, 3U, 4U}) quiet(rank);
+  group.save_sent(kOk, {}, now);
+  for (const RankId rank : {2U, 3U}) done(rank, RankPhase::kRelease);
+  done(4, RankPhase::kRelease, {Code::kInternal, "unmap refused"});
+  set_paused(kPause.of({2, 3, 4}).selection, true);
+  group.dropped("", now);
+  for (const RankId rank : {2U, 3U, 4U}) done(rank, RankPhase::kOpen);
+  const auto all = answers();
+  for (const std::uint64_t seq : {21U, 31U, 41U}) EXPECT_EQ(all.at(seq).code(), Code::kAborted);
+  EXPECT_EQ(group.phase(), Phase::kNone) << "there is nothing to try again";
+}
+
 TEST_F(GroupLocalTest, WhoseDeviceIsBusyLetsOthersGoFirst) {
   const auto busy = [this] {
     group.cut_status(1, group.epoch(), {.devices = {{.device = {}, .busy = true}}}, now);

@@ -55,6 +55,15 @@ TEST_F(GroupTest, RanksThatJoinWhilePausedTakePartInTheResume) {
   EXPECT_EQ(find<action::Load>()->ranks, (std::vector<RankId>{1, 2, 3}));
 }
 
+TEST_F(GroupTest, OneThatJoinedWhilePausedIsNotMissedInThatPause) {
+  to_paused();
+  group.join(3, "rank 2 (pid 33)");
+  group.leave(3, false, now);
+  EXPECT_EQ(group.lost(), "");
+  group.leave(2, false, now);
+  EXPECT_EQ(group.lost(), "lost rank 1 (pid 22) while it was paused");
+}
+
 TEST_F(GroupTest, OneThatJoinedWhilePausedIsMissedInTheNextPause) {
   to_paused();
   group.join(3, "rank 2 (pid 33)");

@@ -81,6 +81,8 @@ TEST_F(GroupRestartTest, APauseBeforeItsFirstReleaseIsCalledOff) {
     EXPECT_EQ(next->state(), GroupState::kPausing);
     EXPECT_TRUE(next->may_allocate(1)) << "what passed the gate must be able to end";
     EXPECT_THAT(next->can_start(Operation::kPause).text(), HasSubstr("is incomplete"));
+    EXPECT_EQ(next->note(), saving ? "amemd ended during save and has restarted"
+                                   : "amemd ended during quiesce and has restarted");
     EXPECT_FALSE(will_take(*next, "nccl"));
     come_back();
     ASSERT_NE(find<action::Ask>(), nullptr);

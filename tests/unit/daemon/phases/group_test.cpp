@@ -210,6 +210,9 @@ TEST_F(GroupTest, ALostSessionInReleaseIsAwaitedAsItsProcessIs) {
   EXPECT_EQ(group.phase(), Phase::kRelease) << "it may still have what is to be dropped";
   group.leave(2, false, now);
   EXPECT_EQ(group.phase(), Phase::kDrop);
+  group.dropped("", now);
+  drain();
+  EXPECT_TRUE(find<action::Finished>()->outcome.status.ok()) << "all has left";
 }
 
 TEST_F(GroupTest, OldStatusesAreIgnored) {
@@ -340,7 +343,10 @@ TEST_F(GroupTest, WhenTheLastRankDiesTheOperationEnds) {
   group.leave(2, false, now);
   drain();
   ASSERT_NE(find<action::Finished>(), nullptr);
-  EXPECT_EQ(find<action::Finished>()->outcome.status.code(), Code::kAborted);
+  const Status& status = find<action::Finished>()->outcome.status;
+  EXPECT_EQ(status.code(), Code::kAborted);
+  EXPECT_NE(status.text().find("the last rank, rank 1 (pid 22), has ended"), std::string::npos)
+      << status.text();
   EXPECT_TRUE(group.members().empty());
   EXPECT_EQ(group.state(), GroupState::kRunning) << "no rank has seen any of it";
 }

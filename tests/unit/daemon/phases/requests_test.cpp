@@ -42,6 +42,16 @@ TEST(Requests, TheEarliestDeadlineCounts) {
   EXPECT_EQ(requests.deadline(Operation::kPause), t + seconds(3));
 }
 
+TEST(Requests, PeopleAreToldOfTheFirstOneThatHasWaitedForLong) {
+  Requests requests;
+  const Time t;
+  EXPECT_EQ(requests.tell_at(), kNever);
+  ASSERT_TRUE(requests.add({1, 1, Operation::kPause, kNever, {}, t + seconds(9)}).ok());
+  ASSERT_TRUE(requests.add({2, 2, Operation::kResume, kNever, {}, t + seconds(7)}).ok());
+  ASSERT_TRUE(requests.add({3, 3, Operation::kPause, kNever, {}, t + seconds(8)}).ok());
+  EXPECT_EQ(requests.tell_at(), t + seconds(7));
+}
+
 TEST(Requests, ARankCannotFillTheBroker) {
   Requests requests;
   for (std::uint64_t i = 0; i < Requests::kMaxPerRank; ++i)

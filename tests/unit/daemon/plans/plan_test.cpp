@@ -128,6 +128,9 @@ TEST_F(PlanTest, OnlyWhatIsPausedIsBroughtBack) {
   ASSERT_EQ(nccl.size(), 2U) << "on its device or not";
   EXPECT_EQ(nccl[0], (Creation::Item{gone.id, 1, {}, 0, 0})) << "it never left";
   EXPECT_EQ(nccl[1].needed, 100U);
+  const auto of_a_rank = to_bring_back(table, kOwnGroup, {{"nccl"}, false, {1, 2}});
+  ASSERT_EQ(of_a_rank.size(), 2U);
+  EXPECT_EQ(to_bring_back(table, kOwnGroup, {{"nccl"}, false, {3}}).size(), 0U) << "others' memory";
 }
 
 TEST_F(PlanTest, TagsComeBackInTheirOrderAndWhatHasNoneOfThemLast) {

@@ -90,6 +90,8 @@ TEST(LongestWaitTest, TheResidencyOfAnotherGroupCounts) {
   terms[1].min_residency = s(100);
   const Status status = check_longest_waits(lease(s(60)), some_stage(), terms);
   EXPECT_NE(status.text().find("may have to wait for 172s"), std::string::npos) << status.text();
+  EXPECT_NE(status.text().find("shorten max_hold or min_residency of group 'b'"), std::string::npos)
+      << "its turns are the longest: " << status.text();
 }
 
 TEST(LongestWaitTest, OfAnothersOwnerTurnsCountWithoutTheirWeight) {

@@ -95,6 +95,23 @@ TEST_F(TurnsPartsTest, WhatIsLeftOfOneThatIsOutLeavesBeforeOneThatRuns) {
   EXPECT_TRUE(turns_->runs("b"));
 }
 
+TEST_F(TurnsPartsTest, OfWhatIsLeftThatOfTheGroupThatYieldedFirstLeavesFirst) {
+  for (const char* name : {"a", "b"}) {
+    add_group(name, 38, {20});
+    turns_->wants(name, at(1));
+  }
+  expect_parts(1, {}, {"a", "b"}, {});
+  turns_->wants_nothing("b", at(5));
+  turns_->wants_nothing("a", at(9));
+  add_group("x", 41);
+  add_group("c", 19);
+  turns_->wants("x", at(10));
+  expect_parts(10, {"b", "a"}, {"x"}, {{"a", 1}, {"b", 1}});
+  turns_->wants("c", at(11));
+  for (const char* name : {"a", "b"}) turns_->wants(name, at(12));
+  expect_parts(13, {"b"}, {"c"}, {});
+}
+
 TEST_F(TurnsPartsTest, OneThatComesInTakesTheRestOfOneThatLeavesPartly) {
   add_group("a", 60, {10, 20}, true);
   add_group("b", 40);

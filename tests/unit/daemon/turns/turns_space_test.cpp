@@ -39,8 +39,7 @@ TEST_F(SpaceTest, AGroupThatCannotComeInStopsNobody) {
   const std::vector<TurnNews> news = turns_->news();
   EXPECT_EQ(std::count_if(news.begin(), news.end(),
                           [](const TurnNews& each) {
-                            return each.trouble &&
-                                   each.text.find("does not fit") != std::string::npos;
+                            return each.trouble && each.text.rfind("waits: does not fit", 0) == 0;
                           }),
             1)
       << "it is said once";
@@ -84,6 +83,16 @@ TEST_F(SpaceTest, ARestoreIsPartOfWhatADeepGroupNeedsToComeIn) {
   EXPECT_EQ(turns_->why("deep").kind, Kind::kDoesNotFit);
   turns_->find("deep")->on[0].restore = 10 * kGiB;  // 2 of them in the margin
   expect(11, {"a"}, {"deep"});
+}
+
+TEST_F(SpaceTest, ADeepGroupWhoseMemoryHasStayedNeedsSpaceForItsRestore) {
+  TurnTerms deep = some_terms("deep", 10);
+  deep.pinned = deep.needs;
+  add(deep);
+  add(some_terms("a", 20), true);
+  turns_->find("deep")->on[0].restore = 60 * kGiB;
+  asks("deep", 10);
+  expect(10, {"a"}, {"deep"});
 }
 
 TEST_F(SpaceTest, WhoWaitsIsToldWhy) {
@@ -181,6 +190,21 @@ TEST_F(SpaceTest, AFirstTurnWithoutARankEndsByItsLimit) {
   turns_->find("hers")->waiting = true;
   EXPECT_TRUE(lapses(662)) << "a call of its first rank waits";
   EXPECT_TRUE(turns_->waits("hers"));
+}
+
+TEST_F(SpaceTest, OneThatHasLapsedAndCouldNotLeaveIsTriedAgainWhateverItsResidency) {
+  TurnTerms terms = some_terms("a", 0);
+  terms.starts = true;
+  terms.min_residency = s(3600);
+  add(terms);
+  turns_->find("a")->has_ranks = false;
+  expect(0, {}, {"a"});
+  turns_->find("a")->first_turn = FirstTurn::kLapsed;
+  const auto leaves = turns_->decide(at(600));
+  ASSERT_TRUE(leaves);
+  turns_->switch_failed(leaves->number, {"a"}, at(600));
+  EXPECT_EQ(turns_->wakeup(), at(601));
+  expect(601, {"a"}, {});
 }
 
 TEST_F(SpaceTest, AFirstTurnThatEndsWithoutALeaseEndsUnasked) {

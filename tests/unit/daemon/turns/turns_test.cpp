@@ -438,13 +438,17 @@ TEST_F(DemandTest, NeedsThatHaveOutgrownTheDeviceMakeSomebodyLeave) {
   turns_->wants("a", at(2));  // both have work
   turns_->wants("b", at(2));
   EXPECT_TRUE(turns_->set_needs("a", {{some_device(1), 60 * kGiB}}, at(3)).ok());
-  expect(3, {"b"}, {});
+  const auto first = turns_->decide(at(3));
+  ASSERT_TRUE(first);
+  turns_->switch_failed(first->number, {"a", "b"}, at(3));
+  EXPECT_EQ(turns_->wakeup(), at(4)) << "and then it is tried again";
+  expect(4, {"b"}, {});
   EXPECT_EQ(last_why_, "the groups that run have outgrown the GPUs");
   EXPECT_TRUE(turns_->waits("b"));
-  EXPECT_FALSE(turns_->set_needs("a", {{some_device(1), 79 * kGiB}}, at(4)).ok());
-  EXPECT_FALSE(turns_->set_needs("a", {{some_device(9), 1}}, at(4)).ok());
-  EXPECT_TRUE(turns_->set_needs("a", {{some_device(1), 40 * kGiB}}, at(5)).ok());
-  expect(6, {}, {"b"});
+  EXPECT_FALSE(turns_->set_needs("a", {{some_device(1), 79 * kGiB}}, at(5)).ok());
+  EXPECT_FALSE(turns_->set_needs("a", {{some_device(9), 1}}, at(5)).ok());
+  EXPECT_TRUE(turns_->set_needs("a", {{some_device(1), 40 * kGiB}}, at(6)).ok());
+  expect(7, {}, {"b"});
 }
 
 TEST_F(DemandTest, AClockThatJumpsAheadMakesOneSwitch) {
