@@ -369,8 +369,9 @@ class Build:
             words += [*flags, *(["-include", str(self.precompiled)] if flags == FAST and self.precompiled else [])]
         elif "-include" in words and not pathlib.Path(words[words.index("-include") + 1]).is_file():
             words = self.without_precompiled(words)
-        # The flags are the same with a mutant and without, so the code is too. __FILE__ is the file's usual name.
-        words[1:1] = ["-w", "-fmax-errors=1", f"-I{overlay}", f"-ffile-prefix-map={overlay}={self.tree}"]
+        # The flags are the same with a mutant and without, so the code is too. __FILE__ is the file's usual name. A function without its
+        # return may do anything, and the compiler finds it: no test has to.
+        words[1:1] = ["-Werror=return-type", "-fmax-errors=1", f"-I{overlay}", f"-ffile-prefix-map={overlay}={self.tree}"]
         return run(words, self.folder, f"{output}.log", cpu=600).status == 0
 
 
