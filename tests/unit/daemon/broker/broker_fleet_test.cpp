@@ -1,6 +1,9 @@
 // Operations over several nodes that a whole broker leads and takes part in. The way to this node
 // leads back to it; of the others it is only noted what they are told.
 #include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <array>
 
 #include "daemon/control/tasks.h"
 #include "daemon/fleet/fan_out.h"
@@ -186,6 +189,9 @@ TEST_F(BrokerFleetTest, WhatCannotBeTakenIsRefusedByItsReason) {
   const v1::FleetReport joined = first_answer(begin);
   EXPECT_TRUE(joined.has_joined());
   EXPECT_EQ(joined.node(), 1U);
+  std::array<char, 256> host{};
+  ASSERT_EQ(::gethostname(host.data(), host.size() - 1), 0);
+  EXPECT_EQ(joined.joined().name(), host.data());
   EXPECT_EQ(joined.joined().silence_us(),
             static_cast<std::uint64_t>(to_us(config.deadlines.longest())));
 }

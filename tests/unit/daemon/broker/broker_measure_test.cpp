@@ -203,6 +203,21 @@ TEST_F(BrokerMeasureTest, WhoDoesNotTellHowItHasStoredHasNotSaved) {
   EXPECT_TRUE(a.holds(id, 0x21));
 }
 
+TEST_F(BrokerMeasureTest, WhatAnotherRankHasNotStoredYetIsNotMissed) {
+  make_large();
+  join(b, "train", 1);
+  b.habits.mask = 0;
+  b.habits.sparse_bytes = 4096;
+  ASSERT_NE(b.create(gpu(1), 2 * kPool), 0U);
+  b.moods[kSave] = Mood::kLate;
+  auto watcher = begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return b.received[kSave] == 1; }));
+  settle();
+  EXPECT_EQ(group().phase(), "save") << "the first has answered";
+  b.catch_up();
+  EXPECT_TRUE(complete(watcher).ok()) << watcher->status().text();
+}
+
 TEST_F(BrokerMeasureTest, WhoHasStoredMoreThanItsPlaceHasIsDisconnected) {
   const std::uint64_t id = make_large();
   join(b, "train", 1);

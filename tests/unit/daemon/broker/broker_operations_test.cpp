@@ -135,6 +135,27 @@ TEST_F(BrokerTest, DiscardedTagsComeBackZeroedAndNeedNoPool) {
   EXPECT_TRUE(a.holds(kept, 2));
 }
 
+TEST_F(BrokerTest, MemoryThatHasBecomeFreeIsNotMissed) {
+  join(a);
+  ASSERT_NE(a.create(gpu(0), 24 * kMiB), 0U);
+  ASSERT_TRUE(pause().ok());
+  EXPECT_EQ(group().note(), "");
+}
+
+TEST_F(BrokerTest, TheTimesOfARankThatHasEndedHaveNoNumber) {
+  two_sharing();
+  b.moods[amem_v1_SessionMessage_release_tag] = Mood::kDying;
+  const auto watcher = begin(Operation::kPause);
+  ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  b.memory.clear();
+  std::set<std::int32_t> numbers;
+  const v1::Progress last = watcher->all().back();
+  for (const v1::PhaseTime& phase : last.times())
+    if (phase.phase() == "save")
+      for (const v1::RankTime& rank : phase.ranks()) numbers.insert(rank.rank());
+  EXPECT_EQ(numbers, (std::set<std::int32_t>{-1, 0}));
+}
+
 TEST_F(BrokerTest, PoliciesAreChecked) {
   join(a);
   const Status nccl = set_policy("nccl", v1::POLICY_DISCARD);
@@ -436,6 +457,49 @@ TEST_F(BrokerTest, WhatWaitsForOneGroupsRanksHoldsUpNoOtherGroup) {
       << "its rank saves what it asked for";
   a.catch_up();
   EXPECT_TRUE(complete(first).ok()) << first->status().text();
+}
+
+TEST_F(BrokerTest, AnOperatorsPauseGoesBeforeWhatARankHasNotBegunToSave) {
+  constexpr pb_size_t kQuiesce = amem_v1_SessionMessage_quiesce_tag;
+  two_sharing();
+  ASSERT_NE(a.create(gpu(0), 4 * kMiB, "cache"), 0U);
+  a.moods[kQuiesce] = Mood::kLate;
+  a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"cache"});
+  ASSERT_TRUE(eventually([&] { return a.received[kQuiesce] == 1; }));
+  const Time began = Clock::now();
+  const auto watcher = std::make_shared<Watcher>();
+  EXPECT_EQ(on_loop([&] {
+              return broker->start_operation(Caller{}, Operation::kPause, {"train"}, {}, watcher);
+            }),
+            0U)
+      << "it has not begun";
+  ASSERT_FALSE(watcher->all().empty());
+  EXPECT_EQ(watcher->all()[0].waits_for(),
+            "pause of tag cache of 1 rank of group 'train' is under way (quiesce)");
+  EXPECT_TRUE(eventually([&] { return b.received[kQuiesce] == 1; }));
+  EXPECT_LT(Clock::now() - began, seconds(1)) << "which a busy rank may take";
+  a.catch_up();
+  EXPECT_TRUE(complete(watcher).ok()) << watcher->status().text();
+}
+
+TEST_F(BrokerTest, WhileAnOperatorWaitsForARankNoOtherBegins) {
+  constexpr pb_size_t kQuiesce = amem_v1_SessionMessage_quiesce_tag;
+  constexpr pb_size_t kSave = amem_v1_SessionMessage_save_tag;
+  two_sharing();
+  ASSERT_NE(a.create(gpu(0), 4 * kMiB, "cache"), 0U);
+  ASSERT_NE(b.create(gpu(1), 4 * kMiB, "weights"), 0U);
+  a.moods[kSave] = Mood::kLate;
+  a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"cache"});
+  ASSERT_TRUE(eventually([&] { return a.received[kSave] == 1; }));
+  const auto watcher = begin(Operation::kPause);
+  b.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"weights"});
+  settle();
+  a.catch_up();
+  b.moods[kQuiesce] = Mood::kLate;
+  EXPECT_TRUE(eventually([&] { return b.received[kQuiesce] == 1; }));
+  EXPECT_EQ(group().state(), v1::GROUP_STATE_PAUSING) << "the operator's is next";
+  b.catch_up();
+  EXPECT_TRUE(complete(watcher).ok()) << watcher->status().text();
 }
 
 TEST_F(BrokerTest, RanksPauseAndResumeFromInside) {

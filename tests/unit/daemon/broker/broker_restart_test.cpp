@@ -1,6 +1,7 @@
 // Another broker takes up what one has left with the holder, at any point of what was under way.
 #include <gmock/gmock.h>
 
+#include "tests/unit/fixtures/log_heard.h"
 #include "tests/unit/fixtures/restart_fixture.h"
 
 namespace amem {
@@ -10,7 +11,17 @@ using ::testing::HasSubstr;
 
 TEST_F(BrokerRestartTest, ARunningGroupRunsOn) {
   two();
-  restart();
+  end_broker();
+  supervisor.reset();
+  std::optional<LogHeard> log;
+  ground::call(*holder_loop, [&] { log.emplace(); });
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  on_loop([&] {
+    ground::call(*holder_loop, [&] {
+      EXPECT_FALSE(log->has("stage")) << "it was in none: " << log->text();
+      log.reset();
+    });
+  });
   EXPECT_EQ(group().state(), kRunning);
   EXPECT_EQ(pause().code(), Code::kUnavailable) << "nobody has come back";
   both_come_back();
@@ -310,6 +321,39 @@ TEST_F(BrokerRestartTest, GuestsAreGuestsAgain) {
   r3.free(of_a);
   settle();
   expect_whole();
+}
+
+TEST_F(BrokerRestartTest, MemoryThatOnlyGuestsHaveIsTheirsStill) {
+  join(a, "train", 0);
+  of_a = a.create(gpu(0), 4 * kMiB);
+  a.write(of_a, 0xaa);
+  join_here(r3, "guest", 0);
+  r3.share(a, of_a);
+  a.die();
+  a.memory.clear();
+  ASSERT_TRUE(eventually([&] { return status().groups_size() == 1; }));
+  restart();
+  EXPECT_EQ(group("guest").opened_size(), 1);
+  ASSERT_EQ(ScriptedRank::code(r3.come_back(socket())), Code::kOk);
+  settle();
+  EXPECT_EQ(group("guest").opened_size(), 1);
+  EXPECT_TRUE(r3.holds(of_a, 0xaa));
+  r3.free(of_a);
+  EXPECT_TRUE(eventually([&] { return used(0) == 0; }));
+}
+
+// It would be written for each of thousands of allocations.
+TEST_F(BrokerRestartTest, WhatASaveTellsThatIsOnRecordIsNotWrittenAgain) {
+  join_here(r1, "train", 0);
+  r1.habits.hashes = true;
+  of_a = r1.create(gpu(0), 4 * kMiB);
+  r1.moods[amem_v1_SessionMessage_save_tag] = Mood::kLate;
+  const auto watcher = begin(Operation::kPause);
+  ASSERT_TRUE(eventually([&] { return r1.received[amem_v1_SessionMessage_save_tag] == 1; }));
+  const std::uint64_t from = written();
+  r1.catch_up();
+  ASSERT_TRUE(complete(watcher).ok());
+  for (const WrittenRow& row : rows_written(from)) EXPECT_NE(kind_of_row(row.key), RowKind::kSaved);
 }
 
 TEST_F(BrokerRestartTest, APinHolds) {
@@ -633,6 +677,27 @@ TEST_F(UnusableTest, NorIsOneWhoseMemorySuchARankMayHaveOpen) {
   ASSERT_NO_FATAL_FAILURE(begin_broker());
   EXPECT_EQ(status().groups_size(), 0);
   EXPECT_EQ(ScriptedRank::code(r3.come_back(socket())), Code::kNotFound);
+}
+
+// That it has let go of it the record need not say.
+TEST_F(UnusableTest, ButOneOfWhoseMemoryNothingIsOnADeviceIs) {
+  join_here(r3, "other", 0);
+  const std::uint64_t others = r3.create(gpu(1), 2 * kMiB);
+  r3.write(others, 0x33);
+  join_here(r1, "train", 0);
+  ASSERT_NE(r1.create(gpu(0), 4 * kMiB), 0U);
+  r1.share(r3, others);
+  r1.free(others);
+  settle();
+  ASSERT_TRUE(pause("other").ok());
+  end_broker();
+  ASSERT_NO_FATAL_FAILURE(lose_processes({r3.id()}));
+  ASSERT_NO_FATAL_FAILURE(begin_broker());
+  EXPECT_EQ(status().groups_size(), 1);
+  ASSERT_EQ(ScriptedRank::code(r3.come_back(socket())), Code::kOk);
+  settle();
+  ASSERT_TRUE(resume("other").ok());
+  EXPECT_TRUE(r3.holds(others, 0x33));
 }
 
 TEST_F(UnusableTest, WhatARankThatIsNotKnownMayBeWritingToIsNobodysEver) {

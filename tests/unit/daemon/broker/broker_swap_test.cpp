@@ -1,4 +1,5 @@
 // Swaps: one group in while the other goes out.
+#include "tests/unit/fixtures/log_heard.h"
 #include "tests/unit/fixtures/swap_fixture.h"
 
 namespace amem {
@@ -42,7 +43,13 @@ TEST_F(SwapTest, WhatCannotWorkIsRefusedBeforeThePause) {
 
 TEST_F(SwapTest, ItCountsAsAnOperationOfItsOwn) {
   make_both(10 * kMiB, 10 * kMiB);
+  std::optional<LogHeard> log;
+  on_loop([&] { log.emplace(); });
   ASSERT_TRUE(swap("train", "rollout").ok());
+  on_loop([&] {
+    EXPECT_TRUE(log->has("swap of 'train' for 'rollout' took ")) << log->text();
+    log.reset();
+  });
   ASSERT_TRUE(swap("rollout", "train").ok());
   std::uint64_t swaps = 0;
   const v1::NodeStatus is = status();

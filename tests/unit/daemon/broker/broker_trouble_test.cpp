@@ -149,6 +149,8 @@ TEST_F(BrokerTest, ChunksOfADisconnectedRankWaitForItsProcess) {
   b.moods[amem_v1_SessionMessage_save_tag] = Mood::kSilent;
   const auto watcher = begin(Operation::kPause);
   ASSERT_TRUE(eventually([&] { return group().phase() == "save"; }));
+  b.report();  // that it is quiet says nothing of the save, which comes after that
+  settle();
   b.lose_session();
   EXPECT_EQ(complete(watcher).code(), Code::kAborted);
   EXPECT_EQ(group().rank_count(), 1U) << "nobody else has what it has";

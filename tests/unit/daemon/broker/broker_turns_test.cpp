@@ -3,6 +3,7 @@
 
 #include <mutex>
 
+#include "tests/unit/fixtures/log_heard.h"
 #include "tests/unit/fixtures/swap_fixture.h"
 
 namespace amem {
@@ -161,6 +162,7 @@ TEST_F(BrokerTurnsTest, ACallThatWaitsBringsItsGroupBack) {
   report(b, true, false);
   ASSERT_TRUE(eventually([&] { return turn("rollout").what == "waits"; }));
   EXPECT_EQ(turn("rollout").call, "cuLaunchKernel");
+  std::this_thread::sleep_for(milliseconds(150));
   report(a, false, false);
   const Time idle_from = Clock::now();
   ASSERT_TRUE(eventually([&] { return group("rollout").state() == kRunning; }));
@@ -192,6 +194,15 @@ TEST_F(BrokerTurnsTest, AnOperatorsPauseWinsOverACallThatWaits) {
   expect_states(kPaused, kPaused);
 }
 
+TEST_F(BrokerTurnsTest, AnOperatorMayPauseWhatItsStageHasPaused) {
+  ASSERT_NO_FATAL_FAILURE(begin_with_train());
+  ASSERT_TRUE(group("rollout").paused_by_stage());
+  const Status paused = pause("rollout");
+  EXPECT_TRUE(paused.ok()) << paused.text();
+  EXPECT_FALSE(group("rollout").paused_by_stage());
+  EXPECT_EQ(turn("rollout").what, "paused");
+}
+
 TEST_F(BrokerTurnsTest, AGroupThatLeavesTheStageReportsNoMore) {
   make_member(a, train);
   settle();
@@ -205,6 +216,46 @@ TEST_F(BrokerTurnsTest, AGroupThatLeavesTheStageReportsNoMore) {
   report(a, true, false);  // one that was on its way
   settle();
   EXPECT_EQ(group("train").state(), kRunning);
+}
+
+TEST_F(BrokerTurnsTest, ALaterRankThatNamesTheStageDoesNotBringBackWhatWasTakenOut) {
+  make_member(a, train);
+  Stages::Change change;
+  change.stage = kNoStage;
+  ASSERT_TRUE(on_loop([&] { return broker->set_turn(Caller{}, "train", change); }).ok());
+  std::optional<LogHeard> log;
+  on_loop([&] { log.emplace(); });
+  b.origin.stage = "night";
+  join(b, "train", 1);
+  on_loop([&] {
+    EXPECT_TRUE(log->has("names the stage 'night', but the group was taken out of its stage"))
+        << log->text();
+    log.reset();
+  });
+  EXPECT_EQ(turn("train").what, "none");
+}
+
+TEST_F(BrokerTurnsTest, WhatAnOperatorHasSetHoldsAgainstAllWhateverElseTheOwnerSets) {
+  make_member(a, train);
+  Stages::Change change;
+  change.longest_wait = seconds(1);
+  ASSERT_TRUE(on_loop([&] { return broker->set_turn(Caller{}, "train", change); }).ok());
+  const auto caller = [&](uid_t uid) {
+    Caller one;
+    one.operates = false;
+    one.account = broker->accounts().of(Owner{uid, ""});
+    return one;
+  };
+  Stages::Change of_owner;
+  of_owner.leave_first = {"scratch"};
+  const Status set =
+      on_loop([&] { return broker->set_turn(caller(::getuid()), "train", of_owner); });
+  ASSERT_TRUE(set.ok()) << set.text();
+  EXPECT_EQ(on_loop([&] { return broker->stages().may_begin(caller(4711), "job", "night"); })
+                .status()
+                .code(),
+            Code::kFailedPrecondition)
+      << "it may keep its turn without limit";
 }
 
 TEST_F(BrokerTurnsTest, AnotherOwnersTurnsAreNotToBeSet) {
@@ -401,6 +452,37 @@ TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
   EXPECT_EQ(group("train").state(), kPaused);
   make(b, rollout, 80 * kMiB, 2);
   EXPECT_EQ(group("rollout").state(), kRunning);
+}
+
+TEST_F(BrokerStartsTest, AFirstTurnThatNoRankHasUsedIsDueAgainWhenACallWaits) {
+  const auto heard = std::make_shared<TextsHeard>("turn");
+  on_loop([&] { broker->events().subscribe(Caller{}, "train", heard); });
+  ASSERT_TRUE(told(ask("train")));
+  ASSERT_TRUE(on_loop([&] { return broker->yield(Caller{}, "train"); }).ok());
+  ASSERT_TRUE(eventually([&] { return group("train").state() == kPaused; }));
+  join(a, "train");
+  report(a, true, false);
+  ASSERT_TRUE(eventually([&] { return group("train").state() == kRunning; }));
+  settle();
+  on_loop([&] {
+    EXPECT_EQ(heard->text,
+              "it gets its turn in stage 'night'\n"
+              "its first turn in stage 'night' has ended: no rank has come. It waits for another "
+              "one when a call of its first rank waits\n"
+              "its turn in stage 'night' ends\n"
+              "it gets its turn in stage 'night'\n");
+  });
+}
+
+TEST_F(BrokerStartsTest, WhoseFirstRankNamesTheStageWaitsForItsTurn) {
+  make_member(a, train);
+  report(a, false, true);
+  settle();
+  b.origin.stage = "night";
+  join(b, "rollout");
+  EXPECT_TRUE(b.gate_shut());
+  EXPECT_EQ(group("rollout").state(), kPaused);
+  EXPECT_EQ(turn("rollout").what, "waits");
 }
 
 TEST_F(BrokerStartsTest, OneThatIsTakenOutOfItsStageMayStart) {

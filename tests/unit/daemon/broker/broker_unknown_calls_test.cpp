@@ -1,12 +1,9 @@
 // Driver calls that shims do not know, as ranks tell a whole broker of them.
-#include <spdlog/sinks/ostream_sink.h>
-
-#include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "tests/unit/fixtures/broker_fixture.h"
+#include "tests/unit/fixtures/log_heard.h"
 
 namespace amem {
 namespace {
@@ -79,20 +76,16 @@ TEST_F(BrokerUnknownCallsTest, AddToWhatWasToldBefore) {
 
 TEST_F(BrokerUnknownCallsTest, AreBounded) {
   join(a);
-  std::ostringstream written;
-  const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
-  on_loop([&] {
-    spdlog::set_default_logger(std::make_shared<spdlog::logger>(
-        "test", std::make_shared<spdlog::sinks::ostream_sink_mt>(written)));
-  });
+  std::optional<LogHeard> heard;
+  on_loop([&] { heard.emplace(); });
   tell_many(a, 300);
   tell(a, {{"cuOneMore"}, {"cuCall1", amem_v1_UnknownCalls_Fate_FATE_LISTED}});
   read(a);
-  on_loop([&] { spdlog::set_default_logger(before); });
+  const std::string log = on_loop([&] { return heard->text(); });
+  on_loop([&] { heard.reset(); });
   ASSERT_EQ(calls().size(), static_cast<int>(kMostUnknownCalls));
   EXPECT_EQ(calls()[255].name(), "cuCall255");
   EXPECT_EQ(calls()[1].fate(), "listed") << "what is kept still changes";
-  const std::string log = written.str();
   const std::string line = "than the 256 that amemd keeps for a rank. amemd does not keep 44";
   ASSERT_NE(log.find(line), std::string::npos) << log;
   EXPECT_EQ(log.find("does not keep"), log.rfind("does not keep")) << log;

@@ -76,6 +76,14 @@ TEST_F(PackingTest, TheFormDecidesWhatCounts) {
   EXPECT_EQ(size(Form::kSparse, map(8, {0xffffffff})), 8 * kGroup) << "no shorter";
 }
 
+TEST_F(PackingTest, TheLastByteHasItsPlaceToo) {
+  for (int i = 0; i < 2; ++i) add(kGroup);
+  const PackRequest request{kGroup + 1, 0, Form::kAuto, nullptr};
+  const Packing packing = pack({request});
+  ASSERT_EQ(packing.missing, 0U);
+  check(packing.spaces[0], request);
+}
+
 TEST_F(PackingTest, WhatFindsNoSingleRunLiesInPieces) {
   for (int i = 0; i < 6; ++i) add(kGroup);
   // Zeros, then data, then zeros with a block in each group.

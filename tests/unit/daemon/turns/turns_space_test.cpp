@@ -236,6 +236,21 @@ TEST_F(SpaceTest, APromiseIsLookedAtAgainWhenAFirstTurnIsDue) {
       << "in its first turn it is alone: " << status.text();
 }
 
+TEST_F(SpaceTest, APromiseIsLookedAtAgainWhenMemoryMovesToAnotherGpu) {
+  TurnRules rules = some_rules(TurnPolicy::kDemand);
+  rules.max_hold = s(10);
+  for (std::uint64_t gib = 1; gib <= 64; gib *= 2) {
+    make(rules, 2);
+    TurnTerms a = some_terms("a", 78);
+    a.longest_wait = s(2);
+    add(a);
+    TurnTerms b = some_terms("b", 0);
+    b.needs = {{some_device(2), gib * kGiB}};
+    add(b);
+    EXPECT_FALSE(turns_->set_needs("b", {{some_device(1), gib * kGiB}}, at(1)).ok()) << gib;
+  }
+}
+
 TEST_F(SpaceTest, WhatAnOwnerHasSetMovesTheOwnersGroupsOnly) {
   TurnRules rules = some_rules(TurnPolicy::kDemand);
   for (const bool by_operator : {false, true}) {
