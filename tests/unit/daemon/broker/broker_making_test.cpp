@@ -52,6 +52,7 @@ TEST_F(MakingTest, ThePeersHaveItAndItComesBackWithItsBytes) {
   EXPECT_TRUE(r2.holds(of_a, 0xaa));
   for (int i = 1; i <= 3; ++i) {
     ASSERT_TRUE(pause().ok());
+    EXPECT_EQ(r1.named, 0U) << "all of it leaves";
     EXPECT_EQ(used(0) + used(1), 0U);
     ASSERT_TRUE(resume().ok());
     EXPECT_EQ(r1.makes, i);

@@ -565,6 +565,28 @@ class BrokerSlicesTest : public BrokerTurnsTest {
   TurnPolicy policy() const override { return TurnPolicy::kSlice; }
 };
 
+TEST_F(BrokerSlicesTest, WhatAPartOfAGroupCostsIsNotWhatTheGroupCosts) {
+  ASSERT_NO_FATAL_FAILURE(begin_with_train());
+  ASSERT_TRUE(pause("train").ok());
+  ASSERT_TRUE(resume("train").ok());
+  Stages::Change change;
+  change.leave_first = {"scratch"};
+  ASSERT_TRUE(on_loop([&] { return broker->set_turn(Caller{}, "train", change); }).ok());
+  a.received.clear();
+  a.moods[kRelease] = Mood::kLate;
+  report(a, false, false);
+  report(b, true, false);
+  ASSERT_TRUE(eventually([&] { return a.received[kRelease] == 1; }));
+  std::this_thread::sleep_for(seconds(3));
+  a.catch_up();
+  ASSERT_TRUE(eventually([&] { return turn("rollout").what == "runs"; }));
+  EXPECT_EQ(group("train").resident_bytes(), 4 * kMiB) << "the rest has not left";
+  // Rollout's part of that switch counts three times, because it has waited.
+  change.longest_wait = seconds(12);
+  const Status promised = on_loop([&] { return broker->set_turn(Caller{}, "train", change); });
+  EXPECT_TRUE(promised.ok()) << promised.text();
+}
+
 TEST_F(BrokerSlicesTest, ThreeGroupsGoAround) {
   make_member(c, third);
   pause_for_stage("third");
