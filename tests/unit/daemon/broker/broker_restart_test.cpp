@@ -757,5 +757,43 @@ TEST_F(BrokerRestartTest, NothingIsHandedOnThatTheHolderMayHaveStill) {
   EXPECT_FALSE(b.mapped().contains(its)) << "while the holder has it, it is not free either";
 }
 
+class LettingGoTest : public BrokerRestartTest {
+ protected:
+  void configure(Config& settings) const override { settings.swap_wave = 4 * kMiB; }
+};
+
+TEST_F(LettingGoTest, WhatNobodyLacksAnyMoreWhenTheHolderHasLetGoIsSpaceForTheRest) {
+  constexpr pb_size_t kSave = amem_v1_SessionMessage_save_tag;
+  constexpr pb_size_t kRelease = amem_v1_SessionMessage_release_tag;
+  const auto make = [&](ScriptedRank& rank, const std::string& name) {
+    join_here(rank, name, 0);
+    EXPECT_TRUE(set_policy("scratch", v1::POLICY_DISCARD, name).ok());
+    return rank.create(gpu(0), 20 * kMiB, "scratch");
+  };
+  const std::uint64_t lacked = make(b, "rollout");
+  const std::uint64_t other = b.create(gpu(0), 12 * kMiB, "scratch");
+  ASSERT_TRUE(pause("rollout").ok());
+  make(a, "train");
+  for (int i = 0; i < 3; ++i) ASSERT_NE(a.create(gpu(0), 4 * kMiB), 0U);  // of a wave each
+  join_here(c, "other", 0);
+  ASSERT_NE(c.create(gpu(0), nvml.memory(gpu(0))->free / (2 * kMiB) * 2 * kMiB), 0U);
+  a.moods[kSave] = Mood::kLate;
+  const auto watcher = std::make_shared<Watcher>();
+  on_loop([&] { broker->swap(Caller{}, {"train"}, {"rollout"}, Operation::kPause, {}, watcher); });
+  ASSERT_TRUE(eventually([&] { return a.received[kSave] == 1; }));
+  ground::end(*holder_loop);  // it answers nothing
+  a.catch_up();
+  a.moods[kSave] = Mood::kLate;
+  EXPECT_TRUE(eventually([&] { return a.received[kRelease] == 1; }));
+  settle();
+  b.free(lacked);
+  settle();
+  ground::run(*holder_loop);
+  EXPECT_TRUE(eventually([&] { return b.mapped().contains(other); }));
+  EXPECT_EQ(group("train").phase(), "save") << "the second wave is on its device";
+  a.catch_up();
+  EXPECT_TRUE(complete(watcher).ok()) << watcher->status().text();
+}
+
 }  // namespace
 }  // namespace amem
