@@ -511,7 +511,8 @@ TEST_F(BrokerStartsByLeaseTest, AFirstTurnNeedsNoLease) {
 class BrokerLeasesTest : public BrokerTurnsTest {
  protected:
   TurnPolicy policy() const override { return TurnPolicy::kLease; }
-  Status lease(const std::string& name, Duration timeout = seconds(5)) {
+  Status lease(const std::string& name, Duration timeout = seconds(5),
+               const std::function<void()>& meanwhile = {}) {
     auto answer = std::make_shared<std::optional<Status>>();
     const auto mutex = std::make_shared<std::mutex>();
     on_loop([&] {
@@ -520,6 +521,7 @@ class BrokerLeasesTest : public BrokerTurnsTest {
         *answer = is;
       });
     });
+    if (meanwhile) meanwhile();
     EXPECT_TRUE(eventually([&] {
       const std::lock_guard lock(*mutex);
       return answer->has_value();
@@ -548,6 +550,15 @@ TEST_F(BrokerLeasesTest, AGroupRunsFromItsLeaseToItsYield) {
   EXPECT_GE(is.failed_switches(), 1U);
   EXPECT_GE(is.switches(), is.failed_switches() + 2);
   EXPECT_NE(is.last().why(), "");
+}
+
+TEST_F(BrokerLeasesTest, WhoWaitsForALeaseKeepsNoGroupThatHasEnded) {
+  ASSERT_NO_FATAL_FAILURE(begin_with_train());
+  ASSERT_TRUE(lease("train").ok());
+  const Status ended = lease("rollout", seconds(5), [&] { b.die(); });
+  EXPECT_EQ(ended.code(), Code::kAborted);
+  EXPECT_EQ(ended.text(), "group 'rollout' has ended. Ask again when it is there");
+  EXPECT_EQ(status().groups_size(), 1);
 }
 
 TEST_F(BrokerLeasesTest, AGroupThatTakesNoTurnsGetsNoLeaseAndIsToldWhy) {
