@@ -340,19 +340,16 @@ Time wakeup(const StageView& view, const StageMemory& memory, Time now) {
     if (at > now) next = std::min(next, at);
   };
   const StageSnapshot stage(view, memory, now);
-  for (const GroupView& group : view.groups) {
-    const auto m = memory.groups.find(group.id);
-    if (m != memory.groups.end() && m->second.first_turn && !memory.is_switching(group.id) &&
-        group.presence == Presence::kIn)
-      consider(stage.first_turn_ends(group, m->second));
-  }
+  for (const GroupView& group : view.groups)
+    if (const GroupMemory& m = memory.groups.at(group.id); m.first_turn)
+      consider(stage.first_turn_ends(group, m));
   if (memory.under_way) return next;
   const bool waits = stage.anybody_waits();
   const bool over = !stage.load().within_limits();
   for (const StageMember& m : stage.all()) {
     if (stage.waits(m)) consider(std::max(stage.asked(m), m.memory->not_before));
     const bool lapsed = m.group->first_turn == FirstTurn::kLapsed;
-    if (m.place == TurnPlace::kIn && (waits || lapsed)) consider(stage.leaves_from(m));
+    if (waits || lapsed) consider(stage.leaves_from(m));
     if ((m.place == TurnPlace::kIn && over) || (m.has_rest() && (waits || over)))
       consider(m.memory->not_before);
   }

@@ -364,6 +364,11 @@ TEST_F(SpaceTest, AFirstTurnSaysWhenItEnds) {
   EXPECT_EQ(ends("b"), "") << "it has had none";
   turns_->find("a")->has_ranks = turns_->find("a")->working = true;
   EXPECT_EQ(ends("a"), "its first turn has no limit");
+  turns_->find("a")->working = false;
+  static_cast<void>(turns_->look(at(10)));
+  EXPECT_NE(turns_->wakeup(), kNever) << "it ends when the group is idle";
+  static_cast<void>(turns_->started("a", {}, at(11)));
+  EXPECT_EQ(turns_->wakeup(), kNever) << "it has ended";
 }
 
 }  // namespace
