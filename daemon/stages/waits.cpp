@@ -2,7 +2,6 @@
 
 #include <sys/epoll.h>
 
-#include <algorithm>
 #include <memory>
 
 namespace amem {
@@ -63,12 +62,6 @@ std::vector<StageWaits::Number> StageWaits::of(GroupId group, For what) const {
   for (const auto& [number, wait] : waits_)
     if (wait.group == group && wait.what == what) numbers.push_back(number);
   return numbers;
-}
-
-bool StageWaits::any(GroupId group, For what) const {
-  return std::any_of(waits_.begin(), waits_.end(), [&](const auto& each) {
-    return each.second.group == group && each.second.what == what;
-  });
 }
 
 bool StageWaits::waits(Number number) const {

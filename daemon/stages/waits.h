@@ -55,7 +55,7 @@ class StageWaits {
   void answer_start(Number number, Duration unseen);
   /// Of this group, in the order in which they came.
   std::vector<Number> of(GroupId group, For what) const;
-  bool any(GroupId group, For what) const;
+  bool any(GroupId group, For what) const { return !of(group, what).empty(); }
   /// Somebody still waits.
   bool waits(Number number) const;
   /// Processes that are to start ranks of the group.
