@@ -113,7 +113,6 @@ GroupView StageViews::beginning(const StageRules& stage, const std::string& name
   GroupView view;
   view.name = name;
   view.owner = reinterpret_cast<std::uint64_t>(&account);
-  view.presence = Presence::kOut;
   view.first_turn = FirstTurn::kDue;
   view.min_residency = stage.min_residency;
   view.on.resize(stage.devices.size());
