@@ -567,7 +567,6 @@ void Recovery::put_on_device(Allocation& a, HolderKind kind,
 /// Memory whose sharers have all gone, and which ranks of other groups have open still.
 void Recovery::take_guests_memory(Stock& stock) {
   for (const auto& [id, row] : allocations_read_) {
-    if (node_.allocations.find(id) != nullptr) continue;
     const auto is_held = [this, of = row.group()](RankId rank) {
       return group_of_.contains(rank) && group_of_[rank] == of;
     };
