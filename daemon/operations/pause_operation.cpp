@@ -484,12 +484,8 @@ void PauseOperation::checkpointed(const Status& status, bool deep, const BytesBy
     const auto was = before.find(device);
     const std::uint64_t left = all_left.at(device);
     if (!deep || was == before.end() || left >= was->second) continue;
-    // Others may have freed some of it. There is so much, once all groups are paused. A tenth more
-    // need not be there, and no resume could ever have it.
-    const std::uint64_t freed = was->second - left;
     const std::uint64_t most = use.free + means_.node.brokered(device);
-    const std::uint64_t in_reach = most - std::min(most, Headroom::reserve(use.total));
-    group_.restore_needs[device] = std::max(freed, std::min(freed + freed / 10, in_reach));
+    group_.restore_needs[device] = Headroom::for_restore(was->second - left, most, use.total);
   }
   group_.was_deep |= deep;
   group_.machine.tell(event::Checkpointed{status, deep}, Clock::now());

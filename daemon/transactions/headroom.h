@@ -28,6 +28,10 @@ class Headroom {
   /// What a device keeps free meanwhile, for page tables and whatever else the driver needs to map
   /// and copy: a device filled to the brim fails calls that a swap in turn would not.
   static std::uint64_t reserve(std::uint64_t device_total);
+  /// What a restore needs of a device where the checkpoint has freed so much. `most` of it is free
+  /// once all groups are paused.
+  static std::uint64_t for_restore(std::uint64_t freed, std::uint64_t most,
+                                   std::uint64_t device_total);
 
   /// At most `bytes` of this device, until lift().
   void limit(const DeviceUuid& device, std::uint64_t bytes) { left_[device] = bytes; }

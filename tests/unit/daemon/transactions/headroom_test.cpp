@@ -15,6 +15,14 @@ TEST(HeadroomTest, WithoutALimitEverythingFits) {
   EXPECT_TRUE(headroom.take(some_device(1), 1)) << "that is the driver's business";
 }
 
+TEST(HeadroomTest, ARestoreNeedsATenthMoreThanWasFreedAsFarAsThatCanBe) {
+  constexpr std::uint64_t kTotal = 6400;  // of which 100 stay free
+  EXPECT_EQ(Headroom::for_restore(1000, 5000, kTotal), 1100U);
+  EXPECT_EQ(Headroom::for_restore(1000, 1150, kTotal), 1050U);
+  EXPECT_EQ(Headroom::for_restore(1000, 1050, kTotal), 1000U);
+  EXPECT_EQ(Headroom::for_restore(1000, 50, kTotal), 1000U);
+}
+
 TEST(HeadroomTest, ALimitIsTakenFromAndGivenBackTo) {
   Headroom headroom;
   headroom.limit(some_device(1), 100);
