@@ -197,6 +197,7 @@ TEST_F(BrokerTest, ADeviceThatIsFullRefusesTheResumeWithBothNumbers) {
   ASSERT_TRUE(pause().ok());
   join(c, "rollout");
   const std::uint64_t large = c.create(gpu(0), kDeviceMemory - 2 * kMiB);
+  expect_trims();
   const Status refused = resume();
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
   EXPECT_NE(refused.text().find("2 MiB free, but 4 MiB are needed"), std::string::npos)

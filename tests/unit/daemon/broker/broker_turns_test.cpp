@@ -52,6 +52,7 @@ class BrokerTurnsTest : public SwapTest {
   void pause_for_stage(const std::string& name) { ASSERT_TRUE(pause(name).ok()); }
   /// It does not fit now, so its stage has it from now on.
   void let_go(const std::string& name) {
+    expect_trims();
     const Status status = resume(name);
     EXPECT_EQ(status.code(), Code::kResourceExhausted);
     EXPECT_NE(status.text().find("Stage 'night' resumes the group at its turn"), std::string::npos)
