@@ -10,7 +10,7 @@
 #include "shim/blocks/parts.h"
 #include "shim/driver/context_errors.h"
 #include "shim/memory/free_pass.h"
-#include "shim/nic/page_clients.h"
+#include "shim/process/page_clients.h"
 
 namespace amem::shim {
 namespace {

@@ -1,4 +1,4 @@
-#include "shim/nic/page_clients.h"
+#include "shim/process/page_clients.h"
 
 #include <unistd.h>
 

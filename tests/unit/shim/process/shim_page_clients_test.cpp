@@ -4,7 +4,7 @@
 #include <fstream>
 #include <string>
 
-#include "shim/nic/page_clients.h"
+#include "shim/process/page_clients.h"
 
 namespace amem::shim {
 namespace {
