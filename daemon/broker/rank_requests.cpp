@@ -247,15 +247,15 @@ void RankRequests::created(Rank& rank, const RequestPtr& request, Workers::AllMa
   const Result<Allocation*> entered = enter(rank, *request, std::move(made));
   if (!entered.ok()) return not_created(rank, request, entered.status());
   --rank.creating;
-  const Allocation& first = *entered.value();
+  std::vector<const Allocation*> all;
+  for (AllocationId id = entered.value()->id; all.size() < count; ++id)
+    all.push_back(node_.allocations.find(id));
   // What the rank has made itself it has.
   std::vector<SharedFd> fds;
-  for (AllocationId id = first.id; id < first.id + count; ++id) {
-    const Allocation& a = *node_.allocations.find(id);
-    if (a.maker == 0) fds.push_back(a.fd);
-    let_reach_pool(a);
-  }
-  sessions_.send(rank.session, created_message(request->seq, first, count), std::move(fds));
+  for (const Allocation* a : all)
+    if (a->maker == 0) fds.push_back(a->fd);
+  sessions_.send(rank.session, created_message(request->seq, *all.front(), count), std::move(fds));
+  for (const Allocation* a : all) let_reach_pool(*a);
 }
 
 void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Status& why) {
