@@ -231,13 +231,13 @@ def test_a_group_that_needs_the_space_gets_it(bare_node):
     cycle(node, "a")
     assert retained(node) == 8 * MIB
     node.ctl("pause", "b")  # all of the pool but 4 MiB
-    assert retained(node) == 0
+    assert retained(node) == 4 * MIB, "a block of 8 MiB has parts"
     assert copied(node, "b") == 12 * MIB
     node.ctl("resume", "b")
     second.verify()
     cycle(node, "a")
     first.verify()
-    assert copied(node, "a") == 8 * MIB
+    assert copied(node, "a") == 4 * MIB
     third = Memory(node, 4 * MIB, name="c", group="c")
     cycle(node, "c")
     cycle(node, "c")

@@ -5,7 +5,7 @@ from sim_node import eventually
 from sim_node.flipped import FlippedMemory as Memory
 
 MIB = 1 << 20
-BLOCK = 4 * MIB
+BLOCK = 3 * MIB  # too small to have parts
 BLOCKS = 4
 
 

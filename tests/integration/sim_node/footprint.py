@@ -33,7 +33,8 @@ class Footprint:
     def check(self) -> None:
         # What a rank frees the broker closes a little later.
         eventually(self._as_before, what=f"{self.process.name} has as many descriptors and threads as before")
-        # Space for what allocators keep, far below anything that leaks with each cycle.
-        assert self.process.rss_bytes() < self.rss + 1024 * KIB, self.process.name
+        # Space for what allocators keep, far below anything that leaks with each cycle. Where amemd's loop shares an arena with gRPC's threads
+        # that is 1.4 MiB, else 0.3.
+        assert self.process.rss_bytes() < self.rss + 2048 * KIB, self.process.name
         if isinstance(self.process, Broker):
             assert self.process.threads() < 40
