@@ -113,6 +113,7 @@ void reload(const Arguments& arguments, Config& config, Broker& broker) {
   for (const std::string& error : errors) spdlog::error("{}", error);
   if (!errors.empty())
     return spdlog::error("amemd keeps all its settings, and has reopened the log");
+  for (const auto& [key, warning] : next.retired) spdlog::warn("{}", warning);
   const Reload found = reload(config, next);
   set_log_level(config);
   broker.take_settings();
@@ -248,10 +249,13 @@ int run(int argc, char** argv) {
   for (const std::string& error : errors) std::cerr << "amemd: " << error << "\n";
   if (!errors.empty()) return 2;
   if (arguments->check_config) {
+    for (const auto& [key, warning] : config.retired)
+      std::cerr << "amemd: warning: " << warning << "\n";
     std::cout << to_toml(config);
     return 0;
   }
   set_up_logging(config);
+  for (const auto& [key, warning] : config.retired) spdlog::warn("{}", warning);
   const Successor successor(argv, speaks());
   bool replaced = false;
   const int ended = serve(config, *arguments, successor, replaced);

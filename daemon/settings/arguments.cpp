@@ -46,7 +46,8 @@ void add_arguments(CLI::App& app, Arguments& arguments) {
              arguments.flags.emplace_back(std::string(setting.key), value);
            },
            std::string(setting.what) + " [" + setting.environment() + "]")
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+        ->group(setting.retired ? "" : "OPTIONS");
 }
 
 std::optional<Arguments> parse_arguments(int argc, const char* const* argv, int& exit_status) {

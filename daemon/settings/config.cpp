@@ -7,6 +7,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "common/numbers.h"
@@ -246,6 +247,92 @@ Status set_holder_socket(Config& config, std::string_view value) {
   return set_text<&Config::holder_socket>(config, value);
 }
 
+// ---- fast paths ---------------------------------------------------------------------------------
+
+/// What amemd can also do without, to find out whether it is at fault.
+struct FastPath {
+  std::string_view name;
+  bool (*is_off)(const Config& config);
+  void (*switch_off)(Config& config, bool off);  // on: as it is by default, unless it is on
+};
+constexpr FastPath kFastPaths[] = {
+    {"duplex", [](const Config& config) { return !config.swap_duplex; },
+     [](Config& config, bool off) { config.swap_duplex = !off; }},
+    {"hand_on", [](const Config& config) { return !config.swap_hand_on; },
+     [](Config& config, bool off) { config.swap_hand_on = !off; }},
+    {"host_numa", [](const Config& config) { return config.pool_place == Place::kMemfd; },
+     [](Config& config, bool off) {
+       if (off)
+         config.pool_place = Place::kMemfd;
+       else if (config.pool_place == Place::kMemfd)
+         config.pool_place = Config().pool_place;
+     }},
+    {"retain", [](const Config& config) { return config.pool_retain == Retain::kOff; },
+     [](Config& config, bool off) {
+       if (off)
+         config.pool_retain = Retain::kOff;
+       else if (config.pool_retain == Retain::kOff)
+         config.pool_retain = Config().pool_retain;
+     }},
+    {"sparse", [](const Config& config) { return config.pool_save == Form::kDense; },
+     [](Config& config, bool off) {
+       if (off)
+         config.pool_save = Form::kDense;
+       else if (config.pool_save == Form::kDense)
+         config.pool_save = Config().pool_save;
+     }},
+    {"waves", [](const Config& config) { return config.swap_wave == 0; },
+     [](Config& config, bool off) {
+       if (off)
+         config.swap_wave = 0;
+       else if (config.swap_wave == 0)
+         config.swap_wave = Config().swap_wave;
+     }},
+};
+
+Status set_without(Config& config, std::string_view value) {
+  std::set<std::string_view> off;
+  for (std::size_t at = 0; at < value.size();) {
+    const std::size_t end = std::min(value.find_first_of(", ", at), value.size());
+    const std::string_view name = value.substr(at, end - at);
+    at = end + 1;
+    if (name.empty()) continue;
+    if (std::none_of(std::begin(kFastPaths), std::end(kFastPaths),
+                     [&](const FastPath& path) { return path.name == name; }))
+      return none_of(name, kFastPaths, [](const FastPath& path) { return path.name; });
+    off.insert(name);
+  }
+  for (const FastPath& path : kFastPaths) path.switch_off(config, off.contains(path.name));
+  return {};
+}
+std::string get_without(const Config& config) {
+  std::string text;
+  for (const FastPath& path : kFastPaths)
+    if (path.is_off(config)) text += (text.empty() ? "" : ",") + std::string(path.name);
+  return text;
+}
+
+constexpr Duration Deadlines::*kSteps[] = {&Deadlines::save,   &Deadlines::release,
+                                           &Deadlines::create, &Deadlines::load,
+                                           &Deadlines::open,   &Deadlines::request};
+
+Status set_step(Config& config, std::string_view value) {
+  Deadlines deadlines = config.deadlines;
+  for (const auto step : kSteps) {
+    deadlines.*step = Deadlines().*step;
+    if (value == "auto") continue;
+    if (Status status = set_duration(deadlines.*step, value); !status.ok()) return status;
+  }
+  config.deadlines = deadlines;
+  return {};
+}
+std::string get_step(const Config& config) {
+  const Duration first = config.deadlines.*kSteps[0];
+  const bool one = std::all_of(std::begin(kSteps), std::end(kSteps),
+                               [&](auto step) { return config.deadlines.*step == first; });
+  return one ? format_duration(first) : "auto";
+}
+
 std::string_view table_of(std::string_view key) {
   const std::size_t dot = key.find('.');
   return dot == std::string_view::npos ? std::string_view() : key.substr(0, dot);
@@ -331,6 +418,17 @@ void apply_stages(Config& config, const toml::node& stages, const std::string& f
   }
 }
 
+/// `from`: where it is set, for people.
+Status set(Config& config, const Setting& setting, std::string_view value,
+           const std::string& from) {
+  Status status = setting.set(config, value);
+  if (status.ok() && setting.retired)
+    config.retired[setting.key] =
+        std::string(setting.key) + " is set in " + from +
+        ". The next version will not have this setting: " + std::string(setting.what);
+  return status;
+}
+
 void apply_table(Config& config, const toml::table& table, const std::string& prefix,
                  const std::string& file_name, ConfigErrors& errors) {
   for (const auto& [name, node] : table) {
@@ -357,10 +455,10 @@ void apply_table(Config& config, const toml::table& table, const std::string& pr
       wrong("this setting does not exist. amemd --check-config prints all settings");
       continue;
     }
-    const std::optional<std::string> text = as_text(node);
+    const std::optional<std::string> text = as_list(node);
     if (!text) {
-      wrong("must be a string, a number, true or false");
-    } else if (Status status = setting->set(config, *text); !status.ok()) {
+      wrong("must be a string, a number, true or false, or a list of these");
+    } else if (Status status = set(config, *setting, *text, file_name); !status.ok()) {
       wrong(status.text());
     }
   }
@@ -390,6 +488,11 @@ Config Config::defaults(bool system, std::string runtime_dir) {
   return config;
 }
 
+constexpr std::string_view kStepInstead =
+    "deadlines.step stands for this and the other steps of a pause or resume";
+constexpr std::string_view kQuotaInstead =
+    "it will be what it is by default, which no job reaches. Remove it";
+
 const std::vector<Setting>& settings() {
   static const std::vector<Setting> all = {
       {"runtime_dir", "directory of the sockets", set_runtime_dir, get_text<&Config::runtime_dir>},
@@ -401,45 +504,54 @@ const std::vector<Setting>& settings() {
        "socket of amem-holder, in a folder that no job can see; empty: "
        "RUNTIME_DIR-holder/holder.sock",
        set_holder_socket, get_text<&Config::holder_socket>},
+      {"without",
+       "fast paths to do without, to find out whether one is at fault: a list of duplex, hand_on, "
+       "host_numa, retain, sparse and waves",
+       set_without, get_without},
       {"guests", "what a pause does with memory that other groups have open: pin or refuse",
        set_choice<&Config::guests, kGuests>, get_choice<&Config::guests, kGuests>, true},
 
       {"pool.size", "pinned host memory for saved bytes; 0: none", set_size<&Config::pool_size>,
        get_size<&Config::pool_size>},
-      {"pool.segment", "size of the pool's segments; auto: depends on pool.size", set_segment,
-       get_segment},
       {"pool.chunk", "unit of the pool's space", set_size<&Config::pool_chunk>,
        get_size<&Config::pool_chunk>},
-      {"pool.place", "place of saved bytes: auto, host_numa or memfd", set_place, get_place},
-      {"pool.save", "how a pause saves bytes: auto, dense or sparse", set_save, get_save, true},
-      {"pool.retain",
-       "whether loaded bytes stay in free space, so that a pause copies only what has changed: "
-       "auto, always or off",
-       set_choice<&Config::pool_retain, kRetain>, get_choice<&Config::pool_retain, kRetain>},
+      {"pool.segment", "amemd chooses it by pool.size. Remove it", set_segment, get_segment, false,
+       true},
+      {"pool.place", "without = [\"host_numa\"] stands for memfd, and else amemd chooses it",
+       set_place, get_place, false, true},
+      {"pool.save",
+       "without = [\"sparse\"] stands for dense, and amemctl policy sets the form of a tag",
+       set_save, get_save, true, true},
+      {"pool.retain", "without = [\"retain\"] stands for off, and else amemd chooses it",
+       set_choice<&Config::pool_retain, kRetain>, get_choice<&Config::pool_retain, kRetain>, false,
+       true},
 
-      {"deadlines.guests", "for other groups' ranks to close memory that they have opened",
-       set_deadline<&Deadlines::guests>, get_deadline<&Deadlines::guests>},
       {"deadlines.quiesce", "for all ranks to become quiet", set_deadline<&Deadlines::quiesce>,
        get_deadline<&Deadlines::quiesce>},
-      {"deadlines.save", "for copying to the pool", set_deadline<&Deadlines::save>,
-       get_deadline<&Deadlines::save>},
-      {"deadlines.release", "for unmapping, also when a resume is rolled back",
-       set_deadline<&Deadlines::release>, get_deadline<&Deadlines::release>},
-      {"deadlines.create", "for creating a group's memory again", set_deadline<&Deadlines::create>,
-       get_deadline<&Deadlines::create>},
-      {"deadlines.load", "for mapping and copying from the pool", set_deadline<&Deadlines::load>,
-       get_deadline<&Deadlines::load>},
+      {"deadlines.step",
+       "for each other step of a pause or resume, such as the copies; auto: 10s to 60s", set_step,
+       get_step},
       {"deadlines.checkpoint", "for the driver to checkpoint or restore all processes of a group",
        set_deadline<&Deadlines::checkpoint>, get_deadline<&Deadlines::checkpoint>},
-      {"deadlines.open", "for opening the gates", set_deadline<&Deadlines::open>,
-       get_deadline<&Deadlines::open>},
-      {"deadlines.request", "for all ranks to ask for the same pause or resume",
-       set_deadline<&Deadlines::request>, get_deadline<&Deadlines::request>},
-      {"deadlines.stall", "of a quiesce without change, before amem steps busy devices too",
-       set_deadline<&Deadlines::stall>, get_deadline<&Deadlines::stall>},
       {"deadlines.end", "for operations to end after amemd was told to end",
        [](Config& config, std::string_view value) { return set_duration(config.end, value); },
        [](const Config& config) { return format_duration(config.end); }},
+      {"deadlines.guests", "it will be 500ms. Remove it", set_deadline<&Deadlines::guests>,
+       get_deadline<&Deadlines::guests>, false, true},
+      {"deadlines.stall", "it will be 20ms. Remove it", set_deadline<&Deadlines::stall>,
+       get_deadline<&Deadlines::stall>, false, true},
+      {"deadlines.save", kStepInstead, set_deadline<&Deadlines::save>,
+       get_deadline<&Deadlines::save>, false, true},
+      {"deadlines.release", kStepInstead, set_deadline<&Deadlines::release>,
+       get_deadline<&Deadlines::release>, false, true},
+      {"deadlines.create", kStepInstead, set_deadline<&Deadlines::create>,
+       get_deadline<&Deadlines::create>, false, true},
+      {"deadlines.load", kStepInstead, set_deadline<&Deadlines::load>,
+       get_deadline<&Deadlines::load>, false, true},
+      {"deadlines.open", kStepInstead, set_deadline<&Deadlines::open>,
+       get_deadline<&Deadlines::open>, false, true},
+      {"deadlines.request", kStepInstead, set_deadline<&Deadlines::request>,
+       get_deadline<&Deadlines::request>, false, true},
 
       {"deep.enabled",
        "whether a pause may be deep, so that the driver checkpoints the processes: true or false",
@@ -449,16 +561,12 @@ const std::vector<Setting>& settings() {
       {"spare.idle",
        "how long GPU memory that a pause frees waits for a resume of its owner; 0: not at all",
        set_spare_idle, [](const Config& config) { return format_duration(config.spare_idle); }},
-      {"swap.duplex", "whether a swap resumes one group while the other pauses: true or false",
-       set_flag<&Config::swap_duplex>, get_flag<&Config::swap_duplex>},
-      {"swap.hand_on",
-       "whether memory of a group that leaves goes to a group of its owner that comes in: true or "
-       "false",
-       set_flag<&Config::swap_hand_on>, get_flag<&Config::swap_hand_on>, true},
-      {"swap.wave",
-       "how much of each rank leaves at a time if there is no space for both groups; 0: all at "
-       "once",
-       set_size<&Config::swap_wave>, get_size<&Config::swap_wave>, true},
+      {"swap.duplex", "without = [\"duplex\"] stands for false", set_flag<&Config::swap_duplex>,
+       get_flag<&Config::swap_duplex>, false, true},
+      {"swap.hand_on", "without = [\"hand_on\"] stands for false", set_flag<&Config::swap_hand_on>,
+       get_flag<&Config::swap_hand_on>, true, true},
+      {"swap.wave", "without = [\"waves\"] stands for 0, and else it will be 1GiB",
+       set_size<&Config::swap_wave>, get_size<&Config::swap_wave>, true, true},
 
       {"log.level", "debug, info, warning or error", set_log_level, get_text<&Config::log_level>,
        true},
@@ -477,22 +585,21 @@ const std::vector<Setting>& settings() {
 
       {"quotas.sessions", "processes that an owner may have at the same time; none: no limit",
        set_quota<Resource::kSessions>, get_quota<Resource::kSessions>, true},
-      {"quotas.allocations", "allocations that an owner may have",
-       set_quota<Resource::kAllocations>, get_quota<Resource::kAllocations>, true},
+      {"quotas.allocations", kQuotaInstead, set_quota<Resource::kAllocations>,
+       get_quota<Resource::kAllocations>, true, true},
       {"quotas.device", "GPU memory that an owner may have, a size or a share of all devices",
        set_quota<Resource::kDeviceBytes>, get_quota<Resource::kDeviceBytes>, true},
       {"quotas.pool", "space in the pool that an owner may have, a size or a share",
        set_quota<Resource::kPoolBytes>, get_quota<Resource::kPoolBytes>, true},
-      {"quotas.descriptors", "open files that amemd may have for an owner",
-       set_quota<Resource::kDescriptors>, get_quota<Resource::kDescriptors>, true},
-      {"quotas.queue", "memory for messages that wait for an owner's processes",
-       set_quota<Resource::kQueuedBytes>, get_quota<Resource::kQueuedBytes>, true},
-      {"quotas.calls", "calls of the control API that an owner may have at the same time",
-       set_quota<Resource::kCalls>, get_quota<Resource::kCalls>, true},
-      {"quotas.policies", "tags with a policy that an owner's groups may have",
-       set_quota<Resource::kPolicies>, get_quota<Resource::kPolicies>, true},
-      {"quotas.log_lines", "log lines per minute that an owner's processes may cause",
-       set_log_lines, get_log_lines},
+      {"quotas.descriptors", kQuotaInstead, set_quota<Resource::kDescriptors>,
+       get_quota<Resource::kDescriptors>, true, true},
+      {"quotas.queue", kQuotaInstead, set_quota<Resource::kQueuedBytes>,
+       get_quota<Resource::kQueuedBytes>, true, true},
+      {"quotas.calls", kQuotaInstead, set_quota<Resource::kCalls>, get_quota<Resource::kCalls>,
+       true, true},
+      {"quotas.policies", kQuotaInstead, set_quota<Resource::kPolicies>,
+       get_quota<Resource::kPolicies>, true, true},
+      {"quotas.log_lines", kQuotaInstead, set_log_lines, get_log_lines, false, true},
 
       {"access.operators",
        "group of operators, who control all groups, besides root and amemd's own user; empty: none",
@@ -564,7 +671,7 @@ void apply_environment(Config& config, const Environment& environment, ConfigErr
     const std::string name = setting.environment();
     const char* value = environment(name.c_str());
     if (value == nullptr || *value == '\0') continue;
-    if (Status status = setting.set(config, value); !status.ok())
+    if (Status status = set(config, setting, value, "the environment"); !status.ok())
       errors.push_back("environment: " + name + ": " + status.text());
   }
 }
@@ -575,7 +682,7 @@ void apply_flags(Config& config, const std::vector<std::pair<std::string, std::s
     const Setting* setting = find_setting(key);
     if (setting == nullptr) {
       errors.push_back(key + ": this setting does not exist");
-    } else if (Status status = setting->set(config, value); !status.ok()) {
+    } else if (Status status = set(config, *setting, value, "the command line"); !status.ok()) {
       errors.push_back(setting->flag() + ": " + status.text());
     }
   }
@@ -623,8 +730,7 @@ void check(const Config& config, ConfigErrors& errors) {
   if (most > 0 && most < segment)
     errors.push_back("quotas.pool: " + exact_size(most) +
                      " is less than one segment, so nobody could use the pool. A segment has " +
-                     exact_size(segment) +
-                     ". Set at least that, or a share such as 50%, or a smaller pool.segment");
+                     exact_size(segment) + ". Set at least that, or a share such as 50%");
   std::map<std::string, std::string> stage_of;
   for (const StageSettings& stage : config.stages) {
     const std::string key = "stage." + stage.name;
@@ -646,6 +752,7 @@ void check(const Config& config, ConfigErrors& errors) {
 Reload reload(Config& running, const Config& next) {
   Reload result;
   for (const Setting& setting : settings()) {
+    if (setting.set == &set_without || setting.set == &set_step) continue;  // others' values
     const std::string value = setting.get(next);
     if (value == setting.get(running)) continue;
     const std::string line = std::string(setting.key) + " = " + in_quotes(value);
@@ -660,6 +767,7 @@ std::string to_toml(const Config& config) {
   std::string text;
   std::string_view table;
   for (const Setting& setting : settings()) {
+    if (setting.retired && !config.retired.contains(setting.key)) continue;
     const std::string_view its_table = table_of(setting.key);
     if (its_table != table) {
       table = its_table;

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -84,6 +85,9 @@ struct Config {
 
   std::string metrics_listen;  // "address:port" of metrics by HTTP; empty: none
 
+  /// Retired settings that somebody has set, and the warning about each.
+  std::map<std::string_view, std::string> retired;
+
   /// deadlines.end: for operations under way, when amemd is told to end.
   Duration end = std::chrono::seconds(30);
 
@@ -100,10 +104,11 @@ using ConfigErrors = std::vector<std::string>;
 
 struct Setting {
   std::string_view key;   // "pool.size"
-  std::string_view what;  // one line of help
+  std::string_view what;  // one line of help; of a retired one what to do instead
   Status (*set)(Config& config, std::string_view value);
   std::string (*get)(const Config& config);  // in a form that set() reads back
   bool live = false;                         // amemd can take another value while it runs
+  bool retired = false;  // it works for one more version, with a warning, and is not shown
 
   std::string environment() const;  // "AMEM_POOL_SIZE"
   std::string flag() const;         // "--pool-size"
@@ -132,7 +137,7 @@ struct Reload {
 };
 Reload reload(Config& running, const Config& next);
 
-/// All of it as TOML, which apply_toml reads back.
+/// All of it as TOML, which apply_toml reads back; of retired settings those that somebody has set.
 std::string to_toml(const Config& config);
 
 }  // namespace amem

@@ -287,7 +287,8 @@ def faults_of_values(chart):
             yield f"no set of values has another {'.'.join(path)} than values.yaml"
     schema = json.loads((chart / "values.schema.json").read_text(encoding="utf-8"))
     settings = schema["properties"]["settings"]["properties"]
-    known = {key if "properties" not in value else f"{key}.{each}" for key, value in settings.items() if key != "stage" for each in value.get("properties", [""])}
+    known = {key if each == "" else f"{key}.{each}" for key, value in settings.items() if key != "stage"
+             for each, its in value.get("properties", {"": value}).items() if its.get("$ref") != "#/$defs/retired"}
     page = (HERE.parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8").partition("\n## amemd")[2].partition("\n## ")[0]
     table, _, stages = page.partition("\n### Stages")
     taken = {"runtime_dir", "holder", "holder_socket", "pool.size", "isolation.by", "deadlines.end", "metrics.listen", "control.listen", "control.tls"}

@@ -158,7 +158,7 @@ Status BlockHasher::compare(std::span<const Piece> pieces) {
                                      std::to_string(piece.offset + block * sparse::kBlock) +
                                      " on, though the hash of that block says so" +
                                      on_device(piece.device) +
-                                     "; set pool.retain = \"off\", and report it"};
+                                     "; set without = [\"retain\"] in amemd.toml, and report it"};
     }
   });
   return ran.ok() ? result : ran;

@@ -10,7 +10,8 @@
 namespace amem::shim {
 namespace {
 
-constexpr const char* kMemfdRemedy = "Set pool.place to memfd, and restart amemd";
+constexpr const char* kMemfdRemedy =
+    "Set without = [\"host_numa\"] in amemd.toml, and restart amemd";
 
 Status is_detached() {
   return {Code::kFailedPrecondition,
@@ -158,10 +159,10 @@ Status PoolView::can_detach() const {
     return entry.second.lent && entry.second.view->must_detach();
   });
   if (!lent) return {};
-  return {
-      Code::kFailedPrecondition,
-      "this process has views of its saved bytes (get_cpu_backup with zero_copy), which a deep "
-      "pause would unmap. Resume first, and copy the bytes instead, or set pool.place to memfd"};
+  return {Code::kFailedPrecondition,
+          "this process has views of its saved bytes (get_cpu_backup with zero_copy), which a deep "
+          "pause would unmap. Resume first, and copy the bytes instead, or set without = "
+          "[\"host_numa\"] in amemd.toml"};
 }
 
 Status PoolView::detach() {

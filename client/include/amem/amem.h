@@ -136,7 +136,7 @@ AMEM_API int amem_resume_tags(const char* const* tags, size_t count, uint32_t ti
                               amem_error* error);
 
 /* What a pause does with memory that ranks of other groups have opened, by IPC handle or
- * descriptor, and have not closed when it has waited for them for deadlines.guests. */
+ * descriptor, and have not closed when it has waited for them for 500 ms. */
 typedef enum amem_guests {
   AMEM_GUESTS_UNSPECIFIED = 0, /* as the broker is configured; pin when nobody has said otherwise */
   AMEM_GUESTS_PIN = 1,         /* it stays on its device, and the pause goes on */

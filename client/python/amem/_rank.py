@@ -70,7 +70,7 @@ def pause(tags: Tags = None, timeout: float | None = None, *, except_tags: Tags 
         discard: Tags whose bytes this pause drops, whatever their policy. A resume provides zeros for them. Not "nccl", and
             "heap" only with `force`.
         guests: What the pause does with memory that ranks of other groups still have open after the broker has waited for them
-            (`deadlines.guests`). "pin": the memory stays on its device. "refuse": the call raises FailedPreconditionError,
+            (500 ms). "pin": the memory stays on its device. "refuse": the call raises FailedPreconditionError,
             which names these ranks, and the group runs on. None: the broker's setting.
         deep: The driver then checkpoints the processes of all ranks, so that nothing of them stays on the GPUs. Until resume(),
             which restores them, each CUDA call of these processes waits. Also for a group that is paused already. Every rank

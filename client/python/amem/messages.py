@@ -75,7 +75,7 @@ class MetricsFormat(enum.IntEnum):
 
 
 class GuestPolicy(enum.IntEnum):
-    """What a pause does with memory that guests still have open after it has waited for them (deadlines.guests).
+    """What a pause does with memory that guests still have open after it has waited for them, for at most 500 ms.
 
     Attributes:
         UNSPECIFIED: the configured policy

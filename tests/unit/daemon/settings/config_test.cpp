@@ -237,7 +237,8 @@ TEST(Config, ErrorsOfTheOtherSourcesNameThem) {
 TEST(Config, PrintedFormReadsBack) {
   Config config = defaults();
   config.pool_size = 3ULL << 29;
-  config.deadlines.stall = milliseconds(25);
+  ConfigErrors of_flags;
+  apply_flags(config, {{"deadlines.stall", "25ms"}}, of_flags);
   config.log_file = "/tmp/a \"quoted\" \\ name\n";
   config.session_mode = 0;
   config.swap_duplex = false;
@@ -271,6 +272,89 @@ TEST(Config, AReloadTakesWhatIsLiveAndNamesTheRest) {
   EXPECT_EQ(reload(running, next).waiting, found.waiting) << "said each time, until amemd restarts";
 }
 
+TEST(Config, FastPathsAreSwitchedOffByName) {
+  Config config = defaults();
+  ConfigErrors errors;
+  const auto without = [&] { return find_setting("without")->get(config); };
+  EXPECT_EQ(without(), "");
+  const std::pair<std::string, bool (*)(const Config&)> paths[] = {
+      {"duplex", [](const Config& c) { return !c.swap_duplex; }},
+      {"hand_on", [](const Config& c) { return !c.swap_hand_on; }},
+      {"host_numa", [](const Config& c) { return c.pool_place == Place::kMemfd; }},
+      {"retain", [](const Config& c) { return c.pool_retain == Retain::kOff; }},
+      {"sparse", [](const Config& c) { return c.pool_save == Form::kDense; }},
+      {"waves", [](const Config& c) { return c.swap_wave == 0; }}};
+  for (const auto& [name, is_off] : paths) {
+    apply_toml(config, "without = [\"" + name + "\"]\n", "f.toml", errors);
+    EXPECT_EQ(without(), name);
+    for (const auto& [other, other_is_off] : paths)
+      EXPECT_EQ(other_is_off(config), other == name) << other << " of without " << name;
+  }
+  apply_flags(config, {{"without", "waves, duplex"}}, errors);
+  EXPECT_EQ(without(), "duplex,waves");
+  apply_flags(config, {{"without", ""}}, errors);
+  EXPECT_TRUE(errors.empty()) << errors.front();
+  for (const auto& [name, is_off] : paths) EXPECT_FALSE(is_off(config)) << name;
+  EXPECT_EQ(config.swap_wave, Config().swap_wave);
+  apply_flags(config, {{"without", "duplex,speed"}}, errors);
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_EQ(errors[0],
+            "--without: \"speed\" is not one of duplex hand_on host_numa retain sparse waves");
+  EXPECT_TRUE(config.swap_duplex);
+}
+
+TEST(Config, WhatFastPathsHaveOtherwiseStays) {
+  Config config = defaults();
+  ConfigErrors errors;
+  apply_flags(config, {{"swap.wave", "3MiB"}, {"pool.retain", "always"}, {"without", "duplex"}},
+              errors);
+  EXPECT_EQ(config.swap_wave, 3ULL << 20U);
+  EXPECT_EQ(config.pool_retain, Retain::kAlways);
+}
+
+TEST(Config, OneDeadlineIsForTheOtherSteps) {
+  Config config = defaults();
+  ConfigErrors errors;
+  EXPECT_EQ(find_setting("deadlines.step")->get(config), "auto");
+  apply_flags(config, {{"deadlines.step", "5m"}}, errors);
+  const Deadlines& set = config.deadlines;
+  for (const Duration each : {set.save, set.release, set.create, set.load, set.open, set.request})
+    EXPECT_EQ(each, seconds(300));
+  for (const auto other : {&Deadlines::guests, &Deadlines::quiesce, &Deadlines::checkpoint,
+                           &Deadlines::stall, &Deadlines::deepen})
+    EXPECT_EQ(set.*other, defaults().deadlines.*other);
+  EXPECT_EQ(find_setting("deadlines.step")->get(config), "5m");
+  apply_flags(config, {{"deadlines.step", "auto"}}, errors);
+  EXPECT_EQ(config.deadlines.save, defaults().deadlines.save);
+  EXPECT_TRUE(errors.empty());
+  apply_flags(config, {{"deadlines.step", "0"}}, errors);
+  EXPECT_EQ(errors.size(), 1U);
+}
+
+TEST(Config, ARetiredSettingWorksWithAWarning) {
+  Config config = defaults();
+  ConfigErrors errors;
+  EXPECT_EQ(to_toml(config).find("stall"), std::string::npos) << "it is not shown";
+  apply_toml(config, "[deadlines]\nstall = \"25ms\"\nquiesce = \"9s\"\n", "f.toml", errors);
+  apply_environment(
+      config,
+      [](const char* name) {
+        return std::string_view(name) == "AMEM_SWAP_DUPLEX" ? "false" : nullptr;
+      },
+      errors);
+  apply_flags(config, {{"quotas.calls", "none"}}, errors);
+  EXPECT_TRUE(errors.empty()) << errors.front();
+  EXPECT_EQ(config.deadlines.stall, milliseconds(25));
+  EXPECT_FALSE(config.swap_duplex);
+  ASSERT_EQ(config.retired.size(), 3U);
+  EXPECT_EQ(config.retired.at("deadlines.stall"),
+            "deadlines.stall is set in f.toml. The next version will not have this setting: it "
+            "will be 20ms. Remove it");
+  EXPECT_NE(config.retired.at("swap.duplex").find("in the environment"), std::string::npos);
+  EXPECT_NE(config.retired.at("quotas.calls").find("in the command line"), std::string::npos);
+  EXPECT_NE(to_toml(config).find("stall = \"25ms\""), std::string::npos) << "as it is set";
+}
+
 TEST(Config, LlmdsCalls) {
   EXPECT_TRUE(errors_of("[llm_d]\nenabled = true\nlisten = \"10.0.0.7:9001\"\n").empty());
   EXPECT_TRUE(errors_of("[llm_d]\ndeep = true\n[deep]\nenabled = true\n").empty());
@@ -295,7 +379,7 @@ TEST(Config, AQuotaThatGivesNobodyAnythingIsAnError) {
   ASSERT_EQ(errors.size(), 1U);
   EXPECT_EQ(errors[0],
             "quotas.pool: 32MiB is less than one segment, so nobody could use the pool. A segment "
-            "has 64MiB. Set at least that, or a share such as 50%, or a smaller pool.segment");
+            "has 64MiB. Set at least that, or a share such as 50%");
   for (const char* quota : {"64MiB", "1%", "0", "none"})
     EXPECT_TRUE(
         errors_of("[pool]\nsize = \"1GiB\"\n[quotas]\npool = \"" + std::string(quota) + "\"\n")
