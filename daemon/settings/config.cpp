@@ -455,9 +455,10 @@ void apply_table(Config& config, const toml::table& table, const std::string& pr
       wrong("this setting does not exist. amemd --check-config prints all settings");
       continue;
     }
-    const std::optional<std::string> text = as_list(node);
+    const bool list = setting->set == &set_without;
+    const std::optional<std::string> text = list ? as_list(node) : as_text(node);
     if (!text) {
-      wrong("must be a string, a number, true or false, or a list of these");
+      wrong(list ? "must be a list of strings" : "must be a string, a number, true or false");
     } else if (Status status = set(config, *setting, *text, file_name); !status.ok()) {
       wrong(status.text());
     }

@@ -423,7 +423,7 @@ def test_verify_finds_a_hash_that_lies(node):
     memory.flip(block, 3 * BLOCK + 5)
     answer = node.ctl.try_("pause", "train")
     assert answer.code != 0
-    assert "AMEM_VERIFY" in answer.error and f"from byte {3 * BLOCK} on" in answer.error and "pool.retain" in answer.error, answer
+    assert "AMEM_VERIFY" in answer.error and f"from byte {3 * BLOCK} on" in answer.error and 'without = ["retain"]' in answer.error, answer
     assert node.ctl.state("train") == "running"
     memory.verify()
     cycle(node)  # all of it is copied

@@ -104,7 +104,7 @@ def test_each_set_of_visible_devices_is_proven_once(deep_node, place, visible):
 def test_what_the_driver_would_lose_is_refused(deep_node):
     """The pool belongs to a device that the rank does not see. Nothing has been lost."""
     ranks = [*started(deep_node, "--pool-place", "host_numa"), seeing(deep_node, "1")]
-    refused(deep_node, "deep pauses do not work on this node", "restore", "CUDA_ERROR_OPERATING_SYSTEM", "does not see", "pool.place")
+    refused(deep_node, "deep pauses do not work on this node", "restore", "CUDA_ERROR_OPERATING_SYSTEM", "does not see", "host_numa")
     still_runs(deep_node, ranks)
 
 

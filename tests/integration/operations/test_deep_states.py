@@ -93,7 +93,7 @@ def test_a_view_keeps_what_would_be_unmapped(bare_node):
     rank = script(node)
     node.ctl("pause", "train")
     assert rank.value("view()")[0] == 0 and rank.value("look()") == 7
-    refused(node, "views of its saved bytes", "pool.place")
+    refused(node, "views of its saved bytes", "host_numa")
     assert rank.value("look()") == 7
     runs_on(node, rank)
     node.ctl("pause", "train", "--deep")  # the view has ended with the resume
@@ -226,7 +226,7 @@ def test_the_pools_device_is_hidden(bare_node, visible):
     rank = script(node, CUDA_VISIBLE_DEVICES=visible)
     if visible == "1":
         node.ctl("pause", "train")
-        refused(node, "pool.place")  # by the proof, of which the driver loses the process
+        refused(node, "host_numa")  # by the proof, of which the driver loses the process
     else:
         node.ctl("pause", "train", "--deep")
     runs_on(node, rank)

@@ -147,7 +147,7 @@ TEST_F(CheckpointerTest, ARefusalSaysWhatToDo) {
   EXPECT_EQ(advice_on(answer).find("CUDA_VISIBLE_DEVICES"), std::string_view::npos);
   answer.action = CheckpointAction::kRestore;
   for (const char* const what :
-       {"does not see", "CUDA_VISIBLE_DEVICES", "pool.place = \"memfd\"", "SYS_PTRACE"})
+       {"does not see", "CUDA_VISIBLE_DEVICES", "without = [\"host_numa\"]", "SYS_PTRACE"})
     EXPECT_NE(advice_on(answer).find(what), std::string_view::npos) << what;
   answer.action = CheckpointAction::kLock;
   answer.name = "CUDA_ERROR_NOT_SUPPORTED";

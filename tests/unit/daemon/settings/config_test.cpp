@@ -244,7 +244,7 @@ TEST(Config, PrintedFormReadsBack) {
   config.swap_duplex = false;
   config.deadlines.deepen = seconds(90);
   config.guests = GuestPolicy::kRefuse;
-  Config back;
+  Config back = defaults();
   ConfigErrors errors;
   apply_toml(back, to_toml(config), "printed", errors);
   EXPECT_TRUE(errors.empty()) << errors.front();
@@ -323,7 +323,7 @@ TEST(Config, OneDeadlineIsForTheOtherSteps) {
   for (const auto other : {&Deadlines::guests, &Deadlines::quiesce, &Deadlines::checkpoint,
                            &Deadlines::stall, &Deadlines::deepen})
     EXPECT_EQ(set.*other, defaults().deadlines.*other);
-  EXPECT_EQ(find_setting("deadlines.step")->get(config), "5m");
+  EXPECT_EQ(find_setting("deadlines.step")->get(config), "300s");
   apply_flags(config, {{"deadlines.step", "auto"}}, errors);
   EXPECT_EQ(config.deadlines.save, defaults().deadlines.save);
   EXPECT_TRUE(errors.empty());
