@@ -39,15 +39,17 @@ void add_arguments(CLI::App& app, Arguments& arguments) {
   // For an amemd that is to be replaced by this one.
   app.add_flag("--speaks", arguments.speaks, "print the versions of its protocols, and exit")
       ->group("");
-  for (const Setting& setting : settings())
-    app.add_option_function<std::string>(
-           setting.flag(),
-           [&arguments, &setting](const std::string& value) {
-             arguments.flags.emplace_back(std::string(setting.key), value);
-           },
-           std::string(setting.what) + " [" + setting.environment() + "]")
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
-        ->group(setting.retired ? "" : "OPTIONS");
+  for (const Setting& setting : settings()) {
+    CLI::Option* const option =
+        app.add_option_function<std::string>(
+               setting.flag(),
+               [&arguments, &setting](const std::string& value) {
+                 arguments.flags.emplace_back(std::string(setting.key), value);
+               },
+               std::string(setting.what) + " [" + setting.environment() + "]")
+            ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    if (setting.retired) option->group("");  // not in the help
+  }
 }
 
 std::optional<Arguments> parse_arguments(int argc, const char* const* argv, int& exit_status) {

@@ -249,46 +249,34 @@ Status set_holder_socket(Config& config, std::string_view value) {
 
 // ---- fast paths ---------------------------------------------------------------------------------
 
-/// What amemd can also do without, to find out whether it is at fault.
+/// What amemd can also do without, to find out whether it is at fault: a member that has `kOff`
+/// then, and otherwise its default or what else it was set to.
+template <auto Member, auto kOff>
+bool is_off(const Config& config) {
+  return config.*Member == kOff;
+}
+template <auto Member, auto kOff>
+void switch_off(Config& config, bool off) {
+  if (off)
+    config.*Member = kOff;
+  else if (is_off<Member, kOff>(config))
+    config.*Member = Config().*Member;
+}
 struct FastPath {
   std::string_view name;
   bool (*is_off)(const Config& config);
-  void (*switch_off)(Config& config, bool off);  // on: as it is by default, unless it is on
+  void (*switch_off)(Config& config, bool off);
 };
-constexpr FastPath kFastPaths[] = {
-    {"duplex", [](const Config& config) { return !config.swap_duplex; },
-     [](Config& config, bool off) { config.swap_duplex = !off; }},
-    {"hand_on", [](const Config& config) { return !config.swap_hand_on; },
-     [](Config& config, bool off) { config.swap_hand_on = !off; }},
-    {"host_numa", [](const Config& config) { return config.pool_place == Place::kMemfd; },
-     [](Config& config, bool off) {
-       if (off)
-         config.pool_place = Place::kMemfd;
-       else if (config.pool_place == Place::kMemfd)
-         config.pool_place = Config().pool_place;
-     }},
-    {"retain", [](const Config& config) { return config.pool_retain == Retain::kOff; },
-     [](Config& config, bool off) {
-       if (off)
-         config.pool_retain = Retain::kOff;
-       else if (config.pool_retain == Retain::kOff)
-         config.pool_retain = Config().pool_retain;
-     }},
-    {"sparse", [](const Config& config) { return config.pool_save == Form::kDense; },
-     [](Config& config, bool off) {
-       if (off)
-         config.pool_save = Form::kDense;
-       else if (config.pool_save == Form::kDense)
-         config.pool_save = Config().pool_save;
-     }},
-    {"waves", [](const Config& config) { return config.swap_wave == 0; },
-     [](Config& config, bool off) {
-       if (off)
-         config.swap_wave = 0;
-       else if (config.swap_wave == 0)
-         config.swap_wave = Config().swap_wave;
-     }},
-};
+template <auto Member, auto kOff>
+constexpr FastPath fast_path(std::string_view name) {
+  return {name, &is_off<Member, kOff>, &switch_off<Member, kOff>};
+}
+constexpr FastPath kFastPaths[] = {fast_path<&Config::swap_duplex, false>("duplex"),
+                                   fast_path<&Config::swap_hand_on, false>("hand_on"),
+                                   fast_path<&Config::pool_place, Place::kMemfd>("host_numa"),
+                                   fast_path<&Config::pool_retain, Retain::kOff>("retain"),
+                                   fast_path<&Config::pool_save, Form::kDense>("sparse"),
+                                   fast_path<&Config::swap_wave, std::uint64_t{0}>("waves")};
 
 Status set_without(Config& config, std::string_view value) {
   std::set<std::string_view> off;

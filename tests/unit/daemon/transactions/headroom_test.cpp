@@ -16,7 +16,7 @@ TEST(HeadroomTest, WithoutALimitEverythingFits) {
 }
 
 TEST(HeadroomTest, ARestoreNeedsATenthMoreThanWasFreedAsFarAsThatCanBe) {
-  constexpr std::uint64_t kTotal = 6400;  // of which 100 stay free
+  constexpr std::uint64_t kTotal = 6400;  // 100 of it stay free
   EXPECT_EQ(Headroom::for_restore(1000, 5000, kTotal), 1100U);
   EXPECT_EQ(Headroom::for_restore(1000, 1150, kTotal), 1050U);
   EXPECT_EQ(Headroom::for_restore(1000, 1050, kTotal), 1000U);
