@@ -300,25 +300,33 @@ std::string get_without(const Config& config) {
   return text;
 }
 
-constexpr Duration Deadlines::*kSteps[] = {&Deadlines::save,   &Deadlines::release,
-                                           &Deadlines::create, &Deadlines::load,
-                                           &Deadlines::open,   &Deadlines::request};
+/// The deadlines that deadlines.step stands for, and the retired settings of each alone.
+struct Step {
+  std::string_view key;
+  Duration Deadlines::*deadline;
+};
+constexpr Step kSteps[] = {
+    {"deadlines.save", &Deadlines::save},     {"deadlines.release", &Deadlines::release},
+    {"deadlines.create", &Deadlines::create}, {"deadlines.load", &Deadlines::load},
+    {"deadlines.open", &Deadlines::open},     {"deadlines.request", &Deadlines::request}};
 
 Status set_step(Config& config, std::string_view value) {
   Deadlines deadlines = config.deadlines;
-  for (const auto step : kSteps) {
-    deadlines.*step = Deadlines().*step;
+  for (const Step& step : kSteps) {
+    Duration& deadline = deadlines.*step.deadline;
+    deadline = Deadlines().*step.deadline;
     if (value == "auto") continue;
-    if (Status status = set_duration(deadlines.*step, value); !status.ok()) return status;
+    if (Status status = set_duration(deadline, value); !status.ok()) return status;
   }
   config.deadlines = deadlines;
   return {};
 }
+/// What the steps have that nobody has set alone.
 std::string get_step(const Config& config) {
-  const Duration first = config.deadlines.*kSteps[0];
-  const bool one = std::all_of(std::begin(kSteps), std::end(kSteps),
-                               [&](auto step) { return config.deadlines.*step == first; });
-  return one ? format_duration(first) : "auto";
+  std::set<Duration> set;
+  for (const Step& step : kSteps)
+    if (!config.retired.contains(step.key)) set.insert(config.deadlines.*step.deadline);
+  return set.size() == 1 ? format_duration(*set.begin()) : "auto";
 }
 
 std::string_view table_of(std::string_view key) {
@@ -417,8 +425,12 @@ Status set(Config& config, const Setting& setting, std::string_view value,
   return status;
 }
 
-void apply_table(Config& config, const toml::table& table, const std::string& prefix,
-                 const std::string& file_name, ConfigErrors& errors) {
+/// The settings of a file in the order of settings(), in which one that stands for several comes
+/// before each of these.
+using Given = std::map<const Setting*, const toml::node*>;
+
+void read_table(Config& config, Given& given, const toml::table& table, const std::string& prefix,
+                const std::string& file_name, ConfigErrors& errors) {
   for (const auto& [name, node] : table) {
     const std::string key = prefix + std::string(name.str());
     auto wrong = [&, line = node.source().begin.line](const std::string& what) {
@@ -433,7 +445,7 @@ void apply_table(Config& config, const toml::table& table, const std::string& pr
                                       [&](const Setting& s) { return table_of(s.key) == key; });
     if (is_table) {
       if (const toml::table* inner = node.as_table())
-        apply_table(config, *inner, key + ".", file_name, errors);
+        read_table(config, given, *inner, key + ".", file_name, errors);
       else
         wrong("must be a table, written [" + key + "]");
       continue;
@@ -443,8 +455,19 @@ void apply_table(Config& config, const toml::table& table, const std::string& pr
       wrong("this setting does not exist. amemd --check-config prints all settings");
       continue;
     }
+    given[setting] = &node;
+  }
+}
+
+void apply_given(Config& config, const Given& given, const std::string& file_name,
+                 ConfigErrors& errors) {
+  for (const auto& [setting, node] : given) {
+    auto wrong = [&](const std::string& what) {
+      errors.push_back(file_name + ":" + std::to_string(node->source().begin.line) + ": " +
+                       std::string(setting->key) + ": " + what);
+    };
     const bool list = setting->set == &set_without;
-    const std::optional<std::string> text = list ? as_list(node) : as_text(node);
+    const std::optional<std::string> text = list ? as_list(*node) : as_text(*node);
     if (!text) {
       wrong(list ? "must be a list of strings" : "must be a string, a number, true or false");
     } else if (Status status = set(config, *setting, *text, file_name); !status.ok()) {
@@ -648,7 +671,10 @@ std::string Setting::flag() const {
 void apply_toml(Config& config, std::string_view text, const std::string& file_name,
                 ConfigErrors& errors) {
   try {
-    apply_table(config, toml::parse(text, file_name), "", file_name, errors);
+    const toml::table table = toml::parse(text, file_name);
+    Given given;
+    read_table(config, given, table, "", file_name, errors);
+    apply_given(config, given, file_name, errors);
   } catch (const toml::parse_error& error) {
     errors.push_back(file_name + ":" + std::to_string(error.source().begin.line) + ": " +
                      std::string(error.description()));

@@ -331,6 +331,28 @@ TEST(Config, OneDeadlineIsForTheOtherSteps) {
   EXPECT_EQ(errors.size(), 1U);
 }
 
+TEST(Config, ASettingAloneCountsWhereverItStandsBesideOneForSeveral) {
+  Config config = defaults();
+  ConfigErrors errors;
+  apply_toml(config,
+             "without = [\"host_numa\", \"waves\"]\n"
+             "[deadlines]\nsave = \"2ms\"\nstep = \"5s\"\n[swap]\nwave = \"3MiB\"\n",
+             "f.toml", errors);
+  EXPECT_TRUE(errors.empty()) << errors.front();
+  EXPECT_EQ(config.deadlines.save, milliseconds(2));
+  EXPECT_EQ(config.deadlines.load, seconds(5));
+  EXPECT_EQ(config.swap_wave, 3ULL << 20U);
+  EXPECT_EQ(config.pool_place, Place::kMemfd);
+  Config again = defaults();
+  apply_toml(again, to_toml(config), "printed", errors);
+  EXPECT_TRUE(errors.empty()) << errors.front();
+  EXPECT_EQ(again.deadlines.save, milliseconds(2));
+  EXPECT_EQ(again.deadlines.load, seconds(5));
+  EXPECT_EQ(again.swap_wave, 3ULL << 20U);
+  EXPECT_EQ(again.pool_place, Place::kMemfd);
+  EXPECT_EQ(to_toml(again), to_toml(config));
+}
+
 TEST(Config, ARetiredSettingWorksWithAWarning) {
   Config config = defaults();
   ConfigErrors errors;
