@@ -57,7 +57,8 @@ def test_a_busy_group_stays_until_it_is_idle(stage):
 
 
 def test_a_busy_group_leaves_after_max_hold(stage):
-    node = stage(**DEMAND, max_hold="2s")
+    # A rank that gets no CPU for a second is not idle.
+    node = stage(**DEMAND | {"idle": "30s"}, max_hold="2s")
     train, rollout = pair(node)
     train.ask("loop on")
     before = launches(train)
