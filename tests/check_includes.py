@@ -3,8 +3,8 @@
 
 The README.md of the folder that holds it lists it and its neighbours from top to bottom, a line each
 ("- name/: what it is"); files beside folders may be listed in the same way ("- main.cpp: ..."; "- runtime.*: ...") and stand at the top if
-they are not. A folder includes itself and what stands below it. Above all folders stands tests, then deploy, below all common; client,
-daemon and shim know nothing of each other.
+they are not. A folder includes itself and what stands below it. Above all folders stands tests, then deploy, then addons, below all common;
+client, daemon and shim know nothing of each other, and neither do add-ons. An add-on's tests stand beside tests.
 """
 
 import fnmatch
@@ -15,7 +15,7 @@ import sys
 
 CODE = {".c", ".cpp", ".cu", ".h", ".hpp", ".inc"}
 SOURCES = CODE | {".py", ".sh"}
-FLOORS = {"tests": 3, "deploy": 2, "client": 1, "daemon": 1, "shim": 1, "common": 0}
+FLOORS = {"tests": 4, "deploy": 3, "addons": 2, "client": 1, "daemon": 1, "shim": 1, "common": 0}
 INCLUDE_FOLDERS = ("", "client/include")
 PUBLIC_API = "client/include/"  # its names are not ours to choose any more; users have it in a namespace by itself
 
@@ -88,11 +88,19 @@ def find_circle(edges):
     return next(filter(None, map(visit, sorted(edges))), None)
 
 
+def part(name):
+    """The part of the tree that a file belongs to, and the part's floor."""
+    words = name.split("/")
+    if words[0] == "addons":
+        return ("tests" if words[2] == "tests" else "/".join(words[:2])), FLOORS["tests" if words[2] == "tests" else "addons"]
+    return words[0], FLOORS[words[0]]
+
+
 def floor_faults(tree):
     for name, included in tree.includes.items():
         for target, line in included.items():
-            top, below = name.partition("/")[0], target.partition("/")[0]
-            if top != below and FLOORS[below] >= FLOORS[top]:
+            (top, floor), (below, other) = part(name), part(target)
+            if top != below and other >= floor:
                 yield f"{name}:{line}: includes {target}: {top}/ includes nothing of {below}/"
 
 
@@ -156,7 +164,8 @@ def circle_faults(tree):
 
 def readme_faults(tree):
     for folder in tree.folders:
-        if depth_in_tests(folder) <= 2 and tree.readme(folder) is None:
+        own_tests = re.fullmatch(r"addons/\w+/tests", folder)  # their names say what they are
+        if not own_tests and depth_in_tests(folder) <= 2 and tree.readme(folder) is None:
             yield f"{folder}: has no README.md that says what lives there"
 
 
@@ -195,7 +204,7 @@ def types(text):
 def class_faults(tree):
     known = {}
     for name, text in tree.text.items():
-        if name not in tree.includes or name.partition("/")[0] not in ("client", "common", "daemon", "shim"):
+        if name not in tree.includes or name.partition("/")[0] not in ("addons", "client", "common", "daemon", "shim"):
             continue
         for scopes, type_name, line in types(bare(text)):
             where = f"{name}:{line}"

@@ -4,13 +4,10 @@
 #include <string>
 
 #include "client/ctl/exit_code.h"
+#include "client/ctl/options.h"
 
 namespace amem::ctl {
 namespace {
-
-constexpr const char* kJobs = "Jobs";
-constexpr const char* kViews = "State and history";
-constexpr const char* kNode = "Node";
 
 struct Shown {
   const char* group;  // its title in --help
@@ -28,7 +25,6 @@ constexpr Shown kShown[] = {
     {kJobs, "stage", "amemctl stage train night --priority 5"},
     {kJobs, "lease", "amemctl lease train --timeout 10m"},
     {kJobs, "ready", "amemctl ready rollout --timeout 4s"},
-    {kJobs, "advise", "amemctl advise train"},
     {kViews, "status", "amemctl status"},
     {kViews, "groups", "amemctl groups train"},
     {kViews, "ranks", "amemctl ranks train"},
@@ -39,9 +35,7 @@ constexpr Shown kShown[] = {
     {kViews, "history", "amemctl history train --most 5"},
     {kViews, "quotas", "amemctl quotas"},
     {kViews, "metrics", "amemctl metrics --format prometheus"},
-    {kNode, "doctor", "amemctl doctor --group train -- python3 train.py"},
     {kNode, "health", "amemctl health --timeout 4s"},
-    {kNode, "bench", "amemctl bench --size 8GiB --rounds 3"},
     {kNode, "upgrade", "amemctl upgrade --timeout 1m"},
     {kNode, "version", "amemctl version --json"},
 };
@@ -61,15 +55,17 @@ Times:
 
 }  // namespace
 
+void show(CLI::App& sub, const char* group, const char* example) {
+  const std::string note = sub.get_footer();
+  sub.group(group);
+  sub.footer(note + (note.empty() ? "" : "\n") + "Example:\n  " + example +
+             "\nOptions for all commands, and exit codes: amemctl --help");
+}
+
 void add_help(CLI::App& app) {
   app.footer(std::string(kGlobalHelp) + std::string(kExitCodeHelp));
-  for (const Shown& shown : kShown) {
-    CLI::App& sub = *app.get_subcommand(shown.name);
-    const std::string note = sub.get_footer();
-    sub.group(shown.group);
-    sub.footer(note + (note.empty() ? "" : "\n") + "Example:\n  " + shown.example +
-               "\nOptions for all commands, and exit codes: amemctl --help");
-  }
+  for (const Shown& shown : kShown)
+    show(*app.get_subcommand(shown.name), shown.group, shown.example);
 }
 
 }  // namespace amem::ctl

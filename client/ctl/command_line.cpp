@@ -7,14 +7,13 @@
 
 #include "client/ctl/command_help.h"
 #include "client/ctl/exit_code.h"
+#include "client/ctl/options.h"
 #include "client/ctl/views/format.h"
 #include "common/form.h"
 #include "common/protocol.h"
 #include "common/version.h"
 
 namespace amem::ctl {
-namespace {
-
 const CLI::Validator& group_name() {
   static const CLI::Validator validator(
       [](std::string& text) {
@@ -28,6 +27,8 @@ const CLI::Validator& group_name() {
       "", "group name");
   return validator;
 }
+
+namespace {
 
 CLI::Option* add_duration(CLI::App& app, const std::string& name, const std::string& help,
                           std::function<void(std::chrono::milliseconds)> set) {
@@ -91,7 +92,8 @@ void add_globals(CLI::App& app, CommandLine& options) {
                "Print no colours (also: NO_COLOR in the environment)");
 }
 
-/// A subcommand that sets `command` when it is chosen.
+}  // namespace
+
 CLI::App& add(CLI::App& app, CommandLine& options, Command command, const std::string& name,
               const std::string& help) {
   CLI::App* sub = app.add_subcommand(name, help);
@@ -99,13 +101,29 @@ CLI::App& add(CLI::App& app, CommandLine& options, Command command, const std::s
   return *sub;
 }
 
-void add_group(CLI::App& sub, std::string& group, const std::string& help, bool required) {
+CLI::App& add(CLI::App& app, CommandLine& options, AddedCommand command, const std::string& name,
+              const std::string& help) {
+  CLI::App* sub = app.add_subcommand(name, help);
+  sub->callback([&options, command = std::move(command)] {
+    options.command = Command::kAdded;
+    options.added = command;
+  });
+  return *sub;
+}
+
+namespace {
+
+void add_group_as(CLI::App& sub, std::string& group, const std::string& help, bool required) {
   sub.add_option("GROUP", group, help)->type_name("")->check(group_name())->required(required);
 }
 
+}  // namespace
+
 void add_group(CLI::App& sub, std::string& group, bool required) {
-  add_group(sub, group, required ? "The group" : "Only this group (default: all)", required);
+  add_group_as(sub, group, required ? "The group" : "Only this group (default: all)", required);
 }
+
+namespace {
 
 void add_groups(CLI::App& sub, std::vector<std::string>& groups, const std::string& help) {
   sub.add_option("GROUP", groups, help)->type_name("")->check(group_name())->required();
@@ -189,9 +207,6 @@ void add_operations(CLI::App& app, CommandLine& o) {
   add_tags(pause, "--discard", o.discard, kDiscardHelp);
   add_force(pause, o, "--discard");
   add_guests(pause, o);
-  pause.add_flag("--dry-run", o.dry_run,
-                 "Change nothing. Say whether the bytes fit into the pool, how long the pause "
-                 "would take, and what would stay on the GPU. Exit code 7: the bytes may not fit");
   pause.add_flag("--deep", o.deep,
                  "Leave nothing on the GPUs: the driver checkpoints the processes after the pause, "
                  "and a resume restores them first. Also for groups that are paused already");
@@ -345,7 +360,7 @@ void add_wait(CLI::App& app, CommandLine& o) {
       ->required()
       ->type_name("")
       ->check(CLI::IsMember(names_of(kWhat)));
-  add_group(sub, o.awaited.group, "The group, for `wait group`", false);
+  add_group_as(sub, o.awaited.group, "The group, for `wait group`", false);
   sub.add_option_function<std::string>(
          "--for", [&o](const std::string& text) { o.awaited.goal = kGoals.at(text); },
          "The state to wait for (default: running)")
@@ -383,10 +398,6 @@ std::string fault_of_operation(const CommandLine& o) {
   if (o.deep && !(o.tags.empty() && o.except.empty()))
     return name + ": --deep takes all memory of a group and cannot be used with --tag or --except";
   if (o.deep && !o.nodes.empty()) return name + ": --deep cannot be used with --nodes";
-  if (o.dry_run && (o.explain || !o.trace.empty()))
-    return name + ": --dry-run cannot be used with --explain or --trace";
-  if (o.dry_run && !o.nodes.empty())
-    return name + ": --dry-run asks one broker only. Remove --nodes, or unset AMEM_NODES";
   return {};
 }
 
@@ -476,39 +487,8 @@ void add_queries(CLI::App& app, CommandLine& o) {
       ->check(CLI::IsMember({"openmetrics", "prometheus"}));
 }
 
-CLI::Option* add_size(CLI::App& sub, CommandLine& o) {
-  return sub.add_option("--size", o.bytes, "Memory on each GPU: 512MiB, 4GiB, ... (default: 4GiB)")
-      ->type_name("SIZE")
-      ->transform(CLI::AsSizeValue(true))
-      ->check(CLI::Validator(
-          [](std::string& bytes) {
-            const std::uint64_t size = std::stoull(bytes);
-            const bool fits = size >= 1ULL << 20U && size <= 1ULL << 40U;
-            return std::string(fits ? ""
-                                    : "the size must be 1MiB to 1TiB, not " + bytes + " bytes");
-          },
-          ""));
-}
+}  // namespace
 
-void add_bench(CLI::App& app, CommandLine& o) {
-  CLI::App& bench = add(app, o, Command::kBench, "bench",
-                        "Measure the pause and the resume of a test group on this node, and "
-                        "compare with plain copies");
-  add_size(bench, o);
-  bench.add_option("--gpus", o.gpus, "Use the first N GPUs (default: all)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1024));
-  bench.add_option("--rounds", o.rounds, "Pause and resume N times (default: 5)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 10'000));
-  // What it becomes under the shim; of no use by itself.
-  CLI::App& rank = add(app, o, Command::kBenchRank, "bench-rank", "A rank of bench");
-  rank.group("");
-  add_size(rank, o);
-  rank.add_option("--gpu", o.gpu)->check(CLI::Range(0, 1023));
-}
-
-/// `--group` and `--scope`, as `run` takes them.
 void add_launch(CLI::App& sub, CommandLine& o, const std::string& group_help, bool required) {
   sub.add_option("--group", o.group, group_help)
       ->type_name("NAME")
@@ -521,6 +501,17 @@ void add_launch(CLI::App& sub, CommandLine& o, const std::string& group_help, bo
       ->check(CLI::IsMember({"nccl", "regions", "heap"}));
   sub.footer("Write the command, with its own options, after \"--\".");
 }
+
+std::string fault_of_launch(const std::string& command, const CommandLine& o) {
+  if (o.program.empty()) return command + ": there is no command. Write it after \"--\"";
+  if (!o.socket.empty())
+    return command +
+           ": --socket is not supported, because ranks find the broker in its runtime directory. "
+           "Use --runtime-dir";
+  return {};
+}
+
+namespace {
 
 void add_run(CLI::App& app, CommandLine& o) {
   CLI::App& run = add(app, o, Command::kRun, "run",
@@ -538,14 +529,12 @@ void add_run(CLI::App& app, CommandLine& o) {
       ->type_name("FILE");
 }
 
-void add_doctor(CLI::App& app, CommandLine& o) {
-  CLI::App& doctor = add(app, o, Command::kDoctor, "doctor",
-                         "Check this node, or check whether amem would broker the processes of a "
-                         "command. Say what is wrong, why, and how to fix it");
-  add_launch(doctor, o,
-             "Check the command as `run --group NAME` would start it (default: as this environment "
-             "would start it)",
-             false);
+/// Whether the command has the options of add_launch().
+bool takes_program(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return std::any_of(chosen.begin(), chosen.end(), [](const CLI::App* command) {
+    return command->get_option_no_throw("--scope") != nullptr;
+  });
 }
 
 Parsed usage(const std::string& text) {
@@ -565,23 +554,19 @@ void add_commands(CLI::App& app, CommandLine& options) {
   add_run(app, options);
   add_wait(app, options);
   add_operations(app, options);
-  add_group(add(app, options, Command::kAdvise, "advise",
-                "Say how to make a group's pauses and resumes faster, in at most five lines"),
-            options.group, true);
   add_turns(app, options);
   add_queries(app, options);
-  add_doctor(app, options);
   add(app, options, Command::kHealth, "health",
       "Check whether amemd serves, for probes: exit code 0 if it answers in time");
   add_group(add(app, options, Command::kReady, "ready",
                 "Check whether a group runs, for routers and probes: exit code 0 if it runs, 5 if "
                 "it is paused"),
             options.group, true);
-  add_bench(app, options);
   add(app, options, Command::kUpgrade, "upgrade",
       "Replace the running amemd with the installed one. Ranks continue to run, and paused groups "
       "stay paused");
   add(app, options, Command::kVersion, "version", "Show the versions of amemctl and of the broker");
+  add_tools(app, options);
   add_help(app);
 }
 
@@ -593,6 +578,7 @@ Parsed parse(std::vector<std::string> arguments) {
   // What follows "--" is another program's command line: CLI11 is not to look at it.
   const auto separator = std::find(arguments.begin(), arguments.end(), "--");
   const bool separated = separator != arguments.end();
+  options.separated = separated;
   if (separated) {
     options.program.assign(separator + 1, arguments.end());
     arguments.erase(separator, arguments.end());
@@ -607,9 +593,9 @@ Parsed parse(std::vector<std::string> arguments) {
     app.exit(request, out, err);
     return {std::nullopt, kExitOk, out.str()};
   } catch (const CLI::ExtrasError& error) {
-    const bool run = app.got_subcommand("run") || app.got_subcommand("doctor");
+    const bool missing = takes_program(app) && !separated;
     return usage(error.what() +
-                 std::string(run && !separated ? ". Write the command to run after \"--\"" : ""));
+                 std::string(missing ? ". Write the command to run after \"--\"" : ""));
   } catch (const CLI::RequiredError& error) {
     // CLI11 misses the command before it minds a word that is none.
     if (app.get_subcommands().empty() && app.remaining_size() > 0) {
@@ -648,24 +634,14 @@ Parsed parse(std::vector<std::string> arguments) {
     if (const std::string fault = fault_of_wait(options.awaited); !fault.empty())
       return usage(fault);
   }
-  if (options.command == Command::kRun || options.command == Command::kDoctor) {
-    const std::string name = options.command == Command::kRun ? "run" : "doctor";
-    const bool node = name == "doctor" && !separated && options.group.empty();
-    if (options.program.empty() && !node)
-      return usage(name + ": there is no command. Write it after \"--\"");
-    if (!options.socket.empty()) {
-      return usage(name +
-                   ": --socket is not supported, because ranks find the broker in its runtime "
-                   "directory. Use --runtime-dir");
-    }
-    if (options.group.empty() &&
-        (!options.scope.empty() || (!node && !options.runtime_dir.empty()))) {
-      return usage(
-          "doctor: --scope and --runtime-dir require --group. Without it, doctor checks the "
-          "environment as it is");
-    }
-  } else if (separated) {
-    return usage("only run and doctor take a command after \"--\"");
+  if (separated && !takes_program(app))
+    return usage("only commands that start a program, such as run, take one after \"--\"");
+  if (options.command == Command::kRun) {
+    if (const std::string fault = fault_of_launch("run", options); !fault.empty())
+      return usage(fault);
+  }
+  if (options.added.fault) {
+    if (const std::string fault = options.added.fault(options); !fault.empty()) return usage(fault);
   }
   return {std::move(options), kExitOk, {}};
 }

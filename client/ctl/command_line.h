@@ -8,10 +8,7 @@
 #include <vector>
 
 #include "amem/v1/broker.pb.h"
-
-namespace CLI {
-class App;
-}
+#include "client/ctl/add_on.h"
 
 namespace amem::ctl {
 
@@ -32,16 +29,13 @@ enum class Command {
   kTurns,
   kStage,
   kLease,
-  kAdvise,
   kWatch,
   kTop,
-  kBench,
-  kBenchRank,
   kRun,
-  kDoctor,
   kUpgrade,
   kWait,
   kVersion,
+  kAdded,  // of an add-on
 };
 
 /// How much of a list people see.
@@ -83,7 +77,6 @@ struct CommandLine {
   v1::GuestPolicy guests = v1::GUEST_POLICY_UNSPECIFIED;  // pause, swap
   v1::Policy policy = v1::POLICY_UNSPECIFIED;
   bool explain = false;                  // pause, resume, swap
-  bool dry_run = false;                  // pause
   bool deep = false;                     // pause, swap
   bool force = false;                    // pause, swap, policy: the heap may be discarded
   bool all = false;                      // pause, resume: every group, each by itself
@@ -96,22 +89,19 @@ struct CommandLine {
 
   std::string trace;  // a file. run: of driver calls; pause, resume, swap, history: of operations
 
-  // bench
-  std::uint64_t bytes = 4ULL << 30;  // of each GPU
-  int gpus = 0;                      // 0: all
-  int rounds = 5;
-  int gpu = 0;  // its rank's
-
   WaitTarget awaited;  // wait
 
   std::string stage;        // turns: empty: all; run: empty: none
   v1::SetTurnRequest turn;  // stage
   bool yield = false;       // lease
 
-  // run, doctor
+  // run, and commands that examine what it would do
   std::string scope;  // empty: as the environment has it
   bool required = false;
-  std::vector<std::string> program;
+  bool separated = false;            // there is "--"
+  std::vector<std::string> program;  // what follows it
+
+  AddedCommand added;  // of Command::kAdded
 };
 
 struct Parsed {

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "client/core/json.h"
-#include "client/ctl/conclusions/advice.h"
 #include "client/ctl/conclusions/groups.h"
 #include "client/ctl/conclusions/readiness.h"
 #include "client/ctl/exit_code.h"
@@ -186,21 +185,6 @@ int lease(const Invocation& s) {
   });
 }
 
-int advise(const Invocation& s) {
-  const auto group = groups(s);
-  if (!group.ok()) return s.end(group.status());
-  const auto ranks = s.broker.ranks(s.options.group);
-  if (!ranks.ok()) return s.end(ranks.status());
-  v1::ListHistoryRequest request;
-  request.set_group(s.options.group);
-  const auto history = s.broker.history(request);
-  if (!history.ok()) return s.end(history.status());
-  const v1::GroupInfo& asked = group.value().groups(0);
-  const auto advice = advice_for(asked, ranks.value(), history.value());
-  s.console.out << (s.options.json ? to_json(asked, advice) + "\n" : advice_view(asked, advice));
-  return kExitOk;
-}
-
 int watch(const Invocation& s) {
   const Status status = s.broker.watch(s.options.group, [&](const v1::Event& event) {
     s.console.out << (s.options.json ? to_json(event) + "\n"
@@ -301,6 +285,7 @@ int upgrade(const Invocation& s) {
 }
 
 int dispatch(const Invocation& s) {
+  if (s.options.added.asks) return s.options.added.asks(s);
   switch (s.options.command) {
     case Command::kStatus:
       return show_list(s, s.broker.status(), status_view);
@@ -334,8 +319,6 @@ int dispatch(const Invocation& s) {
       return set_turn(s);
     case Command::kLease:
       return lease(s);
-    case Command::kAdvise:
-      return advise(s);
     case Command::kWatch:
       return watch(s);
     case Command::kTop:
@@ -346,10 +329,8 @@ int dispatch(const Invocation& s) {
       return wait(s.options, s.broker, s.console, s.interrupt);
     case Command::kVersion:
       return version(s);
-    case Command::kBench:
-    case Command::kBenchRank:
+    case Command::kAdded:
     case Command::kRun:
-    case Command::kDoctor:
       break;  // excluded by REQUIRES
   }
   return kExitUsage;

@@ -1,15 +1,14 @@
-// The commands of amemctl but `run` and `bench`. Each writes its answer and returns the exit code.
+// The commands of amemctl but `run`. Each writes its answer and returns the exit code.
 #pragma once
 
 #include "client/core/control_client.h"
 #include "client/ctl/command_line.h"
 #include "client/ctl/interrupt.h"
 #include "client/ctl/output.h"
-#include "client/ctl/run.h"
 
 namespace amem::ctl {
 
-/// All of them but `doctor`: asks the broker. Reads no global state, so that tests can run it
+/// All of them: asks the broker. Reads no global state, so that tests can run it
 /// against a broker of their own; the caller's thread. `interrupt` may be null. REQUIRES:
 /// options.command is one of these.
 int execute(const CommandLine& options, client::ControlClient& broker, Console& console,
@@ -26,11 +25,5 @@ int top(const CommandLine& options, client::ControlClient& broker, Console& cons
 /// time is up.
 int wait(const CommandLine& options, client::ControlClient& broker, Console& console,
          Interrupt* interrupt);
-
-/// `doctor`: whether the processes of a command would be brokered, and if not, why; without a
-/// command: whether the node is in order. With a group: of the command as `run` would start it;
-/// without: as it would start in `context`. For a process with one thread. Gives kExitOk when there
-/// is no problem, else kExitFailed.
-int diagnose(const CommandLine& options, const RunContext& context, Console& console);
 
 }  // namespace amem::ctl

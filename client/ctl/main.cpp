@@ -1,5 +1,5 @@
 // amemctl: see and steer the groups whose GPU memory amemd owns. Parses the command line, then
-// becomes the command of `run`, examines that of `doctor`, measures, or asks the broker.
+// becomes the command of `run`, does what an add-on has for a command, or asks the broker.
 #include <algorithm>
 #include <iostream>
 #include <string>
@@ -8,7 +8,6 @@
 
 #include "client/core/control_client.h"
 #include "client/core/endpoint.h"
-#include "client/ctl/bench/bench.h"
 #include "client/ctl/command_line.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/exit_code.h"
@@ -27,12 +26,7 @@ int main(int argc, char** argv) {
   }
   const ctl::CommandLine& options = *parsed.options;
   if (options.command == ctl::Command::kRun) return ctl::execute_run(options);
-  if (options.command == ctl::Command::kBenchRank)
-    return ctl::bench_rank(options.gpu, options.bytes);
-  if (options.command == ctl::Command::kDoctor) {
-    ctl::Console console = ctl::process_console(options.no_color);
-    return ctl::diagnose(options, ctl::current_context(), console);
-  }
+  if (options.added.alone) return options.added.alone(options);
 
   auto socket = client::control_socket(options.runtime_dir, options.socket);
   if (!socket.ok()) {
@@ -59,7 +53,5 @@ int main(int argc, char** argv) {
           : client::ControlClient(client::Remote{options.address, options.tls_dir}, timeout);
   broker.over(nodes.value());
   ctl::Console console = ctl::process_console(options.no_color);
-  if (options.command == ctl::Command::kBench)
-    return ctl::bench(options, ctl::current_context(), broker, console, &interrupt);
   return ctl::execute(options, broker, console, &interrupt);
 }

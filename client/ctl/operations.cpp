@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "client/core/json.h"
-#include "client/ctl/conclusions/forecast.h"
 #include "client/ctl/conclusions/groups.h"
 #include "client/ctl/node_list.h"
 #include "client/ctl/trace_file.h"
@@ -17,6 +16,14 @@
 #include "client/ctl/views/views.h"
 
 namespace amem::ctl {
+
+bool has_work(Command command, const v1::GroupInfo& group) {
+  if (command == Command::kPause) return group.state() != v1::GROUP_STATE_PAUSED || group.partial();
+  // Of a group that runs, memory of some tags may be paused.
+  return group.state() != v1::GROUP_STATE_RUNNING ||
+         group.resident_bytes() < group.allocated_bytes();
+}
+
 namespace {
 
 using client::to_json;
@@ -134,14 +141,6 @@ int operate_once(const Invocation& s) {
   return code != kExitOk ? code : written;
 }
 
-/// Whether a pause or resume would find something to do.
-bool has_work(Command command, const v1::GroupInfo& group) {
-  if (command == Command::kPause) return group.state() != v1::GROUP_STATE_PAUSED || group.partial();
-  // Of a group that runs, memory of some tags may be paused.
-  return group.state() != v1::GROUP_STATE_RUNNING ||
-         group.resident_bytes() < group.allocated_bytes();
-}
-
 /// Each group in an operation of its own, so that one that fails keeps no other from it.
 int operate_on_all(const Invocation& s) {
   const auto groups = s.broker.groups();
@@ -176,30 +175,8 @@ int operate_on_all(const Invocation& s) {
   return code;
 }
 
-/// Asks, and begins nothing.
-int dry_run(const Invocation& s) {
-  const auto node = s.broker.status();
-  if (!node.ok()) return s.end(node.status());
-  CommandLine asked = s.options;
-  if (asked.all)
-    for (const v1::GroupInfo& group : node.value().groups())
-      if (has_work(asked.command, group)) asked.groups.push_back(group.name());
-  const auto ranks = s.broker.ranks("");
-  if (!ranks.ok()) return s.end(ranks.status());
-  const auto history = s.broker.history({});
-  if (!history.ok()) return s.end(history.status());
-  const auto forecast = forecast_pause(asked, {node.value(), ranks.value(), history.value()});
-  if (!forecast.ok()) return s.end(forecast.status());
-  s.console.out << (s.options.json ? to_json(forecast.value()) + "\n"
-                                   : forecast_view(forecast.value()));
-  return forecast.value().fit == Fit::kUnsure ? kExitResources : kExitOk;
-}
-
 }  // namespace
 
-int operate(const Invocation& s) {
-  if (s.options.dry_run) return dry_run(s);
-  return s.options.all ? operate_on_all(s) : operate_once(s);
-}
+int operate(const Invocation& s) { return s.options.all ? operate_on_all(s) : operate_once(s); }
 
 }  // namespace amem::ctl

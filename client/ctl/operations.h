@@ -5,7 +5,10 @@
 
 namespace amem::ctl {
 
-/// Writes how they go and how they end, and gives the exit code. With --dry-run it begins nothing.
+/// Whether a pause or resume of the group would find something to do.
+bool has_work(Command command, const v1::GroupInfo& group);
+
+/// Writes how they go and how they end, and gives the exit code.
 int operate(const Invocation& invocation);
 
 }  // namespace amem::ctl

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/ctl/views/views.h"
+#include "client/ctl/add_on.h"
 #include "common/status.h"
 
 namespace amem::ctl {
@@ -21,14 +21,17 @@ class TraceFile {
 
   Status open() {
     if (path_.empty()) return {};
+    if (Result<std::string> none = chrome_trace({}); !none.ok()) return none.status();
     errno = 0;
     file_.open(path_, std::ios::trunc);
     return file_ ? Status() : trouble("opening");
   }
   explicit operator bool() const { return !path_.empty(); }
   Status write(const std::vector<NodeHistory>& nodes) {
+    const Result<std::string> trace = chrome_trace(nodes);
+    if (!trace.ok()) return trace.status();
     errno = 0;
-    file_ << chrome_trace(nodes);
+    file_ << trace.value();
     file_.close();
     return file_ ? Status() : trouble("writing");
   }

@@ -301,18 +301,18 @@ std::string get_without(const Config& config) {
 }
 
 /// The deadlines that deadlines.step stands for, and the retired settings of each alone.
-struct Step {
+struct StepSetting {
   std::string_view key;
   Duration Deadlines::*deadline;
 };
-constexpr Step kSteps[] = {
+constexpr StepSetting kSteps[] = {
     {"deadlines.save", &Deadlines::save},     {"deadlines.release", &Deadlines::release},
     {"deadlines.create", &Deadlines::create}, {"deadlines.load", &Deadlines::load},
     {"deadlines.open", &Deadlines::open},     {"deadlines.request", &Deadlines::request}};
 
 Status set_step(Config& config, std::string_view value) {
   Deadlines deadlines = config.deadlines;
-  for (const Step& step : kSteps) {
+  for (const StepSetting& step : kSteps) {
     Duration& deadline = deadlines.*step.deadline;
     deadline = Deadlines().*step.deadline;
     if (value == "auto") continue;
@@ -324,7 +324,7 @@ Status set_step(Config& config, std::string_view value) {
 /// What the steps have that nobody has set alone.
 std::string get_step(const Config& config) {
   std::set<Duration> set;
-  for (const Step& step : kSteps)
+  for (const StepSetting& step : kSteps)
     if (!config.retired.contains(step.key)) set.insert(config.deadlines.*step.deadline);
   return set.size() == 1 ? format_duration(*set.begin()) : "auto";
 }

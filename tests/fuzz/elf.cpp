@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <string>
 
-#include "client/ctl/diagnosis/elf_file.h"
-#include "client/ctl/diagnosis/nccl_library.h"
-#include "client/ctl/diagnosis/program.h"
+#include "addons/tools/diagnosis/elf_file.h"
+#include "addons/tools/diagnosis/nccl_library.h"
+#include "addons/tools/diagnosis/program.h"
 #include "tests/world/check.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -79,7 +79,7 @@ about() {
   case $1 in
     ticket) echo common/ticket.cpp ;;
     config) echo daemon/settings/config.cpp daemon/settings/arguments.cpp daemon/base/units.cpp ;;
-    elf) echo client/ctl/diagnosis/elf_file.h client/ctl/diagnosis/program.cpp client/ctl/diagnosis/nccl_library.cpp ;;
+    elf) echo addons/tools/diagnosis/elf_file.h addons/tools/diagnosis/program.cpp addons/tools/diagnosis/nccl_library.cpp ;;
     control) echo daemon/control/tasks.cpp daemon/broker daemon/operations daemon/phases daemon/plans ;;
     session) echo common/packet.cpp daemon/sessions daemon/broker daemon/operations daemon/phases daemon/plans daemon/memory ;;
   esac

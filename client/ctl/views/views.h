@@ -73,9 +73,6 @@ struct NodeHistory {
   std::string node;  // empty: it is the only one
   v1::ListHistoryResponse history;
 };
-/// The same as Chrome's trace events: a JSON object with a newline at the end. Of operations that
-/// were asked for with their spans.
-std::string chrome_trace(const std::vector<NodeHistory>& nodes);
 
 /// One line.
 std::string event_line(const v1::Event& event, const Style& style);

@@ -34,6 +34,7 @@ def test_a_pause_of_one_node_alone_stalls_where_another_node_waits(nodes):
     job.check()
 
 
+@pytest.mark.add_on("tools")
 def test_a_trace_has_all_nodes(nodes, tmp_path):
     job = nodes.job("train")
     nodes[0].job("other", ranks=1)

@@ -285,6 +285,7 @@ def test_it_counts_from_a_restart(deep_node):
 
 
 # ---- before it ----
+@pytest.mark.add_on("tools")
 def test_what_it_would_do(deep_node):
     programs(deep_node)
     text = deep_node.ctl("pause", "train", "--deep", "--dry-run", json_output=False).out

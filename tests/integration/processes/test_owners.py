@@ -118,6 +118,7 @@ def test_the_operators_group_steers_everybodys_groups(shared):
     assert len(refused) == 1 and f"uid {BOB}" in refused[0]
 
 
+@pytest.mark.add_on("tools")
 def test_a_dry_run_counts_segments_by_owner(shared):
     """The pause then does what it said; and its error names others only to operators."""
     node = shared("--pool-size", "64MiB", "--pool-segment", "64MiB")

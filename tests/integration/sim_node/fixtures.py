@@ -13,6 +13,20 @@ from sim_node.node import Build, Node
 from sim_node.stage import start_stage
 
 
+ADD_ONS = pathlib.Path(__file__).parents[3] / "addons"
+
+
+def has_add_on(name: str) -> bool:
+    """Whether this tree has that add-on."""
+    return (ADD_ONS / name).is_dir()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("add_on"):
+        if not has_add_on(mark.args[0]):
+            pytest.skip(f"this tree has no addons/{mark.args[0]}")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--build-dir", default=os.environ.get("BUILD_DIR", "build/release"),
                      help="build tree under test (default: $BUILD_DIR, else build/release)")

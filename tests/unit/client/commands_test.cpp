@@ -17,47 +17,18 @@
 #include "client/ctl/exit_code.h"
 #include "client/ctl/interrupt.h"
 #include "common/version.h"
-#include "tests/unit/fixtures/fake_broker.h"
+#include "tests/unit/fixtures/commands_fixture.h"
 
 namespace amem::ctl {
 namespace {
 
+using test::Commands;
 using test::FakeBroker;
+using test::kSignalsBlocked;
 using test::make_done;
 using test::make_group;
 using test::make_progress;
 using testing::HasSubstr;
-
-/// gRPC's threads outlive a test, and Interrupt needs the signals blocked in all threads: so they
-/// are before the first thread comes.
-const bool kSignalsBlocked = [] {
-  sigset_t mask;
-  sigemptyset(&mask);
-  sigaddset(&mask, SIGINT);
-  return ::pthread_sigmask(SIG_BLOCK, &mask, nullptr) == 0;
-}();
-
-class Commands : public testing::Test {
- protected:
-  int run(const std::vector<std::string>& arguments, Interrupt* interrupt = nullptr) {
-    const Parsed parsed = parse(arguments);
-    if (!parsed.options) {
-      ADD_FAILURE() << parsed.text;
-      return -1;
-    }
-    out.str("");
-    err.str("");
-    Console console{.out = out, .err = err, .out_style = {}, .err_style = {}};
-    client::ControlClient connection(
-        dir / "control.sock", parsed.options->timeout.value_or(client::kDefaultQueryTimeout));
-    return execute(*parsed.options, connection, console, interrupt);
-  }
-
-  test::TempDir dir;
-  FakeBroker broker{dir / "control.sock"};
-  std::ostringstream out;
-  std::ostringstream err;
-};
 
 TEST_F(Commands, QueriesAsTextAndJson) {
   broker.node.set_version("9.8.7");
@@ -213,29 +184,6 @@ TEST_F(Commands, AWaitLooksAgainUntilABrokerIsThere) {
   comes.join();
 }
 
-TEST_F(Commands, AdviseAsksForAllThatItNeeds) {
-  EXPECT_EQ(run({"advise", "train"}), kExitNotFound);
-  v1::GroupInfo& group = *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
-  EXPECT_EQ(run({"advise", "train"}), kExitOk) << err.str();
-  EXPECT_THAT(out.str(), HasSubstr("train: nothing to advise"));
-  EXPECT_EQ(broker.asked_group, "train") << "the ranks of this group";
-  group.set_pinned_bytes(1ULL << 30);
-  v1::UnbrokeredUsage& stays = *broker.rank_list.add_ranks()->add_unbrokered();
-  stays.set_kind("device");
-  stays.set_bytes(2ULL << 30);
-  v1::PastOperation& pause = *broker.past.add_operations();
-  pause.set_operation("pause");
-  pause.set_us(1'000'000);
-  pause.add_times()->set_phase("quiesce");
-  pause.mutable_times(0)->set_us(900'000);
-  EXPECT_EQ(run({"advise", "train"}), kExitOk);
-  EXPECT_THAT(out.str(), testing::MatchesRegex("train: 2.00 GiB.*\ntrain: 1.00 GiB.*\ntrain: the "
-                                               "last pause took 1.00 s.*\n"));
-  EXPECT_EQ(run({"advise", "train", "--json"}), kExitOk);
-  EXPECT_THAT(out.str(), testing::StartsWith(
-                             R"({"group":"train","advice":[{"check":"scope","bytes":2147483648,)"));
-}
-
 TEST_F(Commands, PauseSaysHowItWent) {
   broker.progress = {make_progress("train", "save", 0, 2), make_done("train", 143'000)};
   EXPECT_EQ(run({"pause", "train", "--timeout", "2s"}), kExitOk);
@@ -324,47 +272,6 @@ TEST_F(Commands, ResumeOfAllTakesWhatIsPausedOfARunningGroup) {
   broker.ends["none"] = {};
   EXPECT_EQ(run({"resume", "--all"}), kExitOk) << err.str();
   EXPECT_EQ(out.str(), "a is already running\nb: resumed in 1.00 ms\nc: resumed in 1.00 ms\n");
-}
-
-TEST_F(Commands, ADryRunOfAllIsOfThoseThatRun) {
-  *broker.node.add_groups() = make_group("a", v1::GROUP_STATE_RUNNING);
-  *broker.node.add_groups() = make_group("b", v1::GROUP_STATE_PAUSED);
-  for (v1::GroupInfo& group : *broker.node.mutable_groups()) group.set_owner("uid 1000");
-  broker.node.mutable_pool()->add_shares()->set_owner("uid 1000");
-  EXPECT_EQ(run({"pause", "--all", "--dry-run"}), kExitOk) << err.str();
-  EXPECT_THAT(out.str(), testing::StartsWith("a: a pause would free 0 B"));
-  EXPECT_THAT(out.str(), testing::Not(HasSubstr("b: ")));
-}
-
-TEST_F(Commands, ADryRunOfAPauseBeginsNothing) {
-  EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitNotFound);
-  v1::GroupInfo& group = *broker.node.add_groups() = make_group("train", v1::GROUP_STATE_RUNNING);
-  group.set_owner("uid 1000");
-  v1::TagUsage& heap = *group.add_tags();
-  heap.set_tag("heap");
-  heap.set_allocated_bytes(2ULL << 30);
-  heap.set_resident_bytes(2ULL << 30);
-  v1::PoolStatus& pool = *broker.node.mutable_pool();
-  pool.set_ready_bytes(4ULL << 30);
-  pool.set_unowned_bytes(4ULL << 30);
-  v1::PoolShare& share = *pool.add_shares();
-  share.set_owner("uid 1000");
-  share.set_available_bytes(4ULL << 30);
-  EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitOk) << err.str();
-  EXPECT_THAT(out.str(), HasSubstr("train: a pause would free 2.00 GiB"));
-  EXPECT_THAT(out.str(), HasSubstr("fits: the pool has 4.00 GiB free"));
-  share.set_available_bytes(1ULL << 30);
-  v1::PastOperation& pause = *broker.past.add_operations();
-  pause.set_group("train");
-  pause.set_operation("pause");
-  pause.set_us(2'000'000);
-  EXPECT_EQ(run({"pause", "train", "--dry-run", "--json"}), kExitOk) << "it copied nothing then";
-  EXPECT_THAT(out.str(), HasSubstr(R"("fits":"likely")"));
-  EXPECT_THAT(out.str(), HasSubstr(R"("us":2000000)"));
-  pause.set_bytes(2ULL << 30);
-  EXPECT_EQ(run({"pause", "train", "--dry-run"}), kExitResources);
-  EXPECT_THAT(out.str(), HasSubstr("may not fit: the quota of uid 1000 has 1.00 GiB free"));
-  EXPECT_THAT(broker.operated_on, testing::ElementsAre());
 }
 
 TEST_F(Commands, SwapPausesOneAndResumesTheOther) {
