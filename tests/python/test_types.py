@@ -65,6 +65,11 @@ def test_mypy_strict(build: Build, mypy: Check) -> None:
     package = os.path.join(build.directory, "python")
     done = mypy(package, "-p", "amem")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.add_on("saver")
+def test_mypy_strict_of_the_drop_in(build: Build, mypy: Check) -> None:
+    package = os.path.abspath(os.path.join(build.directory, "python"))
     done = mypy(os.path.join(build.directory, "dropin"), "-p", "torch_memory_saver", MYPYPATH=package)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -81,9 +86,10 @@ def test_these_tests(build: Build, mypy: Check) -> None:
     """Every file of this folder but the stand-ins for frameworks, and what the tests import of other folders."""
     tests = os.path.dirname(HERE)
     integration = os.path.join(tests, "integration")
-    files = [path for folder in (".", "made_up", "on_ray") for path in sorted(glob.glob(f"{folder}/*.py", root_dir=HERE))]
+    folders = [".", "frameworks", "frameworks/made_up", "on_ray", "saver"]
+    files = [path for folder in folders for path in sorted(glob.glob(f"{folder}/*.py", root_dir=HERE))]
     files += [os.path.join(tests, "pasted.py"), *sorted(glob.glob(os.path.join(integration, "sim_node", "*.py")))]
-    assert {"./conftest.py", "./test_types.py", "made_up/made_up.py", "on_ray/test_ray.py"} <= set(files)
+    assert {"./conftest.py", "./test_types.py"} <= set(files)
     package = os.path.abspath(os.path.join(build.directory, "python"))
     # pytest is the one of the interpreter that runs this. With the cache a second run takes a second.
     done = mypy(HERE, "--config-file", "mypy.ini", "--python-executable", sys.executable, "--cache-dir",
@@ -91,7 +97,8 @@ def test_these_tests(build: Build, mypy: Check) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("folder", ["fake_frameworks", "fake_vllm"])
+@pytest.mark.add_on("frameworks")
+@pytest.mark.parametrize("folder", ["frameworks/fake_frameworks", "frameworks/fake_vllm"])
 def test_stand_ins(build: Build, mypy: Check, folder: str) -> None:
     """Each by itself, as both have a torch of their own, which the package is not checked with."""
     paths = [os.path.join(os.path.abspath(build.directory), each) for each in ("python", "dropin")]
@@ -106,7 +113,8 @@ def test_a_program(build: Build, mypy: Check, tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.add_on("frameworks")
 def test_a_framework_of_somebody_else(build: Build, mypy: Check) -> None:
     package = os.path.join(build.directory, "python")
-    done = mypy(os.path.join(HERE, "made_up"), "--follow-imports", "silent", "amem_made_up.py", MYPYPATH=package)
+    done = mypy(os.path.join(HERE, "frameworks", "made_up"), "--follow-imports", "silent", "amem_made_up.py", MYPYPATH=package)
     assert done.returncode == 0, done.stdout + done.stderr

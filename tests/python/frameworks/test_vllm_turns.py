@@ -13,7 +13,7 @@ import pytest
 from sim_node import Build, Node, patience
 
 HERE = pathlib.Path(__file__).resolve().parent
-PROGRAM = HERE.parents[1] / "deploy" / "vllm_turns.py"
+PROGRAM = HERE.parents[2] / "deploy" / "vllm_turns.py"
 # Two engines do not fit beside one another; the cache is most of each.
 SIZES = {"FAKE_VLLM_WEIGHTS_MIB": "16", "FAKE_VLLM_CACHE_MIB": "56"}
 

@@ -1141,7 +1141,7 @@ assert said.getvalue() == "", said.getvalue()
 
 
 def test_the_entry_point_names_it(build: Build) -> None:
-    pyproject = os.path.join(HERE, "..", "..", "client", "python", "pyproject.toml")
+    pyproject = os.path.join(HERE, "..", "..", "..", "client", "python", "pyproject.toml")
     with open(pyproject) as file:
         text = file.read()
     assert '[project.entry-points."vllm.general_plugins"]\namem = "amem.vllm:register"\n' in text

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import pasted  # noqa: E402
