@@ -16,15 +16,13 @@ RANKS = 1
 MEMORY_MIB = 256
 ALLOCATIONS = 80  # of 2 MiB: one group fits, two do not
 POOL_MIB = 600
-GRACE_MS, IDLE_MS, START_IDLE_MS = 200, 500, 500
+IDLE_MS, START_IDLE_MS = 500, 500
 CONFIGURATION = f"""[stage.{STAGE}]
 devices = [0]
 policy = "demand"
 margin = "16MiB"
-grace = "{GRACE_MS}ms"
 idle = "{IDLE_MS}ms"
 start_idle = "{START_IDLE_MS}ms"
-min_residency = "1s"
 """
 # (seconds after the start, group): one group after the other, two at once, and one that stays busy while another one asks.
 REQUESTS = ((0.5, "search"), (1.0, "chat"), (2.5, "code"), (4.0, "chat"), (4.0, "search"),

@@ -377,6 +377,20 @@ std::optional<std::string> as_list(const toml::node& node) {
   return text;
 }
 
+/// `from`: where a retired setting is set, for people. `instead`: what to do.
+void warn_of(Config& config, const std::string& key, const std::string& from,
+             std::string_view instead) {
+  config.retired[key] = key + " is set in " + from +
+                        ". The next version will not have this setting: " + std::string(instead);
+}
+
+Status set(Config& config, const Setting& setting, std::string_view value,
+           const std::string& from) {
+  Status status = setting.set(config, value);
+  if (status.ok() && setting.retired) warn_of(config, std::string(setting.key), from, setting.what);
+  return status;
+}
+
 void apply_stages(Config& config, const toml::node& stages, const std::string& file_name,
                   ConfigErrors& errors) {
   const auto wrong = [&](const toml::node& node, const std::string& what,
@@ -406,23 +420,16 @@ void apply_stages(Config& config, const toml::node& stages, const std::string& f
       const Status status =
           text ? stage.set(setting.str(), *text)
                : Status(Code::kInvalidArgument, "must be a string, a number or a list of these");
-      if (!status.ok()) wrong(value, key + "." + std::string(setting.str()), status.text());
+      const std::string its_key = key + "." + std::string(setting.str());
+      if (!status.ok()) wrong(value, its_key, status.text());
+      for (const StageKey& each : stage_keys())
+        if (each.retired && each.key == setting.str())
+          warn_of(config, its_key, file_name, each.what);
     }
     std::erase_if(config.stages,
                   [&](const StageSettings& each) { return each.name == stage.name; });
     config.stages.push_back(std::move(stage));
   }
-}
-
-/// `from`: where it is set, for people.
-Status set(Config& config, const Setting& setting, std::string_view value,
-           const std::string& from) {
-  Status status = setting.set(config, value);
-  if (status.ok() && setting.retired)
-    config.retired[setting.key] =
-        std::string(setting.key) + " is set in " + from +
-        ". The next version will not have this setting: " + std::string(setting.what);
-  return status;
 }
 
 /// The settings of a file in the order of settings(), in which one that stands for several comes
@@ -481,8 +488,10 @@ std::string stages_as_toml(const Config& config) {
   for (const StageSettings& stage : config.stages) {
     text += "\n[stage." + in_quotes(stage.name) + "]\n";
     for (const StageKey& each : stage_keys())
-      text += std::string(each.key) + " = " + in_quotes(each.get(stage)) + "  # " +
-              std::string(each.what) + "\n";
+      if (!each.retired ||
+          config.retired.contains("stage." + stage.name + "." + std::string(each.key)))
+        text += std::string(each.key) + " = " + in_quotes(each.get(stage)) + "  # " +
+                std::string(each.what) + "\n";
   }
   return text;
 }

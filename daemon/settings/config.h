@@ -86,7 +86,7 @@ struct Config {
   std::string metrics_listen;  // "address:port" of metrics by HTTP; empty: none
 
   /// Retired settings that somebody has set, and the warning about each.
-  std::map<std::string_view, std::string> retired;
+  std::map<std::string, std::string, std::less<>> retired;
 
   /// deadlines.end: for operations under way, when amemd is told to end.
   Duration end = std::chrono::seconds(30);

@@ -126,30 +126,28 @@ const std::vector<StageKey>& stage_keys() {
        }},
       {"start_idle", "a group that starts alone has started when it had no work for so long",
        set_time<&TurnRules::start_idle>, get_time<&TurnRules::start_idle>},
-      {"start_limit",
-       "a group that starts alone and has no rank after so long loses its first turn",
-       set_time<&TurnRules::start_limit>, get_time<&TurnRules::start_limit>},
-      {"start_limit_shared", "the same, while a group of another owner waits",
-       set_time<&TurnRules::start_limit_shared>, get_time<&TurnRules::start_limit_shared>},
       {"users", "whose groups it takes, by names or uids, with groups; neither: everybody's",
        set_ids<&StageSettings::users, user_id>, get_ids<&StageSettings::users>},
       {"groups", "the same, by Unix groups of the users", set_ids<&StageSettings::groups, group_id>,
        get_ids<&StageSettings::groups>},
       {"margin", "memory that stays free on each of its GPUs", set_margin,
        [](const StageSettings& stage) { return exact_size(stage.margin); }},
-      {"grace", "demand: how long a call waits before its group asks for a turn",
-       set_time<&TurnRules::grace>, get_time<&TurnRules::grace>},
       {"idle", "demand, slice: a group without work for so long may have to leave",
        set_time<&TurnRules::idle>, get_time<&TurnRules::idle>},
       {"max_hold", "lease, demand: a group may have to leave after so long; 0s: never",
        set_time<&TurnRules::max_hold>, get_time<&TurnRules::max_hold>},
       {"slice", "slice: the turn of a group of weight 1", set_time<&TurnRules::slice>,
        get_time<&TurnRules::slice>},
-      {"ageing", "lease, demand: waiting this long counts as one more of priority",
-       set_time<&TurnRules::ageing>, get_time<&TurnRules::ageing>},
-      {"min_residency",
-       "how long a group stays at least; auto: four times what its switches have cost",
-       set_residency, get_residency},
+      {"start_limit", "it will be 10m. Remove it", set_time<&TurnRules::start_limit>,
+       get_time<&TurnRules::start_limit>, true},
+      {"start_limit_shared", "it will be 60s. Remove it", set_time<&TurnRules::start_limit_shared>,
+       get_time<&TurnRules::start_limit_shared>, true},
+      {"grace", "it will be 200ms. Remove it", set_time<&TurnRules::grace>,
+       get_time<&TurnRules::grace>, true},
+      {"ageing", "it will be 30s. Remove it", set_time<&TurnRules::ageing>,
+       get_time<&TurnRules::ageing>, true},
+      {"min_residency", "amemd chooses it by what the switches of the group cost. Remove it",
+       set_residency, get_residency, true},
   };
   return all;
 }
@@ -158,7 +156,8 @@ Status StageSettings::set(std::string_view key, std::string_view value) {
   for (const StageKey& each : stage_keys())
     if (each.key == key) return each.set(*this, value);
   std::string text = "a stage has no such setting. Its settings are";
-  for (const StageKey& each : stage_keys()) text += " " + std::string(each.key);
+  for (const StageKey& each : stage_keys())
+    if (!each.retired) text += " " + std::string(each.key);
   return {Code::kNotFound, text};
 }
 

@@ -30,9 +30,10 @@ struct StageSettings {
 
 struct StageKey {
   std::string_view key;
-  std::string_view what;  // one line of help
+  std::string_view what;  // one line of help; of a retired one what to do instead
   Status (*set)(StageSettings& stage, std::string_view value);
   std::string (*get)(const StageSettings& stage);  // in a form that set() reads back
+  bool retired = false;  // it works for one more version, with a warning, and is not shown
 };
 const std::vector<StageKey>& stage_keys();
 

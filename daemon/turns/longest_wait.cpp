@@ -166,7 +166,7 @@ std::string advice(const TurnRules& rules, const GroupView& group, const WorstWa
   if (worst.longest != nullptr)
     text = rules.policy == TurnPolicy::kSlice
                ? "shorten slice or the weight of group '" + worst.longest->name + "'"
-               : "shorten max_hold or min_residency of group '" + worst.longest->name + "'";
+               : "shorten max_hold for group '" + worst.longest->name + "'";
   const bool may_be_longer = worst.total && *worst.total <= kLongestTurnTime;
   if (may_be_longer) {
     // Rounded up, so that it suffices as it is written.

@@ -75,11 +75,10 @@ Status check_wishes(const TurnRules& rules, const std::string& group, const Turn
   if (Status status = check_duration(of, "longest_wait", wishes.longest_wait); !status.ok())
     return status;
   if (rules.policy == TurnPolicy::kSlice && rules.slice * wishes.weight < residency)
-    return {Code::kInvalidArgument, of + ": its slice of " +
-                                        format_duration(rules.slice * wishes.weight) +
-                                        " is shorter than its minimum residency of " +
-                                        format_duration(residency) + ": set a slice of at least " +
-                                        format_duration(residency) + " or a shorter min_residency"};
+    return {Code::kInvalidArgument,
+            of + ": its slice of " + format_duration(rules.slice * wishes.weight) +
+                " is shorter than its minimum residency of " + format_duration(residency) +
+                ": set a slice of at least " + format_duration(residency)};
   return {};
 }
 

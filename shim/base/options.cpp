@@ -41,11 +41,8 @@ void read_seconds(Options::Getenv getenv, const char* name, std::chrono::seconds
         complain(name, value, "a number of seconds from 1 to a year. amem ignores it"));
 }
 
-/// Seconds, or a number with ms, s or m behind it; 0, too.
-void read_duration(Options::Getenv getenv, const char* name, std::chrono::milliseconds& out,
-                   std::vector<std::string>& complaints) {
-  const std::string_view value = value_of(getenv, name);
-  if (value.empty()) return;
+/// Seconds, or a number with ms, s or m behind it, up to a year; 0, too.
+std::optional<std::chrono::milliseconds> duration_of(std::string_view value) {
   unsigned number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
   const std::string_view unit(end, static_cast<std::size_t>(value.data() + value.size() - end));
@@ -54,11 +51,32 @@ void read_duration(Options::Getenv getenv, const char* name, std::chrono::millis
                               : unit == "m"               ? 60'000
                                                           : 0;
   const std::chrono::milliseconds time(number * factor);
-  if (error == std::errc() && factor != 0 && time <= std::chrono::hours(24 * 365))
-    out = time;
+  if (error != std::errc() || factor == 0 || time > std::chrono::hours(24 * 365))
+    return std::nullopt;
+  return time;
+}
+
+void read_duration(Options::Getenv getenv, const char* name, std::chrono::milliseconds& out,
+                   std::vector<std::string>& complaints) {
+  const std::string_view value = value_of(getenv, name);
+  if (value.empty()) return;
+  if (const auto time = duration_of(value))
+    out = *time;
   else
     complaints.push_back(
         complain(name, value, "a duration up to a year, such as 30s or 500ms. amem ignores it"));
+}
+
+void read_gate(Options::Getenv getenv, Options& options, std::vector<std::string>& complaints) {
+  const std::string_view value = value_of(getenv, "AMEM_GATE");
+  options.gate_waits = value != "error";
+  if (value.empty() || value == "wait" || value == "error") return;
+  const auto time = duration_of(value);
+  if (time && *time >= std::chrono::seconds(1))
+    options.gate_timeout = std::chrono::duration_cast<std::chrono::seconds>(*time);
+  else
+    complaints.push_back(
+        complain("AMEM_GATE", value, "wait, error or a time such as 30s. amem uses wait"));
 }
 
 void read_slab_size(Options::Getenv getenv, std::optional<std::uint64_t>& out,
@@ -95,6 +113,40 @@ std::vector<std::string> split(std::string_view list) {
     list.remove_prefix(comma + 1);
   }
   return parts;
+}
+
+void read_without(Options::Getenv getenv, Options& options, std::vector<std::string>& complaints) {
+  for (const std::string& each : split(value_of(getenv, "AMEM_SHIM_WITHOUT"))) {
+    if (each == "deepbind")
+      options.clear_deepbind = true;
+    else if (each == "slabs")
+      options.slab_size = 0;
+    else if (each == "unmap_ahead")
+      options.unmap_ahead = false;
+    else
+      complaints.push_back(
+          complain("AMEM_SHIM_WITHOUT", each, "deepbind, slabs or unmap_ahead. amem ignores it"));
+  }
+}
+
+/// Variables that the next version will not have.
+void read_retired(Options::Getenv getenv, Options& options, std::vector<std::string>& complaints) {
+  const auto set = [&](const char* name, const char* instead) {
+    const bool is = !value_of(getenv, name).empty();
+    if (is)
+      complaints.push_back(std::string(name) +
+                           " is set. The next version will not have this variable: " + instead);
+    return is;
+  };
+  if (set("AMEM_GATE_TIMEOUT", "set AMEM_GATE=30s for 30 seconds"))
+    read_seconds(getenv, "AMEM_GATE_TIMEOUT", options.gate_timeout, complaints);
+  if (set("AMEM_SLAB", "AMEM_SHIM_WITHOUT=slabs stands for 0, and else amem chooses the size"))
+    read_slab_size(getenv, options.slab_size, complaints);
+  if (set("AMEM_UNMAP_AHEAD", "AMEM_SHIM_WITHOUT=unmap_ahead stands for 0"))
+    options.unmap_ahead &= read_flag(getenv, "AMEM_UNMAP_AHEAD", true, complaints);
+  if (set("AMEM_DEEPBIND", "AMEM_SHIM_WITHOUT=deepbind stands for clear"))
+    read_choice(getenv, "AMEM_DEEPBIND", options.clear_deepbind, {{"keep", false}, {"clear", true}},
+                "keep or clear. amem uses keep", complaints);
 }
 
 /// As torch_memory_saver reads its switches.
@@ -168,7 +220,9 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
 
   o.nvls = read_flag(getenv, "AMEM_NVLS", false, complaints);
   o.verify = read_flag(getenv, "AMEM_VERIFY", false, complaints);
-  o.unmap_ahead = read_flag(getenv, "AMEM_UNMAP_AHEAD", true, complaints);
+  read_without(getenv, o, complaints);
+  read_gate(getenv, o, complaints);
+  read_retired(getenv, o, complaints);
 
   const char* source = value_of(getenv, "AMEM_GROUP").empty() ? "AMEM_GROUPID" : "AMEM_GROUP";
   if (const std::string_view group = value_of(getenv, source); !group.empty()) {
@@ -191,22 +245,12 @@ Options Options::parse(Getenv getenv, std::vector<std::string>& complaints,
   o.runtime_dir = value_of(getenv, "AMEM_RUNTIME_DIR");
   if (o.runtime_dir.empty()) o.runtime_dir = default_runtime_dir();
   if (auto modules = split(value_of(getenv, "AMEM_MODULES")); !modules.empty()) o.modules = modules;
-  // Read by itself when a library is loaded (shim/process/deep_binding.cpp); here for the
-  // complaint.
-  if (const std::string_view deep = value_of(getenv, "AMEM_DEEPBIND");
-      !deep.empty() && deep != "keep" && deep != "clear")
-    complaints.push_back(complain("AMEM_DEEPBIND", deep, "keep or clear. amem uses keep"));
   o.bypass_allowed = split(value_of(getenv, "AMEM_BYPASS_ALLOWED"));
   read_choice(getenv, "AMEM_SCOPE", o.scope,
               {{"nccl", Scope::kNccl}, {"regions", Scope::kRegions}, {"heap", Scope::kHeap}},
               "nccl, regions or heap. amem uses nccl", complaints);
   o.trace = value_of(getenv, "AMEM_TRACE");
 
-  read_slab_size(getenv, o.slab_size, complaints);
-
-  read_choice(getenv, "AMEM_GATE", o.gate_waits, {{"wait", true}, {"error", false}},
-              "wait or error. amem uses wait", complaints);
-  read_seconds(getenv, "AMEM_GATE_TIMEOUT", o.gate_timeout, complaints);
   if (std::chrono::seconds timeout{};
       read_seconds(getenv, "AMEM_TIMEOUT", timeout, complaints), timeout.count() > 0)
     o.timeout = timeout;

@@ -56,11 +56,13 @@ struct Options {
   std::string trace;           // AMEM_TRACE: file to write calls to; %p is the pid
   bool nvls = false;           // AMEM_NVLS=1: NCCL may use multicast, with brokered memory
   bool verify = false;         // AMEM_VERIFY=1: checksums of what is saved and loaded
-  bool unmap_ahead = true;     // AMEM_UNMAP_AHEAD=0: a pause unmaps nothing before all is saved
-  // AMEM_SLAB: MiB, bytes here; 0: no slabs; nothing: as the device's memory allows
+  // AMEM_SHIM_WITHOUT: a list of what the shim does without
+  bool unmap_ahead = true;      // unmap_ahead: a pause unmaps nothing before all is saved
+  bool clear_deepbind = false;  // deepbind: dlopen ignores RTLD_DEEPBIND
+  // slabs: bytes; 0: none; nothing: as the device's memory allows
   std::optional<std::uint64_t> slab_size;
-  bool gate_waits = true;                       // AMEM_GATE=wait|error
-  std::chrono::seconds gate_timeout{};          // AMEM_GATE_TIMEOUT; 0: none
+  bool gate_waits = true;                       // AMEM_GATE=wait|error|TIME
+  std::chrono::seconds gate_timeout{};          // 0: none
   std::optional<std::chrono::seconds> timeout;  // AMEM_TIMEOUT: of pauses and resumes from inside
   std::chrono::milliseconds reconnect{30'000};  // AMEM_RECONNECT: to a new broker; 0: never
   OrphanRule orphan = OrphanRule::kWait;        // AMEM_ORPHAN=wait|exit|restore

@@ -108,7 +108,7 @@ void Slabs::stop_packing(const std::string& why) {
   if (packing_.exchange(false))
     log_warn(why +
              ": this NCCL makes its buffers in an order that amem does not support, so amem no "
-             "longer packs them (as with AMEM_SLAB=0)");
+             "longer packs them (as with AMEM_SHIM_WITHOUT=slabs)");
 }
 
 std::optional<CUresult> Slabs::create(CUmemGenericAllocationHandle* handle, std::size_t size,

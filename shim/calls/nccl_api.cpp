@@ -151,7 +151,8 @@ AMEM_PUBLIC ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
   if (!has_buffers(reinterpret_cast<const void*>(theirs))) return theirs(comm, flags);
   log_error(
       "amem refuses ncclCommSuspend: a pause of the group (amemctl pause, amem.pause, ncclPause) "
-      "frees the memory of all communicators at once. With AMEM_SLAB=0 in the environment, NCCL's "
+      "frees the memory of all communicators at once. With AMEM_SHIM_WITHOUT=slabs in the "
+      "environment, NCCL's "
       "own suspend and resume work too");
   return ncclInvalidUsage;
 }

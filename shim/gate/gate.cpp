@@ -89,8 +89,8 @@ CUresult Gate::wait(ThreadState& self, Caller caller, const Submission& submissi
     log_error(
         "a CUDA call fails after waiting " +
         std::to_string(std::chrono::duration_cast<std::chrono::seconds>(policy_.timeout).count()) +
-        " s for the resume of its group. Resume it (amemctl resume GROUP), or raise "
-        "AMEM_GATE_TIMEOUT");
+        " s for the resume of its group. Resume it (amemctl resume GROUP), or set a "
+        "longer time in AMEM_GATE");
   return result;
 }
 

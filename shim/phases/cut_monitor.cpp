@@ -38,7 +38,8 @@ std::string why_refused(const Bypass::Finding& finding) {
   }
   return library + " reaches CUDA past amem (its " + finding.symbol +
          " is not the shim's, as after dlopen with RTLD_DEEPBIND). Load it without that, or set "
-         "AMEM_DEEPBIND=clear. If it does not touch brokered memory, set AMEM_BYPASS_ALLOWED=NAME";
+         "AMEM_SHIM_WITHOUT=deepbind. If it does not touch brokered memory, set "
+         "AMEM_BYPASS_ALLOWED=NAME";
 }
 
 }  // namespace

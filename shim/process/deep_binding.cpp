@@ -1,7 +1,7 @@
 // RTLD_DEEPBIND: a library that is loaded so prefers the C library's dlsym and libcuda's calls to
-// the shim's (shim/process/bypass.h). AMEM_DEEPBIND=clear has dlopen leave the flag out. So the
-// shim exports dlopen, as a jump to the next one with the flags changed: the return address stays
-// the caller's, by which the loader knows whose paths to search.
+// the shim's (shim/process/bypass.h). AMEM_SHIM_WITHOUT=deepbind has dlopen leave the flag out. So
+// the shim exports dlopen, as a jump to the next one with the flags changed: the return address
+// stays the caller's, by which the loader knows whose paths to search.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -17,9 +17,12 @@ namespace {
 /// As long as the environment says so. Asked for each library that is loaded with the flag.
 bool clears() {
   const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
-  if (value_of(environment, "AMEM_DEEPBIND") != "clear") return false;
+  if (value_of(environment, "AMEM_SHIM_WITHOUT").empty() &&
+      value_of(environment, "AMEM_DEEPBIND").empty())
+    return false;
   std::vector<std::string> complaints;
-  return !Options::parse(environment, complaints).disabled;
+  const Options options = Options::parse(environment, complaints);
+  return options.clear_deepbind && !options.disabled;
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ CUresult await_memory(const char* call, const Operands& named,
     case Absence::Waited::kIsHere:
       return CUDA_SUCCESS;
     case Absence::Waited::kTooLong:
-      log_error(what + " and was not resumed within AMEM_GATE_TIMEOUT");
+      log_error(what + " and was not resumed within the time of AMEM_GATE");
       return CUDA_ERROR_TIMEOUT;
     case Absence::Waited::kInTheWay:
       log_error(what +

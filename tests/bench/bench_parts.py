@@ -108,7 +108,7 @@ def nccl_rows(machine, name, who, report):
 
 
 # It may fail by itself, which is noted: with many communicators amemd may have too few open files for it.
-UNPACKED = "amem, AMEM_SLAB=0"
+UNPACKED = "amem, AMEM_SHIM_WITHOUT=slabs"
 DROPPED = "amem, AMEM_NCCL_SCRATCH=drop"
 
 
@@ -119,7 +119,7 @@ def in_short(machine, comms):
 
 def start_ups(machine, gpus, comms, name):
     """From the first ncclCommInitRank to the first verified collectives, in turns; NCCL's memory without amem."""
-    whos = {"amem": {}, UNPACKED: {"env": {"AMEM_SLAB": "0"}}, "without amem": {"shim": False}}
+    whos = {"amem": {}, UNPACKED: {"env": {"AMEM_SHIM_WITHOUT": "slabs"}}, "without amem": {"shim": False}}
     if in_short(machine, comms):
         del whos[UNPACKED]
     reports = {who: [] for who in whos}
@@ -147,7 +147,7 @@ def nccl(machine, gpus, comms):
     broker = machine.bench.broker(pool_gib=machine.pool_gib(pool))
     cycles = ["--cycles", machine.runs + 1]
     held = 0
-    for who, env in (("amem", {}), (DROPPED, {"AMEM_NCCL_SCRATCH": "drop"}), (UNPACKED, {"AMEM_SLAB": "0"})):
+    for who, env in (("amem", {}), (DROPPED, {"AMEM_NCCL_SCRATCH": "drop"}), (UNPACKED, {"AMEM_SHIM_WITHOUT": "slabs"})):
         if who == UNPACKED and in_short(machine, comms):
             continue
         log = broker.log_size()
@@ -235,7 +235,7 @@ def collectives(machine):
     # With a second communicator NCCL alone runs as many kernels on streams of its own as make all others of the context take
     # longer (the part `context`); with one only a pause adds what is missing.
     whos = (("NCCL alone", 1, *alone), ("NCCL alone, two communicators", 2, *alone),
-            (UNPACKED, 1, "after a cycle", {"env": {"AMEM_SLAB": "0"}}, ["--pause", "inside"]),
+            (UNPACKED, 1, "after a cycle", {"env": {"AMEM_SHIM_WITHOUT": "slabs"}}, ["--pause", "inside"]),
             ("amem", 1, *amem), ("amem, two communicators", 2, *amem))
     machine.bench.broker(pool_gib=machine.pool_gib(4 * machine.gpus))
     times = {}

@@ -47,7 +47,7 @@ def main():
     try:
         start_broker(node, 0)
         job = node.job(ranks=arguments.ranks, allocations=arguments.allocations, size=PAGE, shared=arguments.shared,
-                       env={"AMEM_SLAB": "0", "AMEM_LOG": "warning"})
+                       env={"AMEM_SHIM_WITHOUT": "slabs", "AMEM_LOG": "warning"})
         held = sum(rank["allocation_count"] for rank in node.ctl.ranks("train"))
         print(f"comeback: {arguments.ranks} ranks hold {held} allocations; logs in {node.logs}", flush=True)
         for number in range(1, arguments.kills + 1):

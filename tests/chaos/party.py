@@ -36,7 +36,7 @@ class View:
 
 class Party:
     def __init__(self, node, name, number, ranks, allocations, slabs):
-        env = {"AMEM_RECONNECT": "60s", "AMEM_SLAB": None if slabs else "0"}
+        env = {"AMEM_RECONNECT": "60s", "AMEM_SHIM_WITHOUT": None if slabs else "slabs"}
         self.node, self.name = node, name
         self.policies = dict(REGIONS, heap=KEEP)
         self.set = {}  # by an operator

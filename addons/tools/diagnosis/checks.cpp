@@ -201,9 +201,12 @@ Findings check_variables(const Environment& environment) {
                         "work that these libraries submit past the shim continues while the group "
                         "is paused, and must not touch brokered memory",
                         "unset it, or keep it for libraries that you know"});
-  if (const std::string deep = value("AMEM_DEEPBIND"); !is_one_of(deep, {"", "keep", "clear"}))
-    findings.push_back({false, "deepbind", "AMEM_DEEPBIND=" + deep + " is neither keep nor clear",
-                        "the shim uses keep", "set keep or clear"});
+  for (const char* retired :
+       {"AMEM_DEEPBIND", "AMEM_GATE_TIMEOUT", "AMEM_SLAB", "AMEM_UNMAP_AHEAD"})
+    if (!value(retired).empty())
+      findings.push_back({false, "retired", std::string(retired) + " is set",
+                          "the next version of amem will not have this variable",
+                          "the shim's warning in the output of the job says what to set instead"});
   if (value("NCCL_CUMEM_ENABLE") == "0")
     findings.push_back(
         {false, "nccl-cumem", "NCCL_CUMEM_ENABLE is 0", kNoSlabs, "unset it, or set 1"});

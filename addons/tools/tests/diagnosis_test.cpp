@@ -211,8 +211,8 @@ TEST(Diagnosis, Variables) {
   EXPECT_THAT(check_variables({{"AMEM_SCOPE", "all"}}), ElementsAre(blocks("scope")));
   EXPECT_THAT(check_variables({{"AMEM_GROUP", "a b"}}), ElementsAre(warns("group")));
   EXPECT_THAT(check_variables({{"AMEM_BYPASS_ALLOWED", "libmine"}}), ElementsAre(warns("bypass")));
-  EXPECT_THAT(check_variables({{"AMEM_DEEPBIND", "1"}}), ElementsAre(warns("deepbind")));
-  EXPECT_THAT(check_variables({{"AMEM_DEEPBIND", "clear"}}), IsEmpty());
+  EXPECT_THAT(check_variables({{"AMEM_DEEPBIND", "clear"}}), ElementsAre(warns("retired")));
+  EXPECT_THAT(check_variables({{"AMEM_SHIM_WITHOUT", "deepbind"}}), IsEmpty());
 }
 
 TEST(Diagnosis, NcclWithoutCuMem) {

@@ -127,7 +127,7 @@ def nccl_suspend(bench):
     if refused.code == 0 or REFUSED not in refused.err.read_text(errors="replace"):
         raise Failure(f"with slabs it ended with {refused.code} and did not say that it is refused")
     broker = bench.broker()
-    program = bench.nccl_cycle("--paused-ms", 600, *arguments, env={"AMEM_SLAB": "0"})
+    program = bench.nccl_cycle("--paused-ms", 600, *arguments, env={"AMEM_SHIM_WITHOUT": "slabs"})
     broker.wait_group("train", bench.ranks, programs=[program])
     pauses = pause_to_its_end(broker, program, 0.2)
     report = program.wait(60).report()

@@ -182,7 +182,7 @@ def test_a_write_waits_for_its_tag(node, tmp_path):
 
 @pytest.mark.parametrize("settings, error, line", [
     ({"AMEM_GATE": "error"}, "Resource temporarily unavailable", "Resume this tag first (AMEM_GATE=error)"),
-    ({"AMEM_GATE_TIMEOUT": "1"}, "Connection timed out", "was not resumed within AMEM_GATE_TIMEOUT")])
+    ({"AMEM_GATE": "1s"}, "Connection timed out", "was not resumed within the time of AMEM_GATE")])
 def test_a_read_that_may_not_wait_for_its_tag(node, tmp_path, settings, error, line):
     puppet, five, mine, address = paused(node, tmp_path, **settings)
     with half_read(puppet, address, tmp_path):

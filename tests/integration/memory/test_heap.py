@@ -151,7 +151,7 @@ def test_pauses_while_memory_is_allocated_and_freed(node):
 
 
 def test_allocations_wait_while_the_group_is_paused(node):
-    program = Program(node, env={"AMEM_GATE_TIMEOUT": "1"})
+    program = Program(node, env={"AMEM_GATE": "1s"})
     block = program.ask("alloc 0 3000000")["id"]
     node.ctl("pause", "train")
     for command in ("alloc 0 1000", "peer on"):
@@ -162,7 +162,7 @@ def test_allocations_wait_while_the_group_is_paused(node):
     program.ask(f"free {block}")
     assert not any(program.brokered().values())
     program.leave()
-    said = [line for line in program.output("err").splitlines() if "AMEM_GATE_TIMEOUT" in line]
+    said = [line for line in program.output("err").splitlines() if "AMEM_GATE" in line]
     assert len(said) == 2 and "resume" in said[0]
 
 

@@ -295,7 +295,7 @@ def test_what_others_keep_of_freed_memory_makes_space(node):
 def test_a_job_whose_memory_is_all_of_its_own_making(node):
     """Its peers import that as ever: one after the other and in one process, also when a rank ends."""
     for per_process in (1, 2):
-        job = node.job(f"job{per_process}", group=f"g{per_process}", per_process=per_process, env={**NVLS, "AMEM_SLAB": "0"})
+        job = node.job(f"job{per_process}", group=f"g{per_process}", per_process=per_process, env={**NVLS, "AMEM_SHIM_WITHOUT": "slabs"})
         for _ in range(2):
             node.ctl("pause", f"g{per_process}")
             assert node.ctl.group(f"g{per_process}")["resident_bytes"] == 0

@@ -77,10 +77,10 @@ def test_an_error_at_once(node, started):
 
 
 def test_patience_ends(node, started):
-    program = started(AMEM_GATE_TIMEOUT="1")
+    program = started(AMEM_GATE="1s")
     program.send("verify")
     assert "TIMEOUT" in program.failure()
-    program.wait_for("was not resumed within AMEM_GATE_TIMEOUT")
+    program.wait_for("was not resumed within the time of AMEM_GATE")
     node.ctl("resume", "train", "--tag", "kv")
     program.verify()
 

@@ -212,7 +212,7 @@ def test_read_only_access(node):
 
 
 def test_turned_off(node):
-    puppet = node.puppet("puppet", env={"AMEM_SLAB": "0"})
+    puppet = node.puppet("puppet", env={"AMEM_SHIM_WITHOUT": "slabs"})
     for _ in range(5):
         puppet.ask("alloc 4096")
     assert allocations(node) == 5

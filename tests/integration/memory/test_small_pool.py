@@ -17,7 +17,7 @@ MOSTLY_ZERO = {"size": "8MiB", "allocations": 4, "arguments": ["--zeros", 90]}
 def small(bare_node):
     """A node with a small pool in several segments."""
     node = bare_node
-    node.settings["AMEM_SLAB"] = "0"
+    node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
 
     def start(*flags, **options):
         node.start_broker("--pool-size", str(POOL), "--pool-segment", "4MiB", *flags, **options)
@@ -246,7 +246,7 @@ def test_what_has_become_more_since_fails_before_anything_leaves(small):
 def test_a_swap_in_waves(bare_node):
     """No space for both on the devices, and a pool for neither as they are."""
     node = bare_node
-    node.settings.update({"AMEM_SLAB": "0", "AMEM_SIM_MEMORY": str(24 * MIB)})
+    node.settings.update({"AMEM_SHIM_WITHOUT": "slabs", "AMEM_SIM_MEMORY": str(24 * MIB)})
     node.start_broker("--swap-wave", "256KiB", "--pool-size", str(POOL), "--pool-segment", "4MiB")
     size = {"allocations": 9, "size": "2MiB", "shared": 0.4, "arguments": ["--zeros", 90]}
     rollout = node.job("rollout", **size)

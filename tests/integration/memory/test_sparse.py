@@ -15,7 +15,7 @@ def exact(request):
     """An allocation each, so that the pool's figures are the data's. test_slabs.py has them packed."""
     for name in ("node", "bare_node"):
         if name in request.fixturenames:
-            request.getfixturevalue(name).settings["AMEM_SLAB"] = "0"
+            request.getfixturevalue(name).settings["AMEM_SHIM_WITHOUT"] = "slabs"
 
 
 def pool_used(node):

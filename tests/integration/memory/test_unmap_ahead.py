@@ -57,7 +57,7 @@ def test_what_is_saved_is_unmapped_while_the_rest_is_copied(node):
     is_as_before(node, memory)
 
 
-@pytest.mark.parametrize("env", [{"AMEM_UNMAP_AHEAD": "0"}, {"AMEM_VERIFY": "1"}], ids=["off", "verify"])
+@pytest.mark.parametrize("env", [{"AMEM_SHIM_WITHOUT": "unmap_ahead"}, {"AMEM_VERIFY": "1"}], ids=["off", "verify"])
 def test_nothing_is_unmapped_ahead(node, env):
     memory = blocks_of(node, env=env)
     memory.puppet.faults("unmappedAhead:1:kill")

@@ -27,7 +27,7 @@ def twins(bare_node):
     """A node with group train running and rollout paused, alike, and no space for more."""
     def start(*flags, memory=MEMORY):
         bare_node.settings["AMEM_SIM_MEMORY"] = str(memory)
-        bare_node.settings["AMEM_SLAB"] = "0"
+        bare_node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
         bare_node.start_broker("--pool-size", "80MiB", "--pool-segment", "80MiB", *flags)
         size = {"allocations": ALLOCATIONS, "size": "2MiB", "shared": 0.4}
         rollout = bare_node.job("rollout", **size)

@@ -140,7 +140,7 @@ def test_a_pool_too_small_for_all_takes_none(bare_node):
 
 def test_a_device_too_small_for_all_brings_none_back(bare_node):
     node = bare_node
-    node.settings["AMEM_SLAB"] = "0"
+    node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
     node.start_broker("--pool-size", "256MiB")
     big = {"allocations": 5, "size": "10MiB", "shared": 0}
     jobs = []
@@ -177,7 +177,7 @@ def sets(request, bare_node):
     duplex, wave = request.param
     node = bare_node
     node.settings["AMEM_SIM_MEMORY"] = str(40 << 20)
-    node.settings["AMEM_SLAB"] = "0"
+    node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
     node.start_broker("--swap-duplex", duplex, "--swap-wave", wave, "--pool-size", "128MiB")
     jobs = {}
     for name in ("c", "d", "a", "b"):

@@ -17,7 +17,7 @@ def swapping(bare_node):
     """Makes a node with group train running and rollout paused; bytes differ."""
     def start(space="plenty", duplex="true"):
         bare_node.settings["AMEM_SIM_MEMORY"] = str(MEMORY)
-        bare_node.settings["AMEM_SLAB"] = "0"  # space is counted in allocations
+        bare_node.settings["AMEM_SHIM_WITHOUT"] = "slabs"  # space is counted in allocations
         bare_node.start_broker("--swap-duplex", duplex, "--pool-size", "80MiB")
         size = {"allocations": SPACE[space], "size": "2MiB", "shared": 0.4}
         rollout = bare_node.job("rollout", **size)

@@ -16,7 +16,7 @@ def swapping(bare_node):
     """A node with group train running and rollout paused, and no space for a second allocation."""
     def start(*flags):
         bare_node.settings["AMEM_SIM_MEMORY"] = str(MEMORY)
-        bare_node.settings["AMEM_SLAB"] = "0"  # the space is counted in allocations
+        bare_node.settings["AMEM_SHIM_WITHOUT"] = "slabs"  # the space is counted in allocations
         # So that faults can count copies: whole bytes, and no allocation that lies in two segments.
         bare_node.settings["AMEM_POOL_SAVE"] = "dense"
         bare_node.start_broker("--swap-wave", "4MiB", "--pool-size", "80MiB", "--pool-segment", "80MiB", *flags)
@@ -91,7 +91,7 @@ def test_a_rank_killed_while_it_lets_go_of_a_wave(swapping):
 def test_hundreds_of_allocations_in_one_wave(bare_node):
     """More than one packet of them."""
     bare_node.settings["AMEM_SIM_MEMORY"] = str(700 * MIB)
-    bare_node.settings["AMEM_SLAB"] = "0"
+    bare_node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
     bare_node.start_broker("--pool-size", "1280MiB")
     size = {"ranks": 1, "allocations": 300, "size": "2MiB"}
     rollout = bare_node.job("rollout", **size)

@@ -101,7 +101,7 @@ def test_a_library_that_the_user_allows(node):
 
 
 def test_deep_binding_can_be_turned_off(node):
-    puppet, block = rank(node, env={"AMEM_DEEPBIND": "clear"})
+    puppet, block = rank(node, env={"AMEM_SHIM_WITHOUT": "deepbind"})
     for how in ("", " lazy"):
         puppet.ask(f"load {library(node)} deep{how}")
         assert puppet.ask(f"call {library(node)} puppet_find_driver")["result"] == 0

@@ -97,7 +97,7 @@ def test_in_the_middle_of_a_pause(bare_node, rule):
 @pytest.mark.parametrize("rule", ["cuMemImportFromShareableHandle:2:hold", "cuMemcpyHtoDAsync:2:hold"])
 def test_in_the_middle_of_a_resume(bare_node, rule):
     node = bare_node
-    node.settings["AMEM_SLAB"] = "0"
+    node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
     node.start_broker()
     job = node.job()
     before = job.addresses()
@@ -139,7 +139,7 @@ def test_in_the_cut(bare_node):
 @pytest.fixture
 def puppet(bare_node):
     """One with a block that has bytes."""
-    bare_node.settings["AMEM_SLAB"] = "0"
+    bare_node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
     bare_node.start_broker()
     puppet = bare_node.puppet()
     puppet.block = puppet.ask(f"alloc {MIB}")["id"]
@@ -185,7 +185,7 @@ def test_a_create_that_was_under_way_is_made_again(bare_node, puppet):
 def test_pins_are_known_to_the_next(bare_node):
     node = bare_node
     libraries = os.path.join(node.build.directory, "lib")
-    node.settings["AMEM_SLAB"] = "0"
+    node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
     node.start_broker()
     puppet = node.puppet(env={"LD_LIBRARY_PATH": ":".join([node.build.sim_libraries, f"{libraries}/rdma", libraries])})
     puppet.block = puppet.ask(f"alloc {MIB}")["id"]
@@ -376,7 +376,7 @@ def test_a_paused_rank_ends_if_told_to(bare_node):
 
 @pytest.fixture(params=["500ms", "0"])
 def restoring(bare_node, request):
-    bare_node.settings.update({"AMEM_RECONNECT": request.param, "AMEM_ORPHAN": "restore", "AMEM_SLAB": "0"})
+    bare_node.settings.update({"AMEM_RECONNECT": request.param, "AMEM_ORPHAN": "restore", "AMEM_SHIM_WITHOUT": "slabs"})
     bare_node.start_broker()
     return bare_node
 
@@ -447,7 +447,7 @@ def test_memory_of_a_tag_comes_back_to_a_program_that_runs(restoring):
 
 def test_no_space_for_it_changes_nothing(bare_node):
     node = bare_node
-    node.settings.update({"AMEM_RECONNECT": "500ms", "AMEM_ORPHAN": "restore", "AMEM_SLAB": "0"})
+    node.settings.update({"AMEM_RECONNECT": "500ms", "AMEM_ORPHAN": "restore", "AMEM_SHIM_WITHOUT": "slabs"})
     node.start_broker()
     puppet = node.puppet()
     blocks = [puppet.ask(f"alloc {MIB}")["id"] for _ in range(3)]

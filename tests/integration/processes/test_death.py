@@ -118,7 +118,7 @@ def test_create_fails_when_one_rank_has_its_memory_already(node):
 ])
 def test_killed_in_map_and_load(node, phase, rule):
     """It had bytes to load that its peer needs: rolled back, and the next resume has a new keeper."""
-    node.settings["AMEM_SLAB"] = "0"
+    node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
     job = node.job()
     node.ctl("pause", "train")
     saved = node.ctl.group("train")["saved_bytes"]
@@ -147,7 +147,7 @@ def test_killed_in_map_with_nothing_that_others_need(node):
 
 
 def test_killed_in_open(node):
-    node.settings["AMEM_SLAB"] = "0"
+    node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
     job = node.job()
     node.ctl("pause", "train")
     # Rank 0 is slow with its peers' memory; rank 1, which has done its part, is stopped before it can open.
@@ -163,7 +163,7 @@ def test_killed_in_open(node):
 
 
 def test_memory_is_served_to_a_rank_that_is_open_before_the_others(node):
-    node.settings["AMEM_SLAB"] = "0"
+    node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
     job = node.job()
     node.ctl("pause", "train")
     job.ranks[0].send("alloc 100000")  # waits at the gate
@@ -257,7 +257,7 @@ def test_slow_in_release_leaves_the_group_paused(bare_node):
 def test_slow_in_resume_rolls_back(bare_node, phase, rule):
     node = bare_node
     quick_broker(node, phase)
-    node.settings["AMEM_SLAB"] = "0"
+    node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
     job = node.job()
     node.ctl("pause", "train")
     saved = node.ctl.group("train")["saved_bytes"]
@@ -367,7 +367,7 @@ LEFTOVERS = [("cuMemUnmap:1:1", True), ("cuMemUnmap:1+:1", False), ("cuMemReleas
 
 @pytest.mark.parametrize("rule, once", LEFTOVERS)
 def test_memory_that_the_driver_does_not_let_go_of(node, rule, once):
-    node.settings["AMEM_SLAB"] = "0"
+    node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
     job = node.job()
     before = job.addresses()
     job.ranks[1].faults(rule)

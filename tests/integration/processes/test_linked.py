@@ -21,7 +21,7 @@ def used(node, device=0):
 
 @pytest.mark.parametrize("way", ["linked", "ptsz", "looked-up"])
 def test_launches_wait_at_the_gate(node, way):
-    puppet = node.puppet(env={"AMEM_GATE_TIMEOUT": "1"})
+    puppet = node.puppet(env={"AMEM_GATE": "1s"})
     puppet.ask("alloc 1000000")  # makes it a rank
     puppet.ask(f"loop {way}")
     puppet.loop_runs()
@@ -203,7 +203,7 @@ driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
 assert driver.cuInit(0) == driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == driver.cuCtxSetCurrent(context) == 0
 print(ctypes.CDLL({module!r}).uses_nccl_register(0, {looked_up}))
 """
-    env = {"LD_PRELOAD": shim(node.build), "WORKLOAD_NCCL_VERSION": version, "AMEM_SLAB": "0"}
+    env = {"LD_PRELOAD": shim(node.build), "WORKLOAD_NCCL_VERSION": version, "AMEM_SHIM_WITHOUT": "slabs"}
     assert run(node, [sys.executable, "-c", code], env) == "0"
 
 

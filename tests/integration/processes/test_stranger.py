@@ -327,7 +327,7 @@ def test_gate_that_refuses(node):
 
 
 def test_gate_that_waits_only_so_long(node):
-    job = node.job(env={"AMEM_GATE_TIMEOUT": "1"})
+    job = node.job(env={"AMEM_GATE": "1s"})
     node.ctl("pause", "train")
     job.send("step 1")
     for rank in job.ranks:

@@ -5,7 +5,7 @@ AMEM_TEST_COMBINATION has the name of one, or of several with "+" between; tests
 import os
 
 DRIVERS = ("12.4", "12.6", "12.8", "12.9", "13.0", "13.2", "13.3", "13.4", "13.5")  # besides the default, 13.1
-SWITCHES = {"slab": {"AMEM_SLAB": "0"}, "duplex": {"AMEM_SWAP_DUPLEX": "false"}, "holder": {"AMEM_HOLDER": "off"},
+SWITCHES = {"slab": {"AMEM_SHIM_WITHOUT": "slabs"}, "duplex": {"AMEM_SWAP_DUPLEX": "false"}, "holder": {"AMEM_HOLDER": "off"},
             "retain": {"AMEM_POOL_RETAIN": "off"}}
 
 # By name: the environment of every process of a node.

@@ -28,7 +28,7 @@ def start_stage(node: Node, *flags: str, memory: int = MEMORY, gpus: int = 1, **
     settings = {"devices": [0], "policy": "lease", "margin": "1MiB", "min_residency": "0s", "start": "beside", **settings}
     with open(_configuration(node), "w", encoding="utf-8") as file:  # TOML has JSON's strings, and its lists of strings and numbers
         file.write("[stage.night]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
-    node.settings.update({"AMEM_SIM_MEMORY": str(memory), "AMEM_SIM_DEVICES": str(gpus), "AMEM_SLAB": "0", "AMEM_STAGE": "night"})
+    node.settings.update({"AMEM_SIM_MEMORY": str(memory), "AMEM_SIM_DEVICES": str(gpus), "AMEM_SHIM_WITHOUT": "slabs", "AMEM_STAGE": "night"})
     return next_broker(node, *flags)
 
 

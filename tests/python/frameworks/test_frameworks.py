@@ -403,7 +403,7 @@ step(engine)
 asyncio.run(worker.update_weights(1))
 assert here() == set(), here()
 """
-PAUSED_FAILS = {"AMEM_SCOPE": "regions", "AMEM_GATE_TIMEOUT": "20"}  # what reads memory that is paused fails, instead of waiting
+PAUSED_FAILS = {"AMEM_SCOPE": "regions", "AMEM_GATE": "20s"}  # what reads memory that is paused fails, instead of waiting
 
 
 @ENGINES

@@ -44,7 +44,7 @@ class Trainer:
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         # What reads memory that is paused fails, instead of waiting.
-        return self.node.env({"AMEM_GATE_TIMEOUT": "20", "PYTHONPATH": ":".join([os.path.join(self.build.directory, "python"),
+        return self.node.env({"AMEM_GATE": "20s", "PYTHONPATH": ":".join([os.path.join(self.build.directory, "python"),
                                                       os.path.join(HERE, "fake_frameworks")]), **(more or {})})
 
     def start(self, script: str, scope: str = "regions", group: str | None = "train", env: Mapping[str, str] | None = None,

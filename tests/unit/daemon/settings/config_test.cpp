@@ -495,6 +495,10 @@ max_hold = "5m"
   EXPECT_EQ(night.rules.slice, seconds(10));
   EXPECT_EQ(night.margin, 1ULL << 30);
   EXPECT_EQ(night.min_residency, seconds(2));
+  EXPECT_EQ(config.retired.size(), 1U);
+  EXPECT_TRUE(config.retired.at("stage.night.min_residency")
+                  .starts_with("stage.night.min_residency is set in f.toml"));
+  EXPECT_EQ(to_toml(config).find("ageing"), std::string::npos) << "it is not shown";
   Config again = defaults();
   apply_toml(again, to_toml(config), "again.toml", errors);
   EXPECT_TRUE(errors.empty());

@@ -73,7 +73,7 @@ TEST(LongestWaitTest, IsPromisedIfItIsLongEnough) {
   EXPECT_EQ(status.code(), Code::kFailedPrecondition);
   EXPECT_EQ(status.text(),
             "group 'a' has a longest wait of 131s, and may have to wait for 132s (120s of turns of "
-            "other groups, 12s of switches): shorten max_hold or min_residency of group 'b', or "
+            "other groups, 12s of switches): shorten max_hold for group 'b', or "
             "set longest_wait of group 'a' to at least 132s");
   EXPECT_TRUE(check_longest_waits(lease(s(60)), some_stage(), three({})).ok()) << "none is asked";
 }
@@ -90,7 +90,7 @@ TEST(LongestWaitTest, TheResidencyOfAnotherGroupCounts) {
   terms[1].min_residency = s(100);
   const Status status = check_longest_waits(lease(s(60)), some_stage(), terms);
   EXPECT_NE(status.text().find("may have to wait for 172s"), std::string::npos) << status.text();
-  EXPECT_NE(status.text().find("shorten max_hold or min_residency of group 'b'"), std::string::npos)
+  EXPECT_NE(status.text().find("shorten max_hold for group 'b'"), std::string::npos)
       << "its turns are the longest: " << status.text();
 }
 
