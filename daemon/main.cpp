@@ -33,6 +33,7 @@
 #include "daemon/owners/owner.h"
 #include "daemon/record/record_log.h"
 #include "daemon/reports/endpoint.h"
+#include "daemon/retired_llm_d.h"
 #include "daemon/settings/arguments.h"
 #include "daemon/settings/log.h"
 
@@ -79,9 +80,6 @@ Result<ControlSettings> control_settings(const Config& config) {
   settings.listen = config.listen;
   settings.tls_dir = config.tls_dir;
   settings.deadlines = config.deadlines;
-  settings.llm_d = config.llm_d;
-  settings.llm_d_listen = config.llm_d_listen;
-  settings.llm_d_deep = config.llm_d_deep;
   if (!config.operators.empty()) {
     const Result<gid_t> operators = group_id(config.operators);
     if (!operators.ok())
@@ -199,6 +197,7 @@ int serve(Config config, const Arguments& arguments, const Successor& successor,
   ControlServer control(broker, loop, &upgrades);
   serving = &control;
   if (Status status = control.start(settings.value()); !status.ok()) return fail(status);
+  const RetiredLlmd llm_d(loop, config);
 
   metrics.open();
 

@@ -14,7 +14,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <random>
 #include <set>
 #include <string>
 #include <string_view>
@@ -28,7 +27,6 @@
 #include "daemon/broker/broker.h"
 #include "daemon/control/call.h"
 #include "daemon/control/fleet_service.h"
-#include "daemon/control/llm_d_service.h"
 #include "daemon/control/node_links.h"
 #include "daemon/control/tasks.h"
 #include "daemon/control/upgrades.h"
@@ -394,13 +392,11 @@ ControlServer::ControlServer(Broker& broker, EventLoop& loop, Upgrades* upgrades
       loop_(loop),
       log_(loop),
       callers_(loop),
-      llm_d_callers_(loop),
       service_(std::make_unique<ControlService>(broker, loop, callers_, upgrades)) {}
 
 ControlServer::~ControlServer() {
   server_.reset();
   others_server_.reset();
-  llm_d_server_.reset();
 }
 
 Status ControlServer::start(const ControlSettings& settings) {
@@ -409,7 +405,6 @@ Status ControlServer::start(const ControlSettings& settings) {
   const auto prepare = [this](grpc::ServerBuilder& builder, const Limits& limits) {
     builder.RegisterService(service_.get());
     builder.RegisterService(fleet_service_.get());
-    if (llm_d_service_ != nullptr) builder.RegisterService(llm_d_service_.get());
     limit(builder, limits);
   };
   grpc::ServerBuilder builder;
@@ -424,19 +419,6 @@ Status ControlServer::start(const ControlSettings& settings) {
   fleet_ = std::make_unique<Fleet>(broker_, loop_, *links_, settings.deadlines);
   fleet_service_ = std::make_unique<FleetService>(*fleet_, loop_, service_->calls());
   service_->use(*fleet_);
-  if (settings.llm_d) {
-    std::random_device random;
-    const auto operations =
-        std::make_shared<LlmdOperations>(std::uint64_t{random()} << 32U | random());
-    llm_d_service_ =
-        std::make_unique<LlmdService>(broker_, service_->calls(), settings.llm_d_deep, operations);
-    const Calls open(loop_,
-                     [this](const auto* context) { return llm_d_callers_.of(context->peer()); });
-    llm_d_open_service_ =
-        std::make_unique<LlmdService>(broker_, open, settings.llm_d_deep, operations);
-    if (!settings.llm_d_listen.empty())
-      if (Status status = open_llm_d(settings.llm_d_listen); !status.ok()) return status;
-  }
   prepare(builder, kOfOperators);
   server_ = builder.BuildAndStart();
   grpc::ServerBuilder for_others;
@@ -460,39 +442,16 @@ Status ControlServer::start(const ControlSettings& settings) {
   return entrance_->open(settings.socket);
 }
 
-Status ControlServer::open_llm_d(const std::string& address) {
-  grpc::ServerBuilder builder;
-  builder.RegisterService(llm_d_open_service_.get());
-  limit(builder, kOfOthers);
-  llm_d_server_ = builder.BuildAndStart();
-  if (llm_d_server_ == nullptr)
-    return {Code::kInternal,
-            "llm_d.listen: amemd cannot serve llm-d's calls. See the messages above"};
-  llm_d_port_ = std::make_unique<OpenPort>(loop_, llm_d_callers_, "llm-d at", [this](Fd socket) {
-    grpc::AddInsecureChannelFromFd(llm_d_server_.get(), socket.release());
-  });
-  if (const Status status = llm_d_port_->open(address); !status.ok())
-    return {status.code(),
-            "llm_d.listen: amemd cannot serve llm-d's calls: " + status.text() +
-                ". Check that the port is free and that the address belongs to this node"};
-  spdlog::warn(
-      "llm_d.listen: amemd answers llm-d on {} without TLS. Whoever reaches this port can pause "
-      "and resume every group",
-      address);
-  return {};
-}
-
 std::string ControlServer::under_way() const { return service_->under_way(); }
 
 void ControlServer::close() {
   if (fleet_ != nullptr) fleet_->shut();
   if (entrance_ != nullptr) entrance_->shut();
-  if (llm_d_port_ != nullptr) llm_d_port_->shut();
 }
 
 void ControlServer::shut() {
   const auto until = std::chrono::system_clock::now() + kShutdownPatience;
-  for (grpc::Server* server : {server_.get(), others_server_.get(), llm_d_server_.get()}) {
+  for (grpc::Server* server : {server_.get(), others_server_.get()}) {
     if (server == nullptr) continue;
     server->Shutdown(until);
     server->Wait();

@@ -1,5 +1,5 @@
 // ControlServer: the control API (proto/amem/v1/broker.proto) on control.sock, and by option on TCP
-// with mutual TLS, with gRPC health and reflection. By option llm-d's calls, too.
+// with mutual TLS, with gRPC health and reflection.
 //
 // Calls arrive on gRPC's threads; each posts its work to the loop and answers from there. No thread
 // waits for an operation. A caller that goes away stops nothing.
@@ -15,7 +15,6 @@
 #include "daemon/base/clock.h"
 #include "daemon/control/entrance.h"
 #include "daemon/control/grpc_log.h"
-#include "daemon/control/open_port.h"
 #include "daemon/phases/phases.h"
 
 namespace grpc {
@@ -30,7 +29,6 @@ class EventLoop;
 class Fleet;
 class FleetService;
 class GrpcNodeLinks;
-class LlmdService;
 class Upgrades;
 
 /// Where and how the control API is served, and to whom.
@@ -41,10 +39,6 @@ struct ControlSettings {
   std::string listen;   // "host:port" for TCP; empty: none
   std::string tls_dir;  // ca.crt, tls.crt and tls.key, for TCP
   Deadlines deadlines;  // of this node's phases
-  // llm-d's calls, too, and on "address:port" these alone, to whoever reaches it; empty: not there.
-  bool llm_d = false;
-  std::string llm_d_listen;
-  bool llm_d_deep = false;  // snapshots are deep pauses
 };
 
 class ControlServer {
@@ -67,27 +61,18 @@ class ControlServer {
   void shut();
 
  private:
-  /// Serves llm-d's calls on an address without TLS.
-  Status open_llm_d(const std::string& address);
-
   Broker& broker_;
   EventLoop& loop_;
   GrpcLog log_;
   Callers callers_;
-  Callers llm_d_callers_;  // by its own port
   // Of other nodes; made by start().
   std::unique_ptr<GrpcNodeLinks> links_;
   std::unique_ptr<Fleet> fleet_;
   std::unique_ptr<FleetService> fleet_service_;
   std::unique_ptr<ControlService> service_;
-  // Null: not served. The other one: to whoever reaches its port.
-  std::unique_ptr<LlmdService> llm_d_service_;
-  std::unique_ptr<LlmdService> llm_d_open_service_;
   std::unique_ptr<grpc::Server> server_;         // of operators
   std::unique_ptr<grpc::Server> others_server_;  // where a connection may have less under way
-  std::unique_ptr<grpc::Server> llm_d_server_;   // for llm-d's calls alone; null: none
   std::unique_ptr<Entrance> entrance_;
-  std::unique_ptr<OpenPort> llm_d_port_;
 };
 
 }  // namespace amem

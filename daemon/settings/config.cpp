@@ -635,13 +635,13 @@ const std::vector<Setting>& settings() {
        set_text<&Config::tls_dir>, get_text<&Config::tls_dir>},
 
       {"llm_d.enabled",
-       "whether amemd answers the calls of llm-d's snapshot agent on control.sock: true or false",
-       set_flag<&Config::llm_d>, get_flag<&Config::llm_d>},
-      {"llm_d.listen",
-       "port, or address:port, of llm-d's calls without TLS, for whoever reaches it; empty: none",
-       set_address<&Config::llm_d_listen>, get_text<&Config::llm_d_listen>},
-      {"llm_d.deep", "whether a snapshot of llm-d is a deep pause: true or false",
-       set_flag<&Config::llm_d_deep>, get_flag<&Config::llm_d_deep>},
+       "the program amem-llm-d answers llm-d, on RUNTIME_DIR/llm-d.sock and no longer on "
+       "control.sock. Run it by systemctl enable --now amem-llm-d, and remove this setting",
+       set_flag<&Config::llm_d>, get_flag<&Config::llm_d>, false, true},
+      {"llm_d.listen", "pass --listen to amem-llm-d", set_address<&Config::llm_d_listen>,
+       get_text<&Config::llm_d_listen>, false, true},
+      {"llm_d.deep", "pass --deep to amem-llm-d", set_flag<&Config::llm_d_deep>,
+       get_flag<&Config::llm_d_deep>, false, true},
 
       {"metrics.listen",
        "port, or address:port, of metrics for Prometheus over HTTP, with the names of all groups; "

@@ -77,9 +77,9 @@ struct Config {
   std::string listen;     // "host:port" of the control API; empty: no TCP
   std::string tls_dir;    // ca.crt, tls.crt and tls.key, for TCP
 
-  bool llm_d = false;        // answers llm-d's snapshot agent's calls
-  std::string llm_d_listen;  // "address:port" of these without TLS; empty: none
-  bool llm_d_deep = false;   // a snapshot is a deep pause
+  bool llm_d = false;        // amemd starts amem-llm-d
+  std::string llm_d_listen;  // its --listen besides; empty: none
+  bool llm_d_deep = false;   // its --deep
 
   std::vector<StageSettings> stages;  // from the file alone; in its order by name
 

@@ -377,7 +377,14 @@ TEST(Config, ARetiredSettingWorksWithAWarning) {
   EXPECT_NE(to_toml(config).find("stall = \"25ms\""), std::string::npos) << "as it is set";
 }
 
-TEST(Config, LlmdsCalls) {
+TEST(Config, LlmdsCallsAreAnotherPrograms) {
+  Config config = defaults();
+  ConfigErrors none;
+  apply_toml(config, "[llm_d]\nenabled = true\n", "f.toml", none);
+  EXPECT_EQ(config.retired.at("llm_d.enabled"),
+            "llm_d.enabled is set in f.toml. The next version will not have this setting: the "
+            "program amem-llm-d answers llm-d, on RUNTIME_DIR/llm-d.sock and no longer on "
+            "control.sock. Run it by systemctl enable --now amem-llm-d, and remove this setting");
   EXPECT_TRUE(errors_of("[llm_d]\nenabled = true\nlisten = \"10.0.0.7:9001\"\n").empty());
   EXPECT_TRUE(errors_of("[llm_d]\ndeep = true\n[deep]\nenabled = true\n").empty());
   const ConfigErrors errors = errors_of("[llm_d]\nlisten = \"9001\"\ndeep = true\n");

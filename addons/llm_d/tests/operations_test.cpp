@@ -1,5 +1,5 @@
 // What llm-d's clients are told of groups and of what they have asked for.
-#include "daemon/control/llm_d_operations.h"
+#include "addons/llm_d/operations.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,31 +18,25 @@ constexpr std::uint64_t kRun = 0x0123456789abcdef;
 
 class LlmdOperationsTest : public testing::Test {
  protected:
-  Caller user(uid_t uid) {
-    Caller caller;
-    caller.account = accounts.of({uid, {}});
-    caller.operates = caller.sees_all = false;
-    return caller;
-  }
   std::uint64_t begin(const std::string& job = "train") {
-    return operations.begin(root, job, now).value();
+    return operations.begin(job, now).value();
+  }
+  std::uint64_t ended(const std::string& job = "train") {
+    const std::uint64_t number = begin(job);
+    operations.end(number, {}, nullptr, now += milliseconds(1));
+    return number;
   }
   llm_d::GetOperationResponse get(std::uint64_t number) {
-    return operations.get(root, operations.id_of(number), now).value();
+    return operations.get(operations.id_of(number), now).value();
   }
 
-  EventLoop loop;
-  Quotas quotas;
-  Accounts accounts{loop, quotas};
-  const Caller root;
-  Time now = Time() + std::chrono::hours(1);
+  LlmdOperations::Time now = LlmdOperations::Time() + std::chrono::hours(1);
   LlmdOperations operations{kRun};
 };
 
 TEST_F(LlmdOperationsTest, PendingThenComplete) {
   const std::uint64_t number = begin();
   EXPECT_EQ(operations.id_of(number), "amem-0123456789abcdef-1");
-  EXPECT_EQ(operations.ended(number), std::nullopt);
   now += milliseconds(250);
   EXPECT_EQ(get(number).status(), llm_d::OPERATION_STATUS_PENDING);
   EXPECT_EQ(get(number).elapsed_ms(), 250);
@@ -71,11 +65,10 @@ TEST_F(LlmdOperationsTest, AFailureSaysWhy) {
 
 TEST_F(LlmdOperationsTest, AJobHasOneAtATime) {
   const std::uint64_t number = begin();
-  EXPECT_EQ(operations.begin(root, "train", now).status().code(), Code::kAborted);
-  EXPECT_TRUE(operations.begin(root, "rollout", now).ok());
-  EXPECT_TRUE(operations.begin(user(1000), "train", now).ok()) << "a group of that user's";
+  EXPECT_EQ(operations.begin("train", now).status().code(), Code::kAborted);
+  EXPECT_TRUE(operations.begin("rollout", now).ok());
   operations.end(number, {}, nullptr, now);
-  EXPECT_TRUE(operations.begin(root, "train", now).ok());
+  EXPECT_TRUE(operations.begin("train", now).ok());
 }
 
 TEST_F(LlmdOperationsTest, WhatBeganNothingLeavesNothing) {
@@ -87,53 +80,54 @@ TEST_F(LlmdOperationsTest, WhatBeganNothingLeavesNothing) {
 }
 
 // A client that is told "not found" asks again for ever.
-TEST_F(LlmdOperationsTest, WhatAmemdDoesNotKnowAnyMoreHasFailed) {
-  const auto answer = operations.get(root, LlmdOperations(7).id_of(99), now);
+TEST_F(LlmdOperationsTest, WhatIsNotKnownAnyMoreHasFailed) {
+  const auto answer = operations.get(LlmdOperations(7).id_of(99), now);
   ASSERT_TRUE(answer.ok());
   EXPECT_EQ(answer.value().status(), llm_d::OPERATION_STATUS_FAILED);
   EXPECT_THAT(answer.value().error(), HasSubstr("restarted"));
 }
 
-TEST_F(LlmdOperationsTest, IdsThatNoAmemdGivesOut) {
+TEST_F(LlmdOperationsTest, IdsThatNobodyGivesOut) {
   for (const char* id : {"", "amem-", "amem-0123456789abcdef", "amem-0123456789abcdef-",
                          "amem-0123456789abcdef-x", "amem-0123-1", "6ba7b810-9dad-11d1"})
-    EXPECT_EQ(operations.get(root, id, now).status().code(), Code::kNotFound) << id;
+    EXPECT_EQ(operations.get(id, now).status().code(), Code::kNotFound) << id;
   const std::uint64_t last = begin();
   for (const std::uint64_t number : {std::uint64_t{0}, last + 1})
-    EXPECT_EQ(operations.get(root, operations.id_of(number), now).status().code(), Code::kNotFound)
+    EXPECT_EQ(operations.get(operations.id_of(number), now).status().code(), Code::kNotFound)
         << number;
 }
 
 TEST_F(LlmdOperationsTest, AGroupThatRunsAlready) {
-  const auto answer = operations.get(user(1000), LlmdOperations::kAlreadyRunning, now);
+  const auto answer = operations.get(LlmdOperations::kAlreadyRunning, now);
   ASSERT_TRUE(answer.ok());
   EXPECT_EQ(answer.value().status(), llm_d::OPERATION_STATUS_COMPLETE);
 }
 
-TEST_F(LlmdOperationsTest, OthersLearnNothing) {
-  const Caller alice = user(1000);
-  const std::uint64_t hers = operations.begin(alice, "train", now).value();
-  const std::uint64_t of_root = begin();
-  const auto seen = [&](const Caller& caller, std::uint64_t number) {
-    return operations.get(caller, operations.id_of(number), now).value().status() ==
-           llm_d::OPERATION_STATUS_PENDING;
-  };
-  EXPECT_TRUE(seen(alice, hers));
-  EXPECT_TRUE(seen(root, hers));
-  EXPECT_FALSE(seen(user(1001), hers));
-  EXPECT_FALSE(seen(alice, of_root));
-}
-
-TEST_F(LlmdOperationsTest, TheFirstToEndAreForgotten) {
-  const std::uint64_t goes_on = begin("rollout");
-  const std::uint64_t first = begin();
-  operations.end(first, {}, nullptr, now);
-  for (std::size_t i = 1; i < LlmdOperations::kMostEnded; ++i)
-    operations.end(begin(), {}, nullptr, now);
+TEST_F(LlmdOperationsTest, OfAJobTheFirstToEndAreForgotten) {
+  const std::uint64_t others = ended("rollout");
+  const std::uint64_t first = ended();
+  for (std::size_t i = 1; i < LlmdOperations::kMostEnded; ++i) ended();
   EXPECT_EQ(get(first).status(), llm_d::OPERATION_STATUS_COMPLETE);
-  operations.end(begin(), {}, nullptr, now);
+  const std::uint64_t goes_on = begin();
+  for (int i = 0; i < 2000; ++i) ended("loops");
+  EXPECT_EQ(get(first).status(), llm_d::OPERATION_STATUS_COMPLETE);
+  operations.end(goes_on, {}, nullptr, now);
   EXPECT_EQ(get(first).status(), llm_d::OPERATION_STATUS_FAILED);
   EXPECT_EQ(get(first + 1).status(), llm_d::OPERATION_STATUS_COMPLETE);
+  EXPECT_EQ(get(others).status(), llm_d::OPERATION_STATUS_COMPLETE)
+      << "however often another job is saved";
+}
+
+TEST_F(LlmdOperationsTest, TheJobThatEndedFirstIsForgotten) {
+  const std::uint64_t goes_on = begin("goes on");
+  const std::uint64_t first = ended("first");
+  const std::uint64_t second = ended("second");
+  for (std::size_t i = 3; i < LlmdOperations::kMostJobs; ++i) ended(std::to_string(i));
+  const std::uint64_t again = ended("first");
+  ended("one more");
+  EXPECT_EQ(get(second).status(), llm_d::OPERATION_STATUS_FAILED);
+  EXPECT_EQ(get(first).status(), llm_d::OPERATION_STATUS_COMPLETE);
+  EXPECT_EQ(get(again).status(), llm_d::OPERATION_STATUS_COMPLETE);
   EXPECT_EQ(get(goes_on).status(), llm_d::OPERATION_STATUS_PENDING);
 }
 
@@ -197,7 +191,7 @@ TEST(LlmdWords, RequestsThatAGroupCannotAnswer) {
 }
 
 // As llm-d's own clients write them: explicit PIDs of CUDA, and another way.
-TEST(LlmdWords, FieldsOfLlmdThatAmemdDoesNotRead) {
+TEST(LlmdWords, FieldsThatAreNotRead) {
   llm_d::SnapshotRequest request;
   ASSERT_TRUE(request.ParseFromString(
       std::string("\x0a\x05train\x18\x01\x22\x06\x0a\x04\x0a\x02\x0a\x00", 17)));

@@ -2,23 +2,22 @@
 // for, by their numbers, and the words of llm-d for what amemd knows.
 //
 // Clients ask for an operation's end again and again, and for ever when its id is not known. So an
-// id that amemd gave out, but whose end it no longer knows, is answered as failed; the
-// client then asks for the state of the jobs.
+// id that was given out, but whose end is not known any more, is answered as failed; the client
+// then asks for the state of the jobs.
 //
-// Pure: time is an argument. For the loop's thread.
+// Pure: time is an argument. Any thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
 #include "amem/v1/broker.pb.h"
 #include "common/status.h"
-#include "daemon/base/clock.h"
-#include "daemon/owners/caller.h"
 #include "llm_d/snapshot_agent.pb.h"
 
 namespace amem {
@@ -35,34 +34,33 @@ Status check(const std::string& job, const llm_d::BackendConfig& backend);
 
 class LlmdOperations {
  public:
+  using Time = std::chrono::steady_clock::time_point;
+
   /// The id of a restore of a group that runs, as llm-d's own agent calls it.
   static constexpr char kAlreadyRunning[] = "already-running";
-  static constexpr std::size_t kMostEnded = 1024;
+  /// Ends that are kept of each job, and the jobs of which any are kept: those that ended last.
+  static constexpr std::size_t kMostEnded = 16;
+  static constexpr std::size_t kMostJobs = 1024;
 
-  /// `run`: differs from that of every other amemd.
+  /// `run`: differs from that of every other process.
   explicit LlmdOperations(std::uint64_t run) : run_(run) {}
 
   /// kAborted: what is refused while the job is pausing or resuming.
   static Status under_way(const std::string& job);
 
-  /// The number of an operation that begins. kAborted: the caller has one of this job that has not
-  /// ended.
-  Result<std::uint64_t> begin(const Caller& caller, const std::string& job, Time now);
+  /// The number of an operation that begins. kAborted: the job has one that has not ended.
+  Result<std::uint64_t> begin(const std::string& job, Time now);
   /// It has begun nothing.
   void drop(std::uint64_t number);
   /// `group`: as it is now; null: unknown. No effect on an operation that has ended.
   void end(std::uint64_t number, const Status& status, const v1::GroupInfo* group, Time now);
-  /// Nothing: it goes on.
-  std::optional<Status> ended(std::uint64_t number) const;
 
   std::string id_of(std::uint64_t number) const;
-  /// kNotFound: no amemd has given out such an id.
-  Result<llm_d::GetOperationResponse> get(const Caller& caller, const std::string& id,
-                                          Time now) const;
+  /// kNotFound: no amem-llm-d has given out such an id.
+  Result<llm_d::GetOperationResponse> get(const std::string& id, Time now) const;
 
  private:
   struct Entry {
-    std::shared_ptr<Account> owner;  // of who has asked; null: it operates
     std::string job;
     Time began;
     Time until;
@@ -70,11 +68,19 @@ class LlmdOperations {
     std::uint64_t saved = 0;
     std::uint64_t allocated = 0;
   };
+  struct Job {
+    bool under_way = false;
+    std::deque<std::uint64_t> ended;  // the first to end in front
+  };
+
+  /// Forgets the job whose last operation ended first, if there are too many.
+  void forget_a_job();
 
   const std::uint64_t run_;
+  mutable std::mutex mutex_;  // guards what follows
   std::uint64_t last_ = 0;
   std::map<std::uint64_t, Entry> all_;
-  std::deque<std::uint64_t> ended_;  // the first to end in front
+  std::map<std::string, Job> jobs_;
 };
 
 }  // namespace amem

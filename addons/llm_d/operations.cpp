@@ -1,8 +1,7 @@
-#include "daemon/control/llm_d_operations.h"
+#include "addons/llm_d/operations.h"
 
-#include <algorithm>
-#include <chrono>
 #include <string_view>
+#include <utility>
 
 #include "common/numbers.h"
 
@@ -42,7 +41,7 @@ llm_d::GetOperationResponse failed(const std::string& why) {
   return response;
 }
 
-std::int64_t ms(Duration duration) {
+std::int64_t ms(LlmdOperations::Time::duration duration) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
 }
 
@@ -108,15 +107,10 @@ Status LlmdOperations::under_way(const std::string& job) {
           "job '" + job + "' is pausing or resuming. Try again when that has ended"};
 }
 
-Result<std::uint64_t> LlmdOperations::begin(const Caller& caller, const std::string& job,
-                                            Time now) {
-  const std::shared_ptr<Account> owner = caller.operates ? nullptr : caller.account;
-  const bool has_one = std::any_of(all_.begin(), all_.end(), [&](const auto& each) {
-    return !each.second.status && each.second.job == job && each.second.owner == owner;
-  });
-  if (has_one) return under_way(job);
+Result<std::uint64_t> LlmdOperations::begin(const std::string& job, Time now) {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(jobs_[job].under_way, true)) return under_way(job);
   Entry entry;
-  entry.owner = owner;
   entry.job = job;
   entry.began = now;
   all_.emplace(++last_, std::move(entry));
@@ -124,12 +118,19 @@ Result<std::uint64_t> LlmdOperations::begin(const Caller& caller, const std::str
 }
 
 void LlmdOperations::drop(std::uint64_t number) {
-  all_.erase(number);
-  std::erase(ended_, number);
+  const std::lock_guard lock(mutex_);
+  const auto it = all_.find(number);
+  if (it == all_.end()) return;
+  const auto job = jobs_.find(it->second.job);
+  if (!it->second.status) job->second.under_way = false;
+  std::erase(job->second.ended, number);
+  if (!job->second.under_way && job->second.ended.empty()) jobs_.erase(job);
+  all_.erase(it);
 }
 
 void LlmdOperations::end(std::uint64_t number, const Status& status, const v1::GroupInfo* group,
                          Time now) {
+  const std::lock_guard lock(mutex_);
   const auto it = all_.find(number);
   if (it == all_.end() || it->second.status) return;
   it->second.status = status;
@@ -138,24 +139,34 @@ void LlmdOperations::end(std::uint64_t number, const Status& status, const v1::G
     it->second.saved = group->saved_bytes();
     it->second.allocated = group->allocated_bytes();
   }
-  ended_.push_back(number);
-  while (ended_.size() > kMostEnded) {
-    all_.erase(ended_.front());
-    ended_.pop_front();
+  Job& job = jobs_.at(it->second.job);
+  job.under_way = false;
+  job.ended.push_back(number);
+  if (job.ended.size() > kMostEnded) {
+    all_.erase(job.ended.front());
+    job.ended.pop_front();
   }
+  forget_a_job();
 }
 
-std::optional<Status> LlmdOperations::ended(std::uint64_t number) const {
-  const auto it = all_.find(number);
-  return it != all_.end() ? it->second.status : std::nullopt;
+void LlmdOperations::forget_a_job() {
+  if (jobs_.size() <= kMostJobs) return;
+  auto first = jobs_.end();
+  for (auto it = jobs_.begin(); it != jobs_.end(); ++it)
+    if (!it->second.under_way &&
+        (first == jobs_.end() ||
+         all_.at(it->second.ended.back()).until < all_.at(first->second.ended.back()).until))
+      first = it;
+  if (first == jobs_.end()) return;
+  for (const std::uint64_t number : first->second.ended) all_.erase(number);
+  jobs_.erase(first);
 }
 
 std::string LlmdOperations::id_of(std::uint64_t number) const {
   return std::string(kPrefix) + hex(run_) + "-" + std::to_string(number);
 }
 
-Result<llm_d::GetOperationResponse> LlmdOperations::get(const Caller& caller, const std::string& id,
-                                                        Time now) const {
+Result<llm_d::GetOperationResponse> LlmdOperations::get(const std::string& id, Time now) const {
   llm_d::GetOperationResponse response;
   if (id == kAlreadyRunning) {
     response.set_status(llm_d::OPERATION_STATUS_COMPLETE);
@@ -165,13 +176,15 @@ Result<llm_d::GetOperationResponse> LlmdOperations::get(const Caller& caller, co
   }
   const std::optional<Id> read_id = read(id);
   const bool of_this_run = read_id && read_id->run == hex(run_);
+  const std::lock_guard lock(mutex_);
   if (!read_id || read_id->number == 0 || (of_this_run && read_id->number > last_))
-    return Status(Code::kNotFound, "amemd has given out no operation with this id");
+    return Status(Code::kNotFound,
+                  "no operation has this id. Pass one that Snapshot or Restore "
+                  "has returned");
   const auto it = of_this_run ? all_.find(read_id->number) : all_.end();
-  if (it == all_.end() ||
-      !(caller.operates || (it->second.owner != nullptr && it->second.owner == caller.account)))
+  if (it == all_.end())
     return failed(
-        "amemd does not know any more how this operation ended, for example because amemd was "
+        "amem-llm-d does not know any more how this operation ended, for example because it was "
         "restarted. Ask for the state of the job");
   const Entry& entry = it->second;
   if (entry.status && !entry.status->ok())
