@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 FAKE = pathlib.Path("/run/fake")
-UNITS = ("amemd.service", "amem-holder.service", "amem-holder.socket")  # in the order in which they stop
+UNITS = ("amem-llm-d.service", "amemd.service", "amem-holder.service", "amem-holder.socket")  # in the order in which they stop
 
 
 def active(unit):

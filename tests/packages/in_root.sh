@@ -74,6 +74,9 @@ amemd --check-config >/packages/config || fail "amemd --check-config"
 amemd --version
 amem-holder --version
 amem-checkpoint --version
+amem-llm-d --version
+[[ -e /lib/systemd/system/amem-llm-d.service && ! -e /etc/systemd/system/multi-user.target.wants/amem-llm-d.service ]] ||
+  fail "amem-llm-d.service is not there, or the installation has enabled it"
 grep -q '^ExecStart=/usr/bin/amem-holder --socket' /lib/systemd/system/amem-holder.service || fail "the holder's service starts another program"
 
 step "amemd without a driver says what it lacks"
