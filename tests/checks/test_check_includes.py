@@ -67,6 +67,28 @@ def test_floors_include_only_what_is_below(faults, name, target):
         f"{name}:2: includes {target}", "includes nothing of")
 
 
+ADDON = {"addons/README.md": "One.\n", "addons/one/README.md": "One.\n", "client/README.md": "- core/: calls\n",
+         "client/core/README.md": "Calls.\n", "client/core/calls.h": "#pragma once\n", "client/api.h": None,
+         "addons/one/own.h": '#include "client/core/calls.h"\n#include "common/fd.h"\n', "addons/one/main.cpp": '#include "addons/one/own.h"\n'}
+
+
+def test_an_addon_includes_the_calls_and_what_is_common(faults):
+    assert faults(files=ADDON) == []
+
+
+@pytest.mark.parametrize("name", ["daemon/main.cpp", "tests/a_test.cpp", "client/core/calls.h"])
+def test_nobody_includes_an_addon(faults, name):
+    found = faults(files={**ADDON, "addons/one/own.h": "", name: '#include "addons/one/own.h"\n'})
+    assert f"{name}:1: includes addons/one/own.h: nobody includes an add-on" in found
+
+
+@pytest.mark.parametrize("target", ["daemon/low/b.h", "client/python/x.h", "addons/two/x.h"])
+def test_an_addon_includes_nothing_else(faults, target):
+    files = {**ADDON, "addons/README.md": "- one/: a\n- two/: b\n", "addons/two/README.md": "Two.\n", "addons/two/x.h": "", "client/python/x.h": "",
+             "client/python/README.md": "P.\n", "client/README.md": "- python/: p\n- core/: calls\n", "addons/one/main.cpp": f'#include "{target}"\n'}
+    one(faults, files, f"addons/one/main.cpp:1: includes {target}: ", "an add-on")
+
+
 def test_a_folder_includes_only_folders_below_it(faults):
     found = faults(files={"daemon/mid/c.h": '#include "daemon/high/a.h"\n'})
     assert found == ["daemon/mid/c.h:1: includes daemon/high/a.h: daemon/mid/ includes daemon/high/, which stands above it in "

@@ -110,7 +110,7 @@ def site_pages(root: pathlib.Path) -> list[str]:
 def all_pages(root: pathlib.Path) -> list[str]:
     """What is read without a PAGE, those of not_yet.txt included."""
     decisions = sorted(page.relative_to(root).as_posix() for page in (root / "docs" / "decisions").glob("*.md"))
-    folders = (page.relative_to(root).as_posix() for top in ("client", "common", "daemon", "deploy", "examples", "proto", "shim", "tests")
+    folders = (page.relative_to(root).as_posix() for top in ("addons", "client", "common", "daemon", "deploy", "examples", "proto", "shim", "tests")
                for page in sorted((root / top).rglob("README.md")))
     return list(dict.fromkeys([*TOP, *site_pages(root), *decisions, *folders]))
 

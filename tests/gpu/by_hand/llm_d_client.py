@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""llm-d's own Python client, from its public sources, against an amemd with `llm_d.enabled`.
+"""llm-d's own Python client, from its public sources, against amem-llm-d.
 
     llm_d_client.py --client DIRECTORY --endpoint ENDPOINT [--rounds N] JOB
 
 DIRECTORY: pkg/client/python of a checkout of https://github.com/llm-d-incubation/llm-d-rl-time-slicing. This Python has its
-dependencies (grpcio 1.81 or newer, protobuf 6.33.5 or newer). ENDPOINT: "unix:/run/amem/control.sock", or HOST:PORT of
-`llm_d.listen`. JOB: a group that runs. Saves and restores it N times, and checks the states between. It needs a GPU no more than
+dependencies (grpcio 1.81 or newer, protobuf 6.33.5 or newer). ENDPOINT: "unix:/run/amem/llm-d.sock", or HOST:PORT of its
+`--listen`. JOB: a group that runs. Saves and restores it N times, and checks the states between. It needs a GPU no more than
 the group does. Exit status 0: all as expected.
 """
 
