@@ -48,20 +48,27 @@ class RetiredLlmd {
 
   void start(const Config& config) {
     const std::string program = program_beside("amem-llm-d");
-    const std::string listen = "unix:" + config.runtime_dir + "/llm-d.sock";
     if (::access(program.c_str(), X_OK) != 0)
       return spdlog::error(
           "llm_d.enabled: nobody answers llm-d, because there is no {}. Install amem-llm-d and "
           "start it, and remove this setting",
           program);
-    std::vector<std::string> words = {program,
-                                      "--with-parent",
-                                      std::to_string(::getpid()),
+    // Containers have the runtime directory. Root in one is nobody's operator then
+    // (docs/security.md), and would be by this socket.
+    const bool hidden = config.isolation == Isolation::kCgroup;
+    std::vector<std::string> places;
+    if (!hidden) places.push_back("unix:" + config.runtime_dir + "/llm-d.sock");
+    if (!config.llm_d_listen.empty()) places.push_back(config.llm_d_listen);
+    if (places.empty())
+      return spdlog::error(
+          "llm_d.enabled: nobody answers llm-d, because isolation.by is cgroup, and root in a "
+          "container could open a socket in {}. Run amem-llm-d with --listen unix:PATH in a folder "
+          "that no job sees, and remove this setting",
+          config.runtime_dir);
+    std::vector<std::string> words = {program, "--with-parent", std::to_string(::getpid()),
                                       "--socket",
-                                      config.runtime_dir + "/" + std::string(kControlSocket),
-                                      "--listen",
-                                      listen};
-    if (!config.llm_d_listen.empty()) words.insert(words.end(), {"--listen", config.llm_d_listen});
+                                      config.runtime_dir + "/" + std::string(kControlSocket)};
+    for (const std::string& place : places) words.insert(words.end(), {"--listen", place});
     if (config.llm_d_deep) words.emplace_back("--deep");
     const Result<pid_t> child = start_program(std::move(words), -1, STDERR_FILENO);
     if (!child.ok())
@@ -73,7 +80,7 @@ class RetiredLlmd {
     spdlog::warn(
         "llm_d.enabled: amemd has started amem-llm-d (pid {}), which answers llm-d on {}. "
         "control.sock does not answer llm-d any more",
-        child_, listen);
+        child_, places.size() == 1 ? places.front() : places.front() + " and " + places.back());
   }
 
   void ended() {

@@ -136,7 +136,7 @@ void serve(std::vector<Listener>& listeners, const Fd& signals, const Listener::
 
 int run(const LlmdArguments& arguments) {
   const auto log = spdlog::stderr_logger_mt("amem-llm-d");
-  log->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %-8l %v");
+  log->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %-7l %v");
   spdlog::set_default_logger(log);
   const Fd signals = take_signals();
   if (!signals) return fail(errno_status(Code::kInternal, "signalfd", errno));

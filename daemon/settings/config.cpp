@@ -635,8 +635,8 @@ const std::vector<Setting>& settings() {
        set_text<&Config::tls_dir>, get_text<&Config::tls_dir>},
 
       {"llm_d.enabled",
-       "the program amem-llm-d answers llm-d, on RUNTIME_DIR/llm-d.sock and no longer on "
-       "control.sock. Run it by systemctl enable --now amem-llm-d, and remove this setting",
+       "the program amem-llm-d answers llm-d, and control.sock does not any more. Run it by "
+       "systemctl enable --now amem-llm-d, and remove this setting",
        set_flag<&Config::llm_d>, get_flag<&Config::llm_d>, false, true},
       {"llm_d.listen", "pass --listen to amem-llm-d", set_address<&Config::llm_d_listen>,
        get_text<&Config::llm_d_listen>, false, true},

@@ -463,6 +463,25 @@ def test_an_upgrade_starts_it_again(bare_node, installed, connect):
     eventually(lambda: connect(place_of(bare_node)).states() == {}, what="it answers")
 
 
+def cgroups_alone():
+    """Whether amemd can tell owners apart by cgroups here."""
+    with open("/proc/self/cgroup", encoding="utf-8") as file:
+        return all(line.startswith("0::") for line in file)
+
+
+@pytest.mark.skipif(not cgroups_alone(), reason="this host has groups of cgroup v1")
+def test_no_socket_where_containers_see_it(bare_node, connect):
+    """Root in a container is no operator if owners are cgroups, and would be one by it."""
+    flags = ("--llm-d-enabled", "true", "--isolation-by", "cgroup")
+    broker = bare_node.start_broker(*flags)
+    broker.wait_for("in a folder that no job sees")
+    assert not started_by(broker) and broker.terminate() == 0
+    port = free_port()
+    bare_node.start_broker(*flags, "--llm-d-listen", str(port))
+    assert connect(f"127.0.0.1:{port}").states() == {}
+    assert not os.path.exists(f"{bare_node.runtime_dir}/llm-d.sock")
+
+
 def test_amemd_serves_on_when_it_cannot_start(bare_node, installed):
     assert bare_node.broker.terminate() == 0
     without = bare_node.start_broker("--llm-d-enabled", "true", program=installed, name="without")

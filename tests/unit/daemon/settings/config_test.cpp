@@ -383,8 +383,8 @@ TEST(Config, LlmdsCallsAreAnotherPrograms) {
   apply_toml(config, "[llm_d]\nenabled = true\n", "f.toml", none);
   EXPECT_EQ(config.retired.at("llm_d.enabled"),
             "llm_d.enabled is set in f.toml. The next version will not have this setting: the "
-            "program amem-llm-d answers llm-d, on RUNTIME_DIR/llm-d.sock and no longer on "
-            "control.sock. Run it by systemctl enable --now amem-llm-d, and remove this setting");
+            "program amem-llm-d answers llm-d, and control.sock does not any more. Run it by "
+            "systemctl enable --now amem-llm-d, and remove this setting");
   EXPECT_TRUE(errors_of("[llm_d]\nenabled = true\nlisten = \"10.0.0.7:9001\"\n").empty());
   EXPECT_TRUE(errors_of("[llm_d]\ndeep = true\n[deep]\nenabled = true\n").empty());
   const ConfigErrors errors = errors_of("[llm_d]\nlisten = \"9001\"\ndeep = true\n");
