@@ -2,7 +2,6 @@
 // rights of its own user.
 //
 // Exit status: 0 ended by a signal; 1 cannot serve; 2 wrong usage.
-#include <grpcpp/ext/health_check_service_server_builder_option.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
@@ -17,6 +16,8 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <random>
 #include <string>
@@ -114,20 +115,21 @@ Result<std::vector<Listener>> open_all(const std::vector<std::string>& places) {
   return listeners;
 }
 
-/// Until a signal comes.
-void serve(std::vector<Listener>& listeners, const Fd& signals, const Listener::Serve& serve) {
+/// Until a signal comes. False: poll() has failed.
+bool serve(std::vector<Listener>& listeners, const Fd& signals, const Listener::Serve& serve) {
   while (true) {
     std::vector<pollfd> polled = {{signals.get(), POLLIN, 0}};
     for (const Listener& each : listeners) each.append_to(polled);
     if (::poll(polled.data(), polled.size(), -1) < 0) {
       if (errno == EINTR) continue;
-      return spdlog::critical("amem-llm-d ends: poll: {}", std::strerror(errno));
+      spdlog::critical("amem-llm-d ends: poll: {}", std::strerror(errno));
+      return false;
     }
     if (polled.front().revents != 0) {
       signalfd_siginfo info{};
       if (::read(signals.get(), &info, sizeof info) == sizeof info)
         spdlog::info("amem-llm-d is ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
-      return;
+      return true;
     }
     const pollfd* found = polled.data() + 1;
     for (Listener& each : listeners) found = each.look(found, serve);
@@ -183,7 +185,7 @@ int run(const LlmdArguments& arguments) {
   std::string where;
   for (const Listener& each : listeners) where += (where.empty() ? "" : " and ") + each.place();
   spdlog::info("amem-llm-d {} answers llm-d on {} for amemd at {}", kVersion, where, amemd.where());
-  serve(listeners, signals, [&acceptor](Fd connection) {
+  const bool told = serve(listeners, signals, [&acceptor](Fd connection) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters made;
     made.fd = connection.release();
     acceptor->HandleNewConnection(&made);
@@ -192,7 +194,7 @@ int run(const LlmdArguments& arguments) {
   amemd.cancel();  // else a call would wait for an amemd that hangs
   server->Shutdown(std::chrono::system_clock::now() + kEndPatience);
   spdlog::info("ended");
-  return 0;
+  return told ? 0 : 1;
 }
 
 }  // namespace
