@@ -23,8 +23,6 @@
 #include "daemon/base/unix_listener.h"
 #include "daemon/broker/broker.h"
 #include "daemon/broker/holder_supervisor.h"
-#include "daemon/checkpoint/checkpointer.h"
-#include "daemon/checkpoint/proof_programs.h"
 #include "daemon/control/control_service.h"
 #include "daemon/control/ending.h"
 #include "daemon/control/supervised.h"
@@ -163,10 +161,8 @@ int serve(Config config, const Arguments& arguments, const Successor& successor,
   manager.status("takes up what its holder keeps");
   HolderSupervisor supervisor(loop, config);
   if (Status status = supervisor.attach(); !status.ok()) return fail(status);
-  ProofPrograms proof_programs(loop);
-  Checkpointer checkpointer(loop);
   Broker broker(loop, config, devices, nvml, &supervisor.record(), Workers::Runs::kThreads,
-                &checkpointer, &proof_programs);
+                make_evictor());
   if (Status status = broker.take_up(supervisor.take_stock()); !status.ok()) return fail(status);
   if (Status status = broker.start(); !status.ok()) return fail(status);
   MetricsEndpoint metrics(loop, config.metrics_listen, [&](MetricsEndpoint::Answer answer) {

@@ -18,9 +18,9 @@
 
 #include "common/fd.h"
 #include "common/protocol.h"
+#include "daemon/base/child.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/base/own_program.h"
-#include "daemon/checkpoint/child.h"
 #include "daemon/settings/config.h"
 
 namespace amem {

@@ -16,6 +16,7 @@ namespace amem {
 namespace {
 
 constexpr std::uint64_t kProofPool = 2 << 20;               // bytes
+constexpr Duration kProofLimit = std::chrono::seconds(15);  // of all that proves one set
 constexpr Duration kTellTrouble = std::chrono::minutes(1);  // no more often
 
 /// Of what is in the pool already; else the configured one.
@@ -41,8 +42,7 @@ void asked(const Caller& caller, spdlog::format_string_t<Arguments...> format,
 }  // namespace
 
 Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
-               Record* record, Workers::Runs runs, ProcessCalls* processes,
-               ProofTargets* proof_targets)
+               Record* record, Workers::Runs runs, const MakeEvictor& evictor)
     : loop_(loop),
       config_(config),
       devices_(devices),
@@ -61,12 +61,11 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       sessions_(loop, ranks_, accounts_, config.isolation),
       saved_(node_, loop),
       outbox_(node_, sessions_, devices.host_memory_device()),
-      checkpoint_limit_(config.deadlines.checkpoint * 9 / 10),
-      no_processes_(loop),
-      deep_proof_(loop, processes != nullptr ? *processes : no_processes_,
-                  proof_targets != nullptr ? *proof_targets : no_proof_targets_,
-                  std::min<Duration>(kProofLimit, checkpoint_limit_),
-                  [this](const auto&... asked) { make_proof_pool(asked...); }),
+      evict_limit_(config.deadlines.checkpoint * 9 / 10),
+      evictor_(evictor != nullptr
+                   ? evictor(loop, std::min<Duration>(kProofLimit, evict_limit_),
+                             [this](const auto&... asked) { make_proof_pool(asked...); })
+                   : no_evictor(loop)),
       restore_space_(workers_),
       means_{node_,
              devices,
@@ -74,12 +73,11 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
              outbox_,
              saved_,
              loop,
-             processes != nullptr ? *processes : no_processes_,
-             deep_proof_,
+             *evictor_,
              restore_space_,
              [this](GroupEntry& group) { groups_.drive(group); },
              config.deadlines.create * 9 / 10,
-             checkpoint_limit_},
+             evict_limit_},
       operations_(means_, config.swap_duplex),
       stages_are_good_(check_stages(config.stages, devices)),
       stages_(means_, sessions_, events_, operations_),
@@ -176,7 +174,7 @@ void Broker::take_no_more() {
 void Broker::shut() {
   // Before anything goes: the next amemd has it all.
   node_.records.record().detach();
-  deep_proof_.shut();
+  evictor_->shut();
   workers_.shut();
   pool_.stop();
   stages_.close({Code::kUnavailable, "amemd is ending. Ask the next amemd"});

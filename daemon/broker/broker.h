@@ -39,10 +39,10 @@ namespace amem {
 class Broker {
  public:
   /// Everything passed in outlives the broker. Without a record nothing outlives it. `runs`: where
-  /// devices are called. `processes`, `proof_targets`: null: none can be checkpointed.
+  /// devices are called. `evictor`: null: none, so there are no deep pauses.
   Broker(EventLoop& loop, const Config& config, const Devices& devices, const Nvml& nvml,
          Record* record = nullptr, Workers::Runs runs = Workers::Runs::kThreads,
-         ProcessCalls* processes = nullptr, ProofTargets* proof_targets = nullptr);
+         const MakeEvictor& evictor = nullptr);
   ~Broker();
 
   /// Takes up what another amemd has left with the holder. Before start(). kDataLoss: it is not to
@@ -129,7 +129,7 @@ class Broker {
   /// Tells the observer, and the stages that groups which stay paused may come in again.
   Operations::Observer watched(const Operations::Observer& observer, const Operations::Groups& in);
   void refused(const Caller& caller, const std::string& what, const Status& status);
-  /// As of DeepProof::MakePool.
+  /// As of MakeProofPool.
   void make_proof_pool(const VisibleDevices& visible, Duration limit,
                        const std::function<void(Result<ProofPool>)>& done);
   void pool_segment_ready(PoolSegment segment);
@@ -154,10 +154,8 @@ class Broker {
   SessionServer sessions_;
   SavedBytes saved_;
   Outbox outbox_;
-  const Duration checkpoint_limit_;  // for all of a phase's driver calls; shorter than the phase
-  NoProcessCalls no_processes_;
-  NoProofTargets no_proof_targets_;
-  DeepProof deep_proof_;
+  const Duration evict_limit_;  // for all of a phase's driver calls; shorter than the phase
+  const std::unique_ptr<Evictor> evictor_;
   RestoreSpace restore_space_;
   const Means means_;
   Operations operations_;

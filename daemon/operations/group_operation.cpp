@@ -208,8 +208,8 @@ BytesByDevice GroupOperation::needs_of(const std::vector<GroupId>& groups,
   return bytes;
 }
 
-Result<DeepProof::Sets> visible_to(const Means& means, const GroupEntry& group) {
-  DeepProof::Sets sets;
+Result<Evictor::Sets> visible_to(const Means& means, const GroupEntry& group) {
+  Evictor::Sets sets;
   for (const RankId id : group.machine.members().ids()) {
     const Rank* const rank = means.node.find_rank(id);
     const std::string who =
@@ -241,8 +241,8 @@ bool GroupOperation::calls_go_on(const std::function<void()>& again) {
   return true;
 }
 
-std::vector<CheckpointTarget> GroupOperation::processes_of(const std::vector<RankId>& ranks) const {
-  std::vector<CheckpointTarget> processes;
+std::vector<EvictedProcess> GroupOperation::processes_of(const std::vector<RankId>& ranks) const {
+  std::vector<EvictedProcess> processes;
   for (const RankId id : ranks)
     if (const Rank* const rank = means_.node.find_rank(id); rank != nullptr)
       processes.push_back({rank->peer.pid, group_.machine.members().label(id),

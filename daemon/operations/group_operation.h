@@ -17,11 +17,10 @@
 
 #include "daemon/base/callback_scope.h"
 #include "daemon/base/event_loop.h"
-#include "daemon/checkpoint/deep_proof.h"
-#include "daemon/checkpoint/group_checkpoint.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/workers.h"
 #include "daemon/node/node.h"
+#include "daemon/operations/evictor.h"
 #include "daemon/operations/outbox.h"
 #include "daemon/operations/restore_space.h"
 #include "daemon/operations/running_command.h"
@@ -38,18 +37,17 @@ struct Means {
   Outbox& outbox;
   SavedBytes& saved;
   EventLoop& loop;
-  ProcessCalls& processes;
-  DeepProof& deep_proof;
+  Evictor& evictor;
   RestoreSpace& restore_space;
   /// Carries out what the group wants, until it wants nothing. The group may be gone then.
   std::function<void(GroupEntry&)> drive;
-  Duration create_limit;      // for what is asked of a device at once; shorter than the phase
-  Duration checkpoint_limit;  // for all processes of a group; shorter than the phase
+  Duration create_limit;  // for what is asked of a device at once; shorter than the phase
+  Duration evict_limit;   // for all processes of a group; shorter than the phase
 };
 
 /// What the ranks of the group see, each its own. kFailedPrecondition: a rank does not say, or sees
 /// a device that amemd does not: no deep pause of it is proven.
-Result<DeepProof::Sets> visible_to(const Means& means, const GroupEntry& group);
+Result<Evictor::Sets> visible_to(const Means& means, const GroupEntry& group);
 
 class GroupOperation {
  public:
@@ -137,7 +135,7 @@ class GroupOperation {
   /// `again` is called in a while.
   bool calls_go_on(const std::function<void()>& again);
   /// The processes of these ranks.
-  std::vector<CheckpointTarget> processes_of(const std::vector<RankId>& ranks) const;
+  std::vector<EvictedProcess> processes_of(const std::vector<RankId>& ranks) const;
   /// In which lanes of the holder memory of these devices is.
   std::set<std::uint32_t> lanes_of(const std::set<DeviceUuid>& devices) const;
 

@@ -55,8 +55,8 @@ Status Operations::check(const Groups& groups, const Task& of_all, const Parts& 
   return {};
 }
 
-DeepProof::Sets Operations::visible_to(const Groups& groups) const {
-  DeepProof::Sets all;
+Evictor::Sets Operations::visible_to(const Groups& groups) const {
+  Evictor::Sets all;
   for (const NamedGroup& group : groups)
     all.merge(amem::visible_to(means_, node_.groups.at(group.id)).value());
   return all;
@@ -76,10 +76,10 @@ std::uint64_t Operations::start(const Order& order, const Observer& observer, co
     return 0;
   // A swap's pause is proven when it comes to that.
   if (status.ok() && order.pause.deep && order.in.empty()) {
-    const DeepProof::Sets visible = visible_to(order.out);
+    const Evictor::Sets visible = visible_to(order.out);
     if (await_proof(visible, observer, [=, this] { start(order, observer, who, abroad); }))
       return 0;
-    if (const std::optional<Status> proven = means_.deep_proof.verdict(visible)) status = *proven;
+    if (const std::optional<Status> proven = means_.evictor.verdict(visible)) status = *proven;
   }
   if (!status.ok()) {
     observer->finished(status);
@@ -104,16 +104,16 @@ std::uint64_t Operations::swap(const Order& order, const Observer& observer, con
   return 0;
 }
 
-bool Operations::await_proof(const DeepProof::Sets& visible, const Observer& observer,
+bool Operations::await_proof(const Evictor::Sets& visible, const Observer& observer,
                              std::function<void()> go_on) {
-  if (means_.deep_proof.verdict(visible) || !closed_.ok() || !refusal_.ok()) return false;
+  if (means_.evictor.verdict(visible) || !closed_.ok() || !refusal_.ok()) return false;
   await_proof_.insert(observer);
   observer->on_wait([this, waits = std::weak_ptr(observer)] {
     const Observer gone = waits.lock();
     if (await_proof_.erase(gone) > 0)
       gone->finished({Code::kCancelled, "the caller has disconnected"});
   });
-  means_.deep_proof.prove(visible, [this, observer, go_on = std::move(go_on)](const Status& now) {
+  means_.evictor.prove(visible, [this, observer, go_on = std::move(go_on)](const Status& now) {
     const auto waits = await_proof_.find(observer);
     if (waits == await_proof_.end()) return;  // its caller has gone, or amemd ends
     await_proof_.erase(waits);
@@ -221,7 +221,7 @@ void Operations::deepen(GroupId id) {
   if (const Status status = check({{id, name}}, task, {}); !status.ok())
     return spdlog::warn("group '{}': deep.after: {}", name, status.text());
   // Refused for good: a first try has said so.
-  const auto proven = means_.deep_proof.verdict(visible_to({{id, name}}));
+  const auto proven = means_.evictor.verdict(visible_to({{id, name}}));
   if (proven && !proven->ok()) return;
   spdlog::info("group '{}' has been paused for deep.after: amemd makes it deep", name);
   Asker asker("amemd (deep.after)");

@@ -119,11 +119,11 @@ class Operations {
   /// What ranks of these groups ask for begins, if it can.
   void look_at_requests(const Groups& groups);
   /// What the ranks of these groups see. REQUIRES: check() of a deep pause has passed.
-  DeepProof::Sets visible_to(const Groups& groups) const;
+  Evictor::Sets visible_to(const Groups& groups) const;
   /// Whether all of these can begin: each is named once, and in the right state.
   Status check(const Groups& groups, const Task& task, const Parts& parts);
   /// True: it is not known yet whether deep pauses of these work, and `go_on` is called when it is.
-  bool await_proof(const DeepProof::Sets& visible, const Observer& observer,
+  bool await_proof(const Evictor::Sets& visible, const Observer& observer,
                    std::function<void()> go_on);
   /// Begins all of it. Returns its number; 0: refused.
   std::uint64_t run(const Order& order, const Observer& observer, const Asker& who,

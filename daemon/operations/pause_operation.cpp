@@ -424,17 +424,17 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
   if (!checkpoint_began_) checkpoint_began_ = Clock::now();
   // An operator's pause has been proven before it began; a swap's, one from inside, and one that
   // amemd begins or continues have not.
-  const Result<DeepProof::Sets> visible = visible_to(means_, group_);
+  const Result<Evictor::Sets> visible = visible_to(means_, group_);
   const std::optional<Status> proven =
-      visible.ok() ? means_.deep_proof.verdict(visible.value()) : visible.status();
+      visible.ok() ? means_.evictor.verdict(visible.value()) : visible.status();
   const auto refused = [this](const Status& why) {
     group_.machine.tell(event::Checkpointed{why, false}, Clock::now());
   };
   if (!proven)
-    return means_.deep_proof.prove(visible.value(),
-                                   later([this, checkpoint, refused](const Status& now) {
-                                     now.ok() ? run(checkpoint) : refused(now);
-                                   }));
+    return means_.evictor.prove(visible.value(),
+                                later([this, checkpoint, refused](const Status& now) {
+                                  now.ok() ? run(checkpoint) : refused(now);
+                                }));
   if (!proven->ok()) return refused(*proven);
   remark_on_proof(visible.value());
   // The next amemd must know that processes may be locked.
@@ -451,19 +451,19 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
                           }));
     });
     auto& calls = group_.process_calls;  // without processes the operation ends at once
-    calls = checkpoint_all(means_.processes, processes_of(ranks),
-                           means_.checkpoint_limit - (Clock::now() - *checkpoint_began_), done);
+    calls = means_.evictor.evict(processes_of(ranks),
+                                 means_.evict_limit - (Clock::now() - *checkpoint_began_), done);
   };
   means_.workers.look(devices,
                       later([this, begin](const Workers::Uses& uses) { begin(unbrokered(uses)); }));
 }
 
-void PauseOperation::remark_on_proof(const DeepProof::Sets& visible) {
+void PauseOperation::remark_on_proof(const Evictor::Sets& visible) {
   if (group_.was_deep) return;
   remarks_ = {
       "this is the group's first deep pause. The driver has checkpointed and restored a process of "
       "amemd before, " +
-      means_.deep_proof.terms(visible) +
+      means_.evictor.terms(visible) +
       ". That is no guarantee: it may still lose a process in the lock, the checkpoint or the "
       "restore"};
   spdlog::info("group '{}': {}", group_.machine.name(), remarks_.front());

@@ -70,7 +70,7 @@ class PauseOperation final : public GroupOperation {
   /// checkpointed.
   BytesByDevice unbrokered(const Workers::Uses& uses) const;
   /// Of its first deep pause: what its proof is worth.
-  void remark_on_proof(const DeepProof::Sets& visible);
+  void remark_on_proof(const Evictor::Sets& visible);
   /// With what was in use of the devices before, beside the memory of ranks, and afterwards.
   void checkpointed(const Status& status, bool deep, const BytesByDevice& before,
                     const Workers::Uses& after);

@@ -17,8 +17,8 @@
 
 #include "common/status.h"
 #include "daemon/base/clock.h"
-#include "daemon/checkpoint/group_checkpoint.h"
 #include "daemon/memory/workers.h"
+#include "daemon/operations/evictor.h"
 #include "daemon/transactions/headroom.h"
 
 namespace amem {

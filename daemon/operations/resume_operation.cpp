@@ -51,15 +51,15 @@ void ResumeOperation::run(const action::Restore& restore) {
   const auto space =
       later([this, by = restore.by](const Space& answer) { make_space_for_restore(by, answer); });
   auto& calls = group_.process_calls;  // without processes the operation may end at once
-  calls = restore_all(means_.processes, processes_of(restore.ranks), means_.checkpoint_limit, space,
-                      later([this](const auto& status) {
-                        if (status.ok()) group_.restore_needs.clear();
-                        group_.machine.tell(event::Restored{status}, Clock::now());
-                      }));
+  calls = means_.evictor.restore(processes_of(restore.ranks), means_.evict_limit, space,
+                                 later([this](const auto& status) {
+                                   if (status.ok()) group_.restore_needs.clear();
+                                   group_.machine.tell(event::Restored{status}, Clock::now());
+                                 }));
 }
 
 void ResumeOperation::make_space_for_restore(Time by, const Space& answer) {
-  try_restore_space(by - restore_time(means_.checkpoint_limit), answer);
+  try_restore_space(by - means_.evictor.restore_time(means_.evict_limit), answer);
 }
 
 /// What is seen of the devices comes first: a trial takes memory from all others for a moment.

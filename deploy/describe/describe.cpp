@@ -8,9 +8,11 @@
 #include <string>
 
 #include "client/ctl/command_line.h"
-#include "daemon/checkpoint/arguments.h"
 #include "daemon/holder/arguments.h"
 #include "daemon/settings/arguments.h"
+#if __has_include("addons/checkpoint/arguments.h")
+#include "addons/checkpoint/arguments.h"
+#endif
 
 namespace amem {
 namespace {
@@ -85,8 +87,11 @@ Json described(void (*add)(CLI::App&, Target&)) {
 
 int main() {
   using namespace amem;
-  std::cout << Json{{"amemd", described<Arguments>(add_arguments)},
-                    {"amem-holder", described<HolderArguments>(add_arguments)},
-                    {"amem-checkpoint", described<CheckpointArguments>(add_arguments)},
-                    {"amemctl", described<ctl::CommandLine>(ctl::add_commands)}};
+  Json programs = {{"amemd", described<Arguments>(add_arguments)},
+                   {"amem-holder", described<HolderArguments>(add_arguments)},
+                   {"amemctl", described<ctl::CommandLine>(ctl::add_commands)}};
+#if __has_include("addons/checkpoint/arguments.h")
+  programs["amem-checkpoint"] = described<CheckpointArguments>(add_arguments);
+#endif
+  std::cout << programs;
 }

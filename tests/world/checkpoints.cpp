@@ -1,10 +1,13 @@
 #include "tests/world/checkpoints.h"
 
+#if __has_include("addons/checkpoint/process_calls.h")
+
 #include <algorithm>
 #include <array>
 #include <iterator>
 #include <utility>
 
+#include "addons/checkpoint/checkpoint_evictor.h"
 #include "tests/world/death.h"
 
 namespace amem::world {
@@ -183,4 +186,13 @@ CheckpointResult Checkpoints::carry_out(const Step& step, Fate fate) {
   return {{}, "", 0, way.to};
 }
 
+MakeEvictor evictor_by(Checkpoints& checkpoints) {
+  return [&checkpoints](EventLoop& loop, Duration limit, MakeProofPool make_pool) {
+    return std::make_unique<CheckpointEvictor>(loop, checkpoints, checkpoints, limit,
+                                               std::move(make_pool));
+  };
+}
+
 }  // namespace amem::world
+
+#endif

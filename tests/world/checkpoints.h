@@ -1,7 +1,11 @@
 // Checkpoints: stands for the driver's checkpoints of processes, and for the programs that ask for
-// them (daemon/checkpoint): in this thread, and whenever it is told to go on. What a process is in
+// them (addons/checkpoint): in this thread, and whenever it is told to go on. What a process is in
 // stays when a broker dies; its programs are killed then.
 #pragma once
+
+#if !__has_include("addons/checkpoint/process_calls.h")
+#include "tests/world/no_checkpoints.h"
+#else
 
 #include <sys/types.h>
 
@@ -15,9 +19,10 @@
 #include <string>
 #include <vector>
 
+#include "addons/checkpoint/process_calls.h"
+#include "addons/checkpoint/proof_target.h"
 #include "daemon/base/event_loop.h"
-#include "daemon/checkpoint/process_calls.h"
-#include "daemon/checkpoint/proof_target.h"
+#include "daemon/operations/evictor.h"
 
 namespace amem::world {
 
@@ -66,8 +71,8 @@ class Checkpoints final : public ProcessCalls, public ProofTargets {
   // ---- for the broker ----
   void call(pid_t pid, CheckpointAction action, Time deadline, Done done) override;
   /// Throwaway processes, of which nothing goes wrong.
-  Result<std::unique_ptr<ProofTarget>> start(const VisibleDevices& devices,
-                                             ProofPool pool) override;
+  Result<std::unique_ptr<ProofTarget> > start(const VisibleDevices& devices,
+                                              ProofPool pool) override;
 
  private:
   struct Call {
@@ -95,4 +100,9 @@ class Checkpoints final : public ProcessCalls, public ProofTargets {
   std::map<pid_t, ProcessState> states_;     // those that are not running
 };
 
+/// What a broker evicts by. `checkpoints` outlives it.
+MakeEvictor evictor_by(Checkpoints& checkpoints);
+
 }  // namespace amem::world
+
+#endif

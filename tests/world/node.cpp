@@ -85,7 +85,7 @@ std::string Node::begin(const std::function<void()>& attached, std::function<voi
   const Ground& ground = Ground::get();
   life.broker = std::make_unique<Broker>(life.loop, config, ground.devices(), ground.nvml(),
                                          &life.supervisor.record(), Workers::Runs::kLoop,
-                                         &checkpoints, &checkpoints);
+                                         evictor_by(checkpoints));
   life.broker->events().subscribe(Caller{}, "", std::make_shared<PoolWatch>(life.has_pool));
   if (const Status taken = life.broker->take_up(life.supervisor.take_stock()); !taken.ok())
     return "what a broker has left can be taken up: " + taken.text();

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "daemon/checkpoint/answer.h"
+#include "tests/world/checkpoints.h"
 
 namespace amem::world {
 

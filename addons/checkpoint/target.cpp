@@ -2,13 +2,11 @@
 // of the pool, and a communicator of the node's NCCL. For each line on standard input it uses all
 // of it, looks at every byte, and writes "right", or "failed CODE TEXT" and ends. CODE is a Code:
 // kDataLoss: there are other bytes. In between it says what it does and uses (answer.h).
-#include "daemon/checkpoint/target.h"
+#include "addons/checkpoint/target.h"
 
 #include <dlfcn.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -20,17 +18,18 @@
 #include <thread>
 #include <vector>
 
+#include "addons/checkpoint/answer.h"
+#include "addons/checkpoint/arguments.h"
+#include "addons/checkpoint/end.h"
+#include "addons/checkpoint/target_device.h"
+#include "addons/checkpoint/target_nccl.h"
+#include "addons/checkpoint/target_threads.h"
 #include "common/descriptors.h"
 #include "common/driver.h"
 #include "common/fd.h"
 #include "common/place.h"
 #include "common/protocol.h"
 #include "common/status.h"
-#include "daemon/checkpoint/answer.h"
-#include "daemon/checkpoint/end.h"
-#include "daemon/checkpoint/target_device.h"
-#include "daemon/checkpoint/target_nccl.h"
-#include "daemon/checkpoint/target_threads.h"
 
 namespace amem {
 namespace {
@@ -40,7 +39,7 @@ struct TargetArguments {
   std::string driver;
   std::string pool;
   std::uint64_t bytes = 2 << 20;  // of the pool
-  bool with_parent = false;
+  pid_t parent = 0;
 };
 
 class Target {
@@ -208,15 +207,13 @@ int run_target(int argc, char** argv) {
   app.add_option("--pool", arguments.pool, "host_numa or memfd. Default: no pool");
   app.add_option("--bytes", arguments.bytes,
                  "of the pool's memory, whose descriptor comes with each line (host_numa)");
-  app.add_flag("--with-parent", arguments.with_parent,
-               "end when the program ends that has started this one");
+  add_parent(app, arguments.parent);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  if (arguments.with_parent && (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || ::getppid() == 1))
-    end(1, stderr, "amem-checkpoint: the program that has started it has ended");
+  end_with(arguments.parent);
   auto* const target = new Target(arguments);  // its threads use it to the end
   target->make();
   say(target_says::kStep, "waiting for a line");

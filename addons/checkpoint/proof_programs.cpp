@@ -1,4 +1,4 @@
-#include "daemon/checkpoint/proof_programs.h"
+#include "addons/checkpoint/proof_programs.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
+#include "addons/checkpoint/answer.h"
 #include "common/descriptors.h"
+#include "daemon/base/child.h"
 #include "daemon/base/own_program.h"
-#include "daemon/checkpoint/answer.h"
-#include "daemon/checkpoint/child.h"
 
 namespace amem {
 namespace {
@@ -111,7 +111,8 @@ Result<std::unique_ptr<ProofTarget>> ProofPrograms::start(const VisibleDevices& 
   std::string visible;
   for (const DeviceUuid& device : devices)
     visible += (visible.empty() ? "" : ",") + to_string(device);
-  std::vector<std::string> words = {program_, "target", visible, "--with-parent"};
+  std::vector<std::string> words = {program_, "target", visible, "--with-parent",
+                                    std::to_string(::getpid())};
   if (const std::string driver = loaded_driver(); !driver.empty())
     words.insert(words.end(), {"--driver", driver});
   if (pool.place)

@@ -14,11 +14,11 @@
 #include <map>
 #include <string>
 
+#include "addons/checkpoint/process_calls.h"
 #include "common/fd.h"
 #include "common/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/event_loop.h"
-#include "daemon/checkpoint/process_calls.h"
 
 namespace amem {
 

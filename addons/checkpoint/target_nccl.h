@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "addons/checkpoint/target_device.h"
 #include "common/driver.h"
-#include "daemon/checkpoint/target_device.h"
 
 namespace amem {
 

@@ -1,5 +1,5 @@
 // Scripts that stand for amem-checkpoint target, and at the end the program itself.
-#include "daemon/checkpoint/proof_programs.h"
+#include "addons/checkpoint/proof_programs.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>

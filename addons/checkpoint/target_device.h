@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "addons/checkpoint/target_threads.h"
 #include "common/driver.h"
-#include "daemon/checkpoint/target_threads.h"
 
 namespace amem {
 

@@ -1,13 +1,17 @@
 // amem-checkpoint's command line.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "addons/checkpoint/answer.h"
+#include "common/numbers.h"
 #include "common/version.h"
-#include "daemon/checkpoint/answer.h"
 
 namespace amem {
 
@@ -15,8 +19,20 @@ struct CheckpointArguments {
   std::string action;
   int pid = 0;
   unsigned timeout_ms = 0;
-  bool with_parent = false;
+  pid_t parent = 0;  // 0: nobody
 };
+
+/// An amemd of an earlier version names no process: whoever is the parent now.
+inline void add_parent(CLI::App& app, pid_t& parent) {
+  app.add_option_function<std::string>(
+         "--with-parent",
+         [&parent](const std::string& pid) {
+           parent = number_of_text<pid_t>(pid).value_or(::getppid());
+         },
+         "end when the process PID ends, which has started this one")
+      ->type_name("PID")
+      ->expected(0, 1);
+}
 
 inline void add_arguments(CLI::App& app, CheckpointArguments& arguments) {
   app.name("amem-checkpoint");
@@ -37,8 +53,7 @@ inline void add_arguments(CLI::App& app, CheckpointArguments& arguments) {
                  "waits without limit")
       ->type_name("N")
       ->capture_default_str();
-  app.add_flag("--with-parent", arguments.with_parent,
-               "end when the program ends that has started this one");
+  add_parent(app, arguments.parent);
 }
 
 }  // namespace amem

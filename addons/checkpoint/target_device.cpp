@@ -1,4 +1,4 @@
-#include "daemon/checkpoint/target_device.h"
+#include "addons/checkpoint/target_device.h"
 
 #include <sys/mman.h>
 
@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "daemon/checkpoint/end.h"
+#include "addons/checkpoint/end.h"
 
 namespace amem {
 namespace {

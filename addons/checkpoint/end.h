@@ -3,6 +3,8 @@
 // Any thread of it: the first one that ends it has the last word.
 #pragma once
 
+#include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,9 +12,9 @@
 #include <string>
 #include <string_view>
 
+#include "addons/checkpoint/answer.h"
 #include "common/driver.h"
 #include "common/status.h"
-#include "daemon/checkpoint/answer.h"
 
 namespace amem {
 
@@ -21,6 +23,13 @@ namespace amem {
   std::fprintf(stream, "%s\n", text.c_str());
   std::fflush(stream);
   ::_exit(status);
+}
+
+/// This program ends when the thread ends that has started it. `parent`: that process; 0: nobody.
+inline void end_with(pid_t parent) {
+  if (parent == 0) return;
+  if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || ::getppid() != parent)
+    end(1, stderr, "amem-checkpoint: the program that has started it has ended");
 }
 
 // ---- of `amem-checkpoint target`

@@ -1,5 +1,5 @@
 // All processes of a group are checkpointed, or none; and restored from whatever state they are in.
-#include "daemon/checkpoint/group_checkpoint.h"
+#include "addons/checkpoint/group_checkpoint.h"
 
 #include <gmock/gmock.h>
 
@@ -73,7 +73,7 @@ class GroupCheckpointTest : public ::testing::Test {
  protected:
   GroupCheckpointTest() { calls.states = {{11, kRunning}, {22, kRunning}}; }
 
-  using Way = void (*)(ProcessCalls&, std::vector<CheckpointTarget>, Duration, CheckpointDone);
+  using Way = void (*)(ProcessCalls&, std::vector<EvictedProcess>, Duration, Evictor::Done);
   Status all(Way way) {
     std::optional<Status> ended;
     way(calls, {{11, "rank 0 (pid 11)"}, {22, "rank 1 (pid 22)"}}, std::chrono::seconds(54),
@@ -82,16 +82,16 @@ class GroupCheckpointTest : public ::testing::Test {
     EXPECT_TRUE(ended.has_value());
     return ended.value_or(Status(Code::kInternal, "it has not ended"));
   }
-  static void checkpoint(ProcessCalls& made, std::vector<CheckpointTarget> targets, Duration limit,
-                         CheckpointDone done) {
+  static void checkpoint(ProcessCalls& made, std::vector<EvictedProcess> targets, Duration limit,
+                         Evictor::Done done) {
     checkpoint_all(made, std::move(targets), limit,
                    [done = std::move(done)](const Status& status, bool run) {
                      all_run = run;
                      done(status);
                    });
   }
-  static void restore(ProcessCalls& made, std::vector<CheckpointTarget> targets, Duration limit,
-                      CheckpointDone done) {
+  static void restore(ProcessCalls& made, std::vector<EvictedProcess> targets, Duration limit,
+                      Evictor::Done done) {
     const auto space = [](const auto& answer) { answer(RestoreHold()); };
     restore_all(made, std::move(targets), limit, space, std::move(done));
   }
@@ -161,7 +161,7 @@ TEST_F(GroupCheckpointTest, OneThatIsLostInTheRestoreIsNamed) {
 
 TEST_F(GroupCheckpointTest, ItLivesWhileCallsAreUnderWay) {
   calls.states = {{11, kCheckpointed}, {22, kCheckpointed}};
-  const CheckpointCalls under_way = restore_all(
+  const Evictor::Calls under_way = restore_all(
       calls, {{11, "rank 0"}}, std::chrono::seconds(54),
       [](const auto& answer) { answer(RestoreHold()); }, [](const Status&) {});
   EXPECT_FALSE(under_way.expired());

@@ -3,8 +3,6 @@
 // A program of its own, because the driver's calls have no deadline (but lock): whoever started it
 // may kill it. Exit status: 0 the driver has done it; 1 the driver refused; 2 wrong usage; 3 there
 // is no driver, or it lacks the calls.
-#include <signal.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,10 +10,10 @@
 #include <string>
 #include <string_view>
 
+#include "addons/checkpoint/arguments.h"
+#include "addons/checkpoint/end.h"
+#include "addons/checkpoint/target.h"
 #include "common/driver.h"
-#include "daemon/checkpoint/arguments.h"
-#include "daemon/checkpoint/end.h"
-#include "daemon/checkpoint/target.h"
 
 namespace amem {
 namespace {
@@ -104,8 +102,7 @@ int run(int argc, char** argv) {
   }
   answer.pid = arguments.pid;
   // The next amemd looks at the process, and must not find it changed by this one afterwards.
-  if (arguments.with_parent && (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || ::getppid() == 1))
-    end(1, stderr, "amem-checkpoint: the program that has started it has ended");
+  end_with(arguments.parent);
 
   Driver driver;
   if (const Status status = driver.load(); !status.ok()) no_driver(status.text());

@@ -1,4 +1,4 @@
-#include "daemon/checkpoint/checkpointer.h"
+#include "addons/checkpoint/checkpointer.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/child.h"
 #include "daemon/base/own_program.h"
-#include "daemon/checkpoint/child.h"
 
 namespace amem {
 namespace {
@@ -94,7 +94,7 @@ Status Checkpointer::start(Call& call) const {
   if (::fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0)
     return errno_status(Code::kNotFound, "fcntl", errno);
   std::vector<std::string> words = {program_, word_of(call.action), std::to_string(call.pid),
-                                    "--with-parent"};
+                                    "--with-parent", std::to_string(::getpid())};
   if (call.action == CheckpointAction::kLock && call.deadline != kNever) {
     const std::uint64_t wait = ms_of(call.deadline - call.began) * 3 / 4;
     words.insert(

@@ -1,4 +1,4 @@
-#include "daemon/checkpoint/group_checkpoint.h"
+#include "addons/checkpoint/group_checkpoint.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -16,10 +16,10 @@ constexpr int kCallsOfRestore = 3;
 
 class Run : public std::enable_shared_from_this<Run> {
  public:
-  Run(ProcessCalls& calls, std::vector<CheckpointTarget> targets, Duration limit,
-      CheckpointedDone done)
+  Run(ProcessCalls& calls, std::vector<EvictedProcess> targets, Duration limit,
+      Evictor::EvictDone done)
       : calls_(calls), limit_(limit / kCallsInTurn), done_(std::move(done)) {
-    for (CheckpointTarget& target : targets) each_.push_back({std::move(target), {}});
+    for (EvictedProcess& target : targets) each_.push_back({std::move(target), {}});
   }
 
   void checkpoint() {
@@ -38,7 +38,7 @@ class Run : public std::enable_shared_from_this<Run> {
     look([this] { bring_back(); });
   }
 
-  void restore_with(const MakeSpace& make_space) {
+  void restore_with(const Evictor::MakeSpace& make_space) {
     look([this, make_space] {
       const auto checkpointed = [](const Each& each) {
         return each.state == ProcessState::kCheckpointed && each.target.lives();
@@ -54,7 +54,7 @@ class Run : public std::enable_shared_from_this<Run> {
 
  private:
   struct Each {
-    CheckpointTarget target;
+    EvictedProcess target;
     ProcessState state = ProcessState::kUnknown;
   };
   using Then = std::function<void()>;
@@ -113,7 +113,7 @@ class Run : public std::enable_shared_from_this<Run> {
 
   ProcessCalls& calls_;
   const Duration limit_;
-  const CheckpointedDone done_;
+  const Evictor::EvictDone done_;
   std::vector<Each> each_;
   RestoreHold space_;
   Status error_;
@@ -121,15 +121,15 @@ class Run : public std::enable_shared_from_this<Run> {
 
 }  // namespace
 
-CheckpointCalls checkpoint_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets,
-                               Duration limit, CheckpointedDone done) {
+Evictor::Calls checkpoint_all(ProcessCalls& calls, std::vector<EvictedProcess> targets,
+                              Duration limit, Evictor::EvictDone done) {
   const auto run = std::make_shared<Run>(calls, std::move(targets), limit, std::move(done));
   run->checkpoint();
   return run;
 }
 
-CheckpointCalls restore_all(ProcessCalls& calls, std::vector<CheckpointTarget> targets,
-                            Duration limit, const MakeSpace& space, CheckpointDone done) {
+Evictor::Calls restore_all(ProcessCalls& calls, std::vector<EvictedProcess> targets, Duration limit,
+                           const Evictor::MakeSpace& space, Evictor::Done done) {
   const auto run =
       std::make_shared<Run>(calls, std::move(targets), limit,
                             [done = std::move(done)](const Status& status, bool) { done(status); });

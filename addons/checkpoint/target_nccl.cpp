@@ -1,12 +1,12 @@
-#include "daemon/checkpoint/target_nccl.h"
+#include "addons/checkpoint/target_nccl.h"
 
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <cstddef>
 
-#include "daemon/checkpoint/answer.h"
-#include "daemon/checkpoint/end.h"
+#include "addons/checkpoint/answer.h"
+#include "addons/checkpoint/end.h"
 
 namespace amem {
 namespace {

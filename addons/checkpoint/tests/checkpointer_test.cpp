@@ -1,6 +1,6 @@
 // Programs that stand for amem-checkpoint, as scripts: answers, and everything else that a program
 // may do. At the end the program itself, on the simulated driver.
-#include "daemon/checkpoint/checkpointer.h"
+#include "addons/checkpoint/checkpointer.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -116,7 +116,7 @@ TEST_F(CheckpointerTest, AnAnswerHasTheTimeAndTheState) {
   EXPECT_EQ(result.us, 7U);
   EXPECT_EQ(result.state, ProcessState::kCheckpointed);
   EXPECT_EQ(result.error, "");
-  EXPECT_EQ(file("words"), "checkpoint 4711 --with-parent\n");
+  EXPECT_EQ(file("words"), "checkpoint 4711 --with-parent " + std::to_string(::getpid()) + "\n");
 }
 
 TEST_F(CheckpointerTest, ALockGivesUpBeforeItsDeadline) {
@@ -124,7 +124,7 @@ TEST_F(CheckpointerTest, ALockGivesUpBeforeItsDeadline) {
   const CheckpointResult result = result_of(CheckpointAction::kLock, seconds(20));
   EXPECT_EQ(result.state, ProcessState::kLocked);
   int timeout = 0;
-  ASSERT_EQ(std::sscanf(file("words").c_str(), "lock 4711 --with-parent --timeout-ms %d", &timeout),
+  ASSERT_EQ(std::sscanf(file("words").c_str(), "lock 4711 --with-parent %*d --timeout-ms %d", &timeout),
             1)
       << file("words");
   EXPECT_GT(timeout, 10000);

@@ -13,19 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "common/fd.h"
-#include "common/place.h"
 #include "common/protocol.h"
 #include "common/status.h"
+#include "daemon/operations/evictor.h"
 
 namespace amem {
-
-/// The pool as such a process sees it.
-struct ProofPool {
-  std::optional<Place> place = {};  // nothing: none
-  std::uint64_t bytes = 0;
-  SharedFd fd = {};  // of kHostNuma: memory that nobody else uses
-};
 
 /// What such a process has said of itself.
 struct ProofBasis {
@@ -58,14 +50,6 @@ class ProofTargets {
   /// A process that sees these devices, in this order.
   virtual Result<std::unique_ptr<ProofTarget>> start(const VisibleDevices& devices,
                                                      ProofPool pool) = 0;
-};
-
-/// Of an amemd that has nobody to start such processes.
-class NoProofTargets final : public ProofTargets {
- public:
-  Result<std::unique_ptr<ProofTarget>> start(const VisibleDevices&, ProofPool) override {
-    return Status(Code::kUnimplemented, "this amemd cannot checkpoint processes");
-  }
 };
 
 }  // namespace amem

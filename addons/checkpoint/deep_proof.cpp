@@ -1,4 +1,4 @@
-#include "daemon/checkpoint/deep_proof.h"
+#include "addons/checkpoint/deep_proof.h"
 
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -176,7 +176,7 @@ class DeepProof::Run : public std::enable_shared_from_this<Run> {
 };
 
 DeepProof::DeepProof(EventLoop& loop, ProcessCalls& calls, ProofTargets& targets, Duration limit,
-                     MakePool make_pool)
+                     MakeProofPool make_pool)
     : loop_(loop),
       calls_(calls),
       targets_(targets),

@@ -9,10 +9,10 @@
 #include <functional>
 #include <string>
 
+#include "addons/checkpoint/answer.h"
 #include "common/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/event_loop.h"
-#include "daemon/checkpoint/answer.h"
 
 namespace amem {
 
@@ -34,20 +34,6 @@ class ProcessCalls {
   /// `done` is called once, later, on the loop's thread. What the driver has begun may still happen
   /// after kDeadlineExceeded.
   virtual void call(pid_t pid, CheckpointAction action, Time deadline, Done done) = 0;
-};
-
-/// Of an amemd that has nobody to make these calls.
-class NoProcessCalls final : public ProcessCalls {
- public:
-  explicit NoProcessCalls(EventLoop& loop) : loop_(loop) {}
-  void call(pid_t, CheckpointAction, Time, Done done) override {
-    loop_.post([done = std::move(done)] {
-      done({{Code::kUnimplemented, "this amemd cannot checkpoint processes"}});
-    });
-  }
-
- private:
-  EventLoop& loop_;
 };
 
 }  // namespace amem

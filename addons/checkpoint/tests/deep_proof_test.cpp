@@ -1,6 +1,6 @@
 // Deep pauses are proven once for each set of devices that a process sees, with a process that is
 // thrown away.
-#include "daemon/checkpoint/deep_proof.h"
+#include "addons/checkpoint/deep_proof.h"
 
 #include <gmock/gmock.h>
 

@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
+#include "addons/checkpoint/proof_target.h"
 #include "common/fd.h"
 #include "common/status.h"
 #include "daemon/base/event_loop.h"
-#include "daemon/checkpoint/proof_target.h"
 
 namespace amem {
 

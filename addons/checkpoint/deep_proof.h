@@ -19,30 +19,22 @@
 #include <string>
 #include <vector>
 
+#include "addons/checkpoint/process_calls.h"
+#include "addons/checkpoint/proof_target.h"
 #include "common/protocol.h"
 #include "common/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/event_loop.h"
-#include "daemon/checkpoint/process_calls.h"
-#include "daemon/checkpoint/proof_target.h"
 
 namespace amem {
 
-/// For all that is done to prove one set.
-inline constexpr Duration kProofLimit = std::chrono::seconds(15);
-
 class DeepProof {
  public:
-  using Sets = std::set<VisibleDevices>;
+  using Sets = Evictor::Sets;
   using Done = std::function<void(const Status&)>;
-  /// Memory of the kind that this node's pool has, for a process that sees these devices; answers
-  /// once, now or later.
-  using MakePool = std::function<void(const VisibleDevices& devices, Duration limit,
-                                      std::function<void(Result<ProofPool>)> done)>;
-
   /// All of it outlives this object. `limit`: for all that is done to prove one set.
   DeepProof(EventLoop& loop, ProcessCalls& calls, ProofTargets& targets, Duration limit,
-            MakePool make_pool);
+            MakeProofPool make_pool);
   ~DeepProof();
   DeepProof(const DeepProof&) = delete;
   DeepProof& operator=(const DeepProof&) = delete;
@@ -80,7 +72,7 @@ class DeepProof {
   ProcessCalls& calls_;
   ProofTargets& targets_;
   const Duration limit_;
-  const MakePool make_pool_;
+  const MakeProofPool make_pool_;
   std::map<VisibleDevices, Verdict> verdicts_;
   std::map<VisibleDevices, std::shared_ptr<Run>> runs_;
   std::vector<Waiter> waiters_;

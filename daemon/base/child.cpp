@@ -1,4 +1,4 @@
-#include "daemon/checkpoint/child.h"
+#include "daemon/base/child.h"
 
 #include <fcntl.h>
 #include <poll.h>
