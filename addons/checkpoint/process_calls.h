@@ -26,6 +26,8 @@ struct CheckpointResult {
   ProcessState state = ProcessState::kUnknown;  // afterwards
 };
 
+inline constexpr char kCheckpointProgram[] = "amem-checkpoint";
+
 class ProcessCalls {
  public:
   using Done = std::function<void(const CheckpointResult&)>;

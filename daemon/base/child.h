@@ -1,6 +1,6 @@
-// Starting amem-checkpoint, and its end.
+// Starts a program of amemd's own, and waits for its end.
 //
-// Stateless; any thread. A program that is started `--with-parent` ends with the thread that has
+// Stateless; any thread. With `--with-parent PID` such a program ends with the thread that has
 // started it.
 #pragma once
 
@@ -17,7 +17,6 @@
 
 namespace amem {
 
-inline constexpr char kCheckpointProgram[] = "amem-checkpoint";
 inline constexpr std::size_t kMostOutput = 4096;  // bytes that are kept, the last ones
 /// Whoever writes faster than amemd reads must not keep the loop.
 inline constexpr int kReadsAtOnce = 16;

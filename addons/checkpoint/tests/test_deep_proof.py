@@ -1,4 +1,5 @@
 """Before the first deep pause of ranks that see certain devices amemd proves with a throwaway process that the driver can do it."""
+import json
 import os
 import pathlib
 import subprocess
@@ -14,7 +15,7 @@ from sim_node.wire import Session
 
 MIB = 1 << 20
 PROVEN = "deep pauses are proven"
-BY_HAND = pathlib.Path(__file__).resolve().parents[2] / "gpu/by_hand/proof.py"
+BY_HAND = pathlib.Path(__file__).resolve().parents[3] / "tests/gpu/by_hand/proof.py"
 
 
 @pytest.fixture
@@ -322,3 +323,19 @@ def test_what_the_proof_refuses_is_not_tried_for_ever(deep_node):
     deep_node.broker.wait_for("deep pause of group 'train': checkpoint")
     time.sleep(2.5)
     assert not [line for line in deep_node.broker.rest() if "amemd makes it deep" in line]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a PID namespace")
+@pytest.mark.parametrize("parent", ["1", ""], ids=["named", "of an earlier amemd"])
+def test_a_program_whose_parent_is_pid_1(build, parent):
+    """As in a container whose first process is amemd: the parent lives."""
+    program = build.program("amem-checkpoint")
+    done = subprocess.run(["unshare", "--pid", "--fork", "sh", "-c", f"{program} state 1 --with-parent {parent}; exit $?"],
+                          env={**os.environ, "LD_LIBRARY_PATH": build.sim_libraries}, capture_output=True, text=True, timeout=patience(30))
+    assert "has started it has ended" not in done.stderr and json.loads(done.stdout)["action"] == "state", done
+
+
+def test_a_program_ends_if_another_process_has_started_it(build):
+    done = subprocess.run([build.program("amem-checkpoint"), "state", "1", "--with-parent", "1"], env={**os.environ, "LD_LIBRARY_PATH": build.sim_libraries},
+                          capture_output=True, text=True, timeout=patience(30))
+    assert done.returncode == 1 and "the program that has started it has ended" in done.stderr and not done.stdout, done
