@@ -151,7 +151,8 @@ def inside(tree, folder):
 
     for name, included in tree.includes.items():
         for target, line in included.items():
-            if name.startswith(prefix) and target.startswith(prefix) and subfolder(name) != subfolder(target):
+            within = name.startswith(prefix) and target.startswith(prefix) and part(name) == part(target)
+            if within and subfolder(name) != subfolder(target):
                 if "/" in subfolder(name) + subfolder(target):
                     yield subfolder(name), subfolder(target), f"{name}:{line}: includes {target}"
 

@@ -17,6 +17,7 @@ namespace amem {
 
 enum class CheckpointAction { kState, kLock, kCheckpoint, kRestore, kUnlock };
 enum class ProcessState { kRunning, kLocked, kCheckpointed, kFailed, kUnknown };
+inline const char* word_of(ProcessState) { return "running"; }
 
 namespace world {
 
