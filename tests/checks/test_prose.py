@@ -1,4 +1,4 @@
-"""tests/prose: what the linter of the pages reads, finds and counts."""
+"""tests/prose: what the linter of pages and comments reads, finds and counts."""
 import pathlib
 import re
 import subprocess
@@ -67,6 +67,44 @@ def test_what_is_prose(text):
     assert "mended" in lint.prose(text)
 
 
+@pytest.mark.parametrize("name, text", [
+    ("a.h", "// mended\n"), ("a.h", "/// mended\n"), ("a.cpp", "int a;  // mended\n"), ("a.cpp", "int a;  ///< mended\n"), ("a.h", "/* mended */\n"),
+    ("a.h", "/*\n * mended\n */\n"), ("a.cpp", 'f("//");  // mended\n'), ("a.cpp", "int a = 1'000;  // it's mended\n"), ("a.proto", "// mended\n"),
+    ("a.cu", "// mended\n"), ("a.inc", "// mended\n"), ("a.cpp", 'R"(")"; // mended\n'), ("a.py", "# mended\n"), ("a.py", "a = 1  # mended\n"),
+    ("a.py", '"""mended"""\n'), ("a.py", 'def a():\n    """One.\n\n    mended\n    """\n')])
+def test_what_is_a_comment(name, text):
+    page = lint.prose(lint.page_of(name, text))
+    assert "mended" in page
+    assert text.split("\n").index(next(line for line in text.split("\n") if "mended" in line)) == page[:page.index("mended")].count("\n")
+
+
+@pytest.mark.parametrize("name, text", [
+    ("a.h", "int mended;\n"), ("a.cpp", 'f("// mended");\n'), ("a.cpp", 'f("a\\"// mended");\n'), ("a.cpp", 'f(R"x(\n// mended)x");\n'),
+    ("a.cpp", "// `mended`\n"), ("a.cpp", "// mended::a, a::mended, a->mended and mended()\n"), ("a.cpp", "// mended_at\n"),
+    ("a.h", "/// Use:\n///\n///     mended(1);\n"), ("a.py", 'a = "# mended"\n'), ("a.py", "a = 'mended'\n"),
+    ("a.py", '"""One.\n\n    mended: two\n"""\n')])
+def test_what_is_no_comment(name, text):
+    page = lint.prose(lint.page_of(name, text))
+    assert not re.search(r"\bmended\b", page)
+    assert page.count("\n") == text.count("\n"), "so that lines keep their numbers"
+
+
+def test_which_comments_are_one_text():
+    assert len(matched(lint.page_of("a.h", "// is\n// to be\n"))) == 1
+    assert len(matched(lint.page_of("a.h", "int a;  // is\n        // to be\n"))) == 1
+    assert matched(lint.page_of("a.h", "// is\nint a;  // to be\n")) == []
+    assert matched(lint.page_of("a.h", "int a;  // is\nint b;  // to be\n")) == []
+
+
+def test_a_finding_in_a_comment(tmp_path):
+    source = tmp_path / "a.cpp"
+    source.write_text('#include <a>\n\n/// Says that\n/// likewise it ends.\nint a;\n', encoding="utf-8")
+    done = subprocess.run([FOLDER / "check.sh", source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    if "could not fetch" in done.stdout:
+        pytest.skip(done.stdout)
+    assert (done.returncode, done.stdout) == (1, f"{source}:4: likewise -> also, in the same way\n")
+
+
 def matched(text):
     return [pattern for pattern in WORDS if re.search(rf"\b{pattern}\b", lint.prose(text), re.IGNORECASE)]
 
@@ -91,6 +129,13 @@ def test_the_lists_are_in_order():
         assert instead
     waiting = lint.names((FOLDER / "not_yet.txt").read_text(encoding="utf-8"))
     assert waiting == sorted(set(waiting))
+
+
+def test_which_comments_are_read():
+    files = [file for top in lint.SOURCES for file in lint.sources(ROOT, top)]
+    assert {"common/sparse.h", "client/include/amem/amem.h", "client/python/amem/messages.py", "proto/amem/v1/broker.proto", "shim/kernels/sparse.cu",
+            "shim/copies/ptx.cpp.in"} <= set(files)
+    assert not [file for file in files if "/tests/" in file or file.endswith(".md")]
 
 
 def test_which_pages_are_read():

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Finds words and phrases that amem's pages do not use (lint.py says which and how; --help has the options). Needs a Python package index
-# the first time.
+# Finds words and phrases that amem's pages and comments do not use (lint.py says which and how; --help has the options). Needs a
+# Python package index the first time.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
