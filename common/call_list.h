@@ -1,7 +1,7 @@
 // The list beside the shim: driver calls that amem does not know and that somebody has signed off
 // as giving neither work nor memory (docs/decisions/unknown-driver-calls.md).
 //
-// A list with any fault is no list at all. Plain functions; any thread.
+// A list with any fault does not count. Plain functions; any thread.
 #pragma once
 
 #include <sys/types.h>

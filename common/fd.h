@@ -49,10 +49,10 @@ inline bool raise_descriptor_limit() {
   return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
-/// Makes space for so many descriptors in the process's table, as far as its limit allows. The
-/// table grows by itself, but in a process with threads the kernel then waits until no CPU can be
-/// reading the old one: 5 to 40 ms, which are not to be in a resume that has just received
-/// descriptors. `open`: any open descriptor.
+/// Makes space for `count` descriptors in the process's table, up to its limit. Otherwise the table
+/// grows on demand, and in a process with threads the kernel then waits 5 to 40 ms until no CPU can
+/// be reading the old one. A resume that has just received descriptors must not wait for that.
+/// `open`: any open descriptor.
 inline void reserve_descriptors(int open, rlim_t count) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

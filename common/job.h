@@ -20,9 +20,8 @@ struct JobPlace {
 };
 JobPlace this_place();
 
-/// A valid group name, from AMEM_JOB or from what Slurm, Kubernetes, Ray and torchrun set. Empty:
-/// nothing tells jobs apart, or AMEM_JOB is set and empty. An AMEM_JOB that is
-/// no valid group name counts as empty.
+/// Returns a valid group name, from AMEM_JOB or from what Slurm, Kubernetes, Ray and torchrun set.
+/// Returns "" if nothing tells jobs apart, or if AMEM_JOB is empty or not a valid group name.
 std::string job_of(const Variables& variables, const JobPlace& place);
 
 /// "train:slurm-12"; NAME alone without a job.

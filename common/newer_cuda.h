@@ -26,14 +26,14 @@ struct FabricCopy {
   unsigned flags = 0;
 };
 
-/// CUDA_MEMCPY_BATCH_NODE_PARAMS (13.4), of which the rest names no memory.
+/// CUDA_MEMCPY_BATCH_NODE_PARAMS (13.4). Its other fields name no memory.
 struct CopyBatchNode {
   std::size_t count;
   CUdeviceptr* destinations;
   CUdeviceptr* sources;
   std::size_t* sizes;
 };
-/// CUDA_FABRIC_CPY_BATCH_NODE_PARAMS (13.5), likewise.
+/// CUDA_FABRIC_CPY_BATCH_NODE_PARAMS (13.5). Its other fields name no memory.
 struct FabricBatchNode {
   std::size_t count;
   FabricCopy* copies;

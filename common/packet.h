@@ -40,8 +40,8 @@ Status send_message(int socket, const Message& message, const std::vector<int>& 
 
 /// Receives one packet. `flags` as for recvmsg, e.g. MSG_DONTWAIT.
 /// kUnavailable: the peer is gone. kResourceExhausted: nothing there (non-blocking).
-/// kInvalidArgument: a packet came that is no SessionMessage, or is oversized; its descriptors are
-/// closed and the next packet can be read. An enum of a number that it does not have is its zero.
+/// kInvalidArgument: the packet is not a SessionMessage, or is too large; its descriptors are
+/// closed and the next packet can be read. An enum with an unknown number becomes its zero.
 Status receive(int socket, int flags, Packet& packet);
 
 /// Copies text into one of nanopb's fixed char arrays, cut to fit (at a character border of UTF-8),

@@ -5,9 +5,9 @@
 // block that is not there is zero. The index has one Entry for each group of 32 blocks. Sizes are
 // bytes. Plain constants, structs and pure functions: this header is also compiled for the GPU.
 //
-// What a piece takes in the pool, and whether it is saved sparsely, the shim decides by content()
-// and save_sparse() when it saves, and the broker when it makes space for that, so both reckon
-// alike.
+// content() and save_sparse() decide whether a piece is saved sparsely and how much space it takes
+// in the pool. The shim calls them when it saves, and the broker when it makes space for that, so
+// both calculate the same.
 #pragma once
 
 #include <stdint.h>
@@ -85,8 +85,8 @@ constexpr AMEM_GPU_TOO uint64_t index_bytes(uint64_t length) {
   return (groups(length) * sizeof(Entry) + kAlign - 1) / kAlign * kAlign;
 }
 
-/// A piece is saved sparsely by itself when at most this share of its blocks is not zero: blocks
-/// cost the kernels a little more than bytes cost the copy engine.
+/// A piece with no set form is saved sparsely if at most this share of its blocks is not zero.
+/// Blocks cost the kernels a little more than bytes cost the copy engine.
 constexpr uint64_t kSparsePercent = 60;
 
 struct Content {

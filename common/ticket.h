@@ -37,7 +37,7 @@ using TicketBytes = std::array<std::uint8_t, kTicketBytes>;
 
 /// The file's contents: magic, version, then the fields, little-endian, zero-padded.
 TicketBytes pack(const Ticket& ticket);
-/// Nothing when the bytes are no ticket of a version that we know.
+/// Returns nothing if the bytes are not a ticket of a known version.
 std::optional<Ticket> unpack(const TicketBytes& bytes);
 
 /// A new sealed memfd that holds the ticket; close-on-exec.
@@ -62,9 +62,9 @@ struct IpcHandle {
 
 using IpcHandleBytes = TicketBytes;
 
-/// A ticket's bytes, but for the magic, with the pid where a ticket has zeros.
+/// The same layout as a ticket, except for the magic, and with the pid in place of the zeros.
 IpcHandleBytes pack(const IpcHandle& handle);
-/// Nothing when the bytes are another handle, the driver's for example.
+/// Returns nothing if the bytes are another handle, for example the driver's.
 std::optional<IpcHandle> unpack_ipc_handle(const IpcHandleBytes& bytes);
 
 }  // namespace amem
