@@ -6,7 +6,7 @@
 
 namespace amem::client {
 
-/// "NOT_FOUND" for 5; "UNKNOWN" for a number that is no code. Static storage.
+/// Returns "NOT_FOUND" for 5, and "UNKNOWN" for an invalid code. Static storage.
 inline const char* code_name(int code) {
   static constexpr std::array kNames = {"OK",
                                         "CANCELLED",

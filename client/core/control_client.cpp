@@ -169,7 +169,7 @@ struct ControlClient::Impl {
 
   std::mutex mutex;
   std::vector<Call*> calls;  // under way; guarded by mutex
-  bool cancelled = false;    // likewise
+  bool cancelled = false;    // guarded by mutex
 };
 
 /// One call under way: its context, its deadline, and how its end is told.

@@ -30,8 +30,8 @@ using OnEvent = std::function<bool(const v1::Event&)>;
 
 inline constexpr std::chrono::milliseconds kDefaultQueryTimeout{5000};
 
-/// Which of a group's memory an operation is about, by tag: that of `tags`, or all but that of
-/// `except`, or all of it.
+/// The memory of a group that an operation is about, by tag: memory with one of `tags`, or memory
+/// with none of `except`, or all of it.
 struct Choice {
   std::vector<std::string> tags;
   std::vector<std::string> except;
@@ -76,14 +76,14 @@ class ControlClient {
   void over(std::vector<std::string> nodes);
 
   /// OK: gRPC's health service there says that the broker serves. kUnavailable: that it does not.
-  /// It answers by itself, so a broker that hangs may be said to serve.
+  /// gRPC answers without the broker, so the result may be OK for a broker that hangs.
   Status health();
   // An empty group means all groups.
   Result<v1::NodeStatus> status();
   Result<v1::ListGroupsResponse> groups();
   Result<v1::ListQuotasResponse> quotas();
   Result<v1::GetMetricsResponse> metrics(v1::MetricsFormat format);
-  /// As broker.proto has it.
+  /// The call of the same name in broker.proto.
   Result<v1::ListHistoryResponse> history(const v1::ListHistoryRequest& request);
   /// OK: amemd ends now, and the one that is installed serves soon.
   Result<v1::UpgradeResponse> upgrade();
@@ -96,9 +96,9 @@ class ControlClient {
 
   /// The stages, or one of them.
   Result<v1::TurnsResponse> turns(const std::string& stage);
-  /// As broker.proto has it.
+  /// The call of the same name in broker.proto.
   Status set_turn(const v1::SetTurnRequest& request);
-  /// Waits for the group's turn, `timeout_ms` at most (0: for ever), or ends it.
+  /// Waits for the group's turn, `timeout_ms` at most (0: without a limit), or ends it.
   Result<v1::LeaseResponse> lease(const v1::LeaseRequest& request);
   /// This process is to start a group: waits for the group's first turn.
   Result<v1::StartResponse> start(const v1::StartRequest& request);

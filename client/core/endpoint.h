@@ -11,8 +11,8 @@
 
 namespace amem::client {
 
-/// The control socket's path: `socket` when given, else that of `runtime_dir`, else that of
-/// default_runtime_dir(). kInvalidArgument: longer than a Unix socket's path may be.
+/// Returns the control socket's path: `socket` if given, else the one in `runtime_dir`, else the
+/// one in default_runtime_dir(). kInvalidArgument: the path is too long for a Unix socket.
 Result<std::string> control_socket(const std::string& runtime_dir, const std::string& socket);
 
 /// gRPC's name for a Unix socket at `path`; characters that are special in a URI are escaped.

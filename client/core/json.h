@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 /// Covers what broker.proto uses: integers, bool, string, enum and message fields, single or
 /// repeated. REQUIRES: no other kind of field.
 Json json_of(const google::protobuf::Message& message);
-/// On one line, no newline at the end. Bytes that are no valid UTF-8 become U+FFFD.
+/// Returns one line, without a newline at the end. Bytes that are not valid UTF-8 become U+FFFD.
 std::string text_of(const Json& json);
 /// Both.
 std::string to_json(const google::protobuf::Message& message);

@@ -380,7 +380,7 @@ void take_all(CLI::App& app, const std::vector<std::string>& arguments) {
     app.get_subcommand(name)->get_option("GROUP")->required(false);
 }
 
-/// Why this is no pause or resume; empty: it is one.
+/// Returns what is wrong with this pause or resume; empty: nothing.
 std::string fault_of_operation(const CommandLine& o) {
   const std::string name = o.command == Command::kPause ? "pause" : "resume";
   if (o.all && !o.groups.empty())
@@ -401,7 +401,7 @@ std::string fault_of_operation(const CommandLine& o) {
   return {};
 }
 
-/// Why this is no wait; empty: it is one.
+/// Returns what is wrong with this wait; empty: nothing.
 std::string fault_of_wait(const WaitTarget& awaited) {
   const bool group = awaited.what == WaitFor::kGroup;
   if (group && awaited.group.empty()) return "wait group requires a name: wait group NAME";

@@ -42,7 +42,7 @@ enum class Command {
 enum class Detail { kUsual, kWide, kNames };
 
 enum class WaitFor { kGroup, kIdle, kPool };
-/// How a group is to be that somebody waits for.
+/// The state of a group that somebody waits for.
 enum class Goal { kRunning, kPaused, kGone };
 
 /// What `wait` waits for.
@@ -50,7 +50,7 @@ struct WaitTarget {
   WaitFor what = WaitFor::kGroup;
   std::string group;
   Goal goal = Goal::kRunning;
-  std::uint32_t ranks = 1;  // at least, of a group that is to run
+  std::uint32_t ranks = 1;  // at least; for kRunning
 };
 
 struct CommandLine {
@@ -79,7 +79,7 @@ struct CommandLine {
   bool explain = false;                  // pause, resume, swap
   bool deep = false;                     // pause, swap
   bool force = false;                    // pause, swap, policy: the heap may be discarded
-  bool all = false;                      // pause, resume: every group, each by itself
+  bool all = false;                      // pause, resume: every group, one after the other
   v1::Form form = v1::FORM_UNSPECIFIED;  // policy
   v1::MetricsFormat metrics = v1::METRICS_FORMAT_OPENMETRICS;
   bool summary = false;                      // allocations
@@ -96,7 +96,7 @@ struct CommandLine {
   bool yield = false;       // lease
 
   // run, and commands that examine what it would do
-  std::string scope;  // empty: as the environment has it
+  std::string scope;  // empty: the environment's
   bool required = false;
   bool separated = false;            // there is "--"
   std::vector<std::string> program;  // what follows it

@@ -95,8 +95,8 @@ int allocations(const Invocation& s) {
   return kExitOk;
 }
 
-/// gRPC's health is a flag that it answers from by itself; that amemd's loop turns, an answer of
-/// the broker shows.
+/// gRPC answers its health check from a flag. An answer of the broker shows that amemd's loop
+/// turns.
 int health(const Invocation& s) {
   Status status = s.broker.health();
   if (status.ok()) status = s.broker.status().status();
@@ -211,7 +211,7 @@ int version(const Invocation& s) {
   return kExitOk;
 }
 
-/// For all of an upgrade. Ranks try to come back for 30 s.
+/// For all of an upgrade. Ranks try to reconnect for 30 s.
 constexpr milliseconds kUpgradeWithin{30'000};
 constexpr milliseconds kUpgradeLook{20};
 
@@ -226,7 +226,7 @@ std::optional<v1::NodeStatus> next_broker(ControlClient& broker, Clock::time_poi
   return status.value();
 }
 
-/// Ranks that it knows, once all of them have come back.
+/// Returns the number of ranks that the broker knows, once all of them have reconnected.
 std::optional<int> ranks_that_are_back(ControlClient& broker) {
   const auto ranks = broker.ranks("");
   if (!ranks.ok()) return std::nullopt;
@@ -246,8 +246,8 @@ std::string in_words(const v1::UpgradeResponse& answer, const v1::NodeStatus& st
          std::to_string(ranks) + (ranks == 1 ? " rank has" : " ranks have") + " reconnected\n";
 }
 
-/// Asks for it, again while operations are under way, then waits until the next amemd serves and
-/// all ranks have come back to it.
+/// Asks for the upgrade, and again while operations are under way. Then waits until the next amemd
+/// serves and all ranks have reconnected to it.
 int upgrade(const Invocation& s) {
   const auto until = Clock::now() + s.options.timeout.value_or(kUpgradeWithin);
   const auto fail = [&](const Status& status) {

@@ -14,10 +14,10 @@ namespace amem::ctl {
 int execute(const CommandLine& options, client::ControlClient& broker, Console& console,
             Interrupt* interrupt);
 
-/// The loop of `top`: asks for the status again and again and draws it on the terminal. Ends when
-/// `q` is pressed, on an interrupt, or after one round with --once. A broker that goes away is
-/// waited for, unless it was not there at the start. Without a terminal, and with --json, each
-/// round is printed below the one before.
+/// The loop of `top`: asks for the status repeatedly and draws it on the terminal. Ends when `q` is
+/// pressed, on an interrupt, or after one round with --once. Waits for a broker that goes away,
+/// unless it was not there at the start. Without a terminal, and with --json, prints each round
+/// below the one before.
 int top(const CommandLine& options, client::ControlClient& broker, Console& console,
         Interrupt* interrupt);
 

@@ -18,8 +18,8 @@ struct Invocation {
 
   bool interrupted() const { return interrupt != nullptr && interrupt->happened(); }
 
-  /// Writes the error, when there is one, and gives the exit code. What an interrupt ended is no
-  /// error.
+  /// Writes the error, if there is one. Returns the exit code. A call that an interrupt ended is
+  /// not an error.
   int end(const Status& status) const {
     if (interrupted() && status.code() == Code::kCancelled) return kExitInterrupted;
     if (!status.ok()) console.err << error_line(status, options.json);

@@ -19,7 +19,7 @@ struct Console {
   Style out_style;
   Style err_style;
   bool out_terminal = false;
-  std::size_t err_columns = 0;  // 0: standard error is no terminal
+  std::size_t err_columns = 0;  // 0: standard error is not a terminal
 };
 
 /// "amemctl: TEXT", or {"error":{"code":"NOT_FOUND","text":"..."}}; a newline at the end.

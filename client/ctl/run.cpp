@@ -149,7 +149,7 @@ int wait_for_turn(const CommandLine& options, const RunPlan& plan) {
   const auto socket = client::control_socket(
       value_in({plan.environment.begin(), plan.environment.end()}, "AMEM_RUNTIME_DIR"),
       options.socket);
-  if (!socket.ok()) return kExitOk;  // nor is its session's
+  if (!socket.ok()) return kExitOk;  // its session's is too long, too
   Status status;
   {
     Interrupt interrupt;  // before gRPC starts its threads

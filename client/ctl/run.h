@@ -1,8 +1,8 @@
 // `amemctl run`: starts a program with the shim and its settings in the environment.
 //
-// plan_run() decides and looks at files, but changes nothing; execute_run() does not come back when
-// it succeeds. Plain functions; execute_run for a process with one thread (it sets the
-// environment, and then waits for the group's first turn in a stage).
+// plan_run() decides and looks at files, but changes nothing; execute_run() does not return if it
+// succeeds. Plain functions; execute_run for a process with one thread (it sets the environment,
+// and then waits for the group's first turn in a stage).
 #pragma once
 
 #include <string>
@@ -24,7 +24,7 @@ struct RunContext {
 };
 
 struct RunPlan {
-  std::vector<std::pair<std::string, std::string>> environment;  // to set; all else stays as it is
+  std::vector<std::pair<std::string, std::string>> environment;  // to set; the rest stays unchanged
   std::vector<std::string> warnings;
   std::vector<std::string> notes;  // nothing is wrong, but a newcomer may not expect it
   std::string stage;               // for whose first turn it waits; empty: none
@@ -37,8 +37,7 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context);
 /// This process's own.
 RunContext current_context();
 
-/// Becomes the program. Comes back with an exit code when it cannot, after an error on standard
-/// error.
+/// Becomes the program. If it cannot, writes an error on standard error and returns an exit code.
 int execute_run(const CommandLine& options);
 
 }  // namespace amem::ctl

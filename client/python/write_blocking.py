@@ -2,8 +2,8 @@
 """Writes amem/broker.py and amem/cluster.py, whose calls block, from amem/aio/_broker.py and amem/aio/_cluster.py. Run it after a change
 of those.
 
-The blocking calls have the same arguments, results, errors and docstrings, but for the sentences below. tests/python/test_blocking.py
-finds a file that is out of date.
+The blocking calls have the same arguments, results, errors and docstrings, except for the sentences below.
+tests/python/test_blocking.py finds a file that is out of date.
 """
 import argparse
 import pathlib

@@ -105,7 +105,7 @@ def type_of(message, field):
 
 
 def docstring(text, members):
-    """`members`: names with what is said of each. The form is Google's, of which mkdocstrings makes tables."""
+    """`members`: names with what is said of each. The form is Google's; mkdocstrings makes tables of it."""
     lines = [*textwrap.wrap(text, WIDTH - 4), "", "Attributes:"]
     for name, about in members:
         lines += textwrap.wrap(f"{name}: {about}", WIDTH - 4, initial_indent=" " * 4, subsequent_indent=" " * 8)

@@ -103,7 +103,7 @@ Sight see_pool(const v1::PoolStatus& pool) {
                              {"configured_bytes", pool.configured_bytes()}})};
   std::string found = "it has " + format_bytes(pool.ready_bytes()) + " of " + size;
   if (pool.error().empty()) return {false, {}, found + " so far. Wait longer with --timeout", {}};
-  // amemd does not go on by itself after that.
+  // amemd does not go on after that until it is restarted.
   found += " and cannot get more: " + pool.error() +
            ". Free host memory, or set a smaller pool.size, then restart amemd";
   return {false, {Code::kResourceExhausted, found}, found, {}};

@@ -11,7 +11,7 @@
 
 namespace amem::ctl {
 
-/// Whether the command is put to each node by itself.
+/// Returns whether the command asks each node separately.
 bool asks_each_node(Command command);
 
 /// Puts the command to each node, at most 64 at a time, and writes what each answers under its

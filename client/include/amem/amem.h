@@ -27,8 +27,8 @@
  *
  * ABI. Structures that the library hands to a callback may grow at the end; those that the caller
  * fills begin with their size. The soname changes with the major version. A program that is linked
- * with amem 0.1 keeps amem_cancel and empty lists of tags as they were there; of the latter the
- * library warns once on standard error.
+ * with amem 0.1 keeps amem_cancel and empty lists of tags as they were there. The library warns
+ * once on standard error of such an empty list.
  */
 #ifndef AMEM_AMEM_H_
 #define AMEM_AMEM_H_
@@ -64,7 +64,7 @@ typedef enum amem_code {
   AMEM_ERROR_UNIMPLEMENTED = 12, /* the broker is older than this library */
   AMEM_ERROR_INTERNAL = 13,
   AMEM_ERROR_UNAVAILABLE = 14, /* no broker; the text names the socket */
-  AMEM_ERROR_DATA_LOSS = 15    /* AMEM_VERIFY=1: bytes did not come back as they were saved */
+  AMEM_ERROR_DATA_LOSS = 15    /* AMEM_VERIFY=1: restored bytes differ from the saved ones */
 } amem_code;
 
 /* Caller-owned. text is always terminated, and empty when code is AMEM_OK. */
@@ -73,7 +73,7 @@ typedef struct amem_error {
   char text[1020];
 } amem_error;
 
-/* "NOT_FOUND" for AMEM_ERROR_NOT_FOUND; "UNKNOWN" for a number that is no code. Static. */
+/* "NOT_FOUND" for AMEM_ERROR_NOT_FOUND; "UNKNOWN" for an invalid code. Static. */
 AMEM_API const char* amem_code_name(int code);
 
 /* This library's version, e.g. "0.1.0". Static. */
@@ -115,10 +115,10 @@ AMEM_API int amem_set_group(const char* group, amem_error* error);
  *   AMEM_ERROR_ABORTED, ...         as amem_client_pause */
 AMEM_API int amem_pause(uint32_t timeout_ms, amem_error* error);
 
-/* Brings the memory of this rank's group back, at the same addresses, with the same contents.
- * As amem_pause otherwise; when it fails the group stays as it was and its bytes are safe.
+/* Restores the memory of this rank's group, at the same addresses, with the same contents. As
+ * amem_pause otherwise; if it fails the group stays as it was and its bytes are safe.
  *   AMEM_ERROR_RESOURCE_EXHAUSTED  a device has too little free memory; the text has both numbers
- *   AMEM_ERROR_DATA_LOSS           with AMEM_VERIFY=1: bytes did not come back as they were saved
+ *   AMEM_ERROR_DATA_LOSS           with AMEM_VERIFY=1: restored bytes differ from the saved ones
  */
 AMEM_API int amem_resume(uint32_t timeout_ms, amem_error* error);
 
@@ -160,10 +160,10 @@ typedef struct amem_selection {
 } amem_selection;
 
 /* As amem_pause and amem_resume, or with tags amem_pause_tags and amem_resume_tags, for what is
- * selected; NULL: everything. What a pause discards comes back zeroed.
+ * selected; NULL: everything. What a pause discards is zeroed after the resume.
  *   AMEM_ERROR_NOT_FOUND            the group has no memory of a tag
  *   AMEM_ERROR_INVALID_ARGUMENT     as amem_client_pause_selected; more than 64 tags
- *   AMEM_ERROR_FAILED_PRECONDITION  an earlier pause has kept bytes of what is to be dropped; or
+ *   AMEM_ERROR_FAILED_PRECONDITION  an earlier pause has kept bytes that would be dropped; or
  * ranks of other groups have memory open that must not stay; or the shim of this process is older
  * than this function */
 AMEM_API int amem_pause_selected(const amem_selection* selection, uint32_t timeout_ms,
@@ -174,7 +174,7 @@ AMEM_API int amem_resume_selected(const amem_selection* selection, uint32_t time
 typedef enum amem_policy {
   AMEM_POLICY_UNSPECIFIED = 0, /* only for a region: the tag's, which is keep until it is set */
   AMEM_POLICY_KEEP = 1,    /* a pause copies the bytes to the host pool, a resume restores them */
-  AMEM_POLICY_DISCARD = 2, /* a pause drops the bytes, they come back zeroed */
+  AMEM_POLICY_DISCARD = 2, /* a pause drops the bytes; a resume zeroes them */
   AMEM_POLICY_DISCARD_FORCED = 3 /* of a tag: the same, also of "heap", which is all memory that no
                                   * region names, such as weights */
 } amem_policy;
@@ -240,10 +240,10 @@ AMEM_API int amem_open(const amem_options* options, amem_client** client, amem_e
  * then wait for the threads that use it. NULL is allowed. */
 AMEM_API void amem_close(amem_client* client);
 
-/* Stopping, for good: every call under way on this client ends with AMEM_ERROR_CANCELLED, and so
- * does every later one, such as one that another thread is just about to make. Only the waiting
- * ends: a pause, resume or swap that the broker has begun goes on there. Afterwards the client can
- * only be closed; to go on, open another one. */
+/* Stops the client for good: every call under way on it, and every later one, such as one that
+ * another thread is just about to make, fails with AMEM_ERROR_CANCELLED. Only the waiting ends: a
+ * pause, resume or swap that the broker has begun goes on there. Afterwards the client can only be
+ * closed; to go on, open another one. */
 AMEM_API void amem_cancel(amem_client* client);
 
 /* Asking. On success *json is one JSON object on one line, which the caller frees with amem_free.
@@ -340,12 +340,12 @@ AMEM_API int amem_client_resume_tags(amem_client* client, const char* group,
                                      amem_progress_callback callback, void* user,
                                      amem_error* error);
 
-/* Likewise, for what is selected; NULL: everything. What a pause discards comes back zeroed; the
- * next pause goes by the policies again.
+/* As amem_client_pause and amem_client_resume, for what is selected; NULL: everything. What a pause
+ * discards is zeroed after the resume; the next pause goes by the policies again.
  *   AMEM_ERROR_INVALID_ARGUMENT     tags and except_tags at once; to discard "nccl", which is
  * always kept, "heap" without force, or a tag that the pause is not about; a resume's discard or
  * guests
- *   AMEM_ERROR_FAILED_PRECONDITION  also: an earlier pause has kept bytes of what is to be dropped;
+ *   AMEM_ERROR_FAILED_PRECONDITION  also: an earlier pause has kept bytes that would be dropped;
  * ranks of other groups have memory open that must not stay */
 AMEM_API int amem_client_pause_selected(amem_client* client, const char* group,
                                         const amem_selection* selection, uint32_t timeout_ms,
@@ -424,7 +424,8 @@ typedef int (*amem_event_callback)(const amem_event* event, void* user);
 
 /* Calls back for every event from now on. group NULL or "": all groups. Returns when the callback
  * asks to stop or amem_cancel is called (AMEM_ERROR_CANCELLED), or when the connection is lost
- * (AMEM_ERROR_UNAVAILABLE; events in between are gone, so ask for the status after coming back). */
+ * (AMEM_ERROR_UNAVAILABLE; events in between are gone, so ask for the status after a reconnection).
+ * */
 AMEM_API int amem_watch(amem_client* client, const char* group, amem_event_callback callback,
                         void* user, amem_error* error);
 

@@ -76,7 +76,7 @@ inline std::vector<const char*> pointers(const Tags& tags) {
   return out;
 }
 
-/// A Selection as C has it; points into the one it is made of.
+/// The C form of a Selection. Points into the Selection it is made of.
 class RawSelection {
  public:
   explicit RawSelection(const Selection& from)
@@ -102,7 +102,7 @@ struct Free {
   void operator()(char* string) const noexcept { amem_free(string); }
 };
 
-/// `call` fills a string that is to be freed.
+/// `call` fills a string, which json() frees.
 template <class Call>
 std::string json(Call call) {
   amem_error error;

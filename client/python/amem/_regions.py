@@ -242,7 +242,7 @@ def _make_space(torch: Any) -> None:
     device = torch.cuda.current_device()
     if torch.cuda.is_current_stream_capturing():
         return  # giving memory back would break the capture
-    # A pluggable allocator has no numbers and raises. So does a device that has failed: it says so in the next call.
+    # A pluggable allocator has no numbers and raises. A device that has failed raises, too: it says so in the next call.
     with contextlib.suppress(RuntimeError):
         stats = torch.cuda.memory_stats(device)
         # The most that there can be: pools have some of it, and a segment that is partly in use is given back only if it
@@ -366,13 +366,13 @@ def region(tag: str, keep: bool = True) -> Iterator[None]:
     The process must have the scope "regions" or "heap". Without a shim, the region does nothing, so the same program runs
     with and without amem. A region does not affect other threads, such as autograd's. Regions cannot nest.
 
-    PyTorch's caching allocator reuses freed memory, which still has its old tag. So if torch is imported and has CUDA, the
-    region also allocates from its own torch.cuda.MemPool, which is of its tag, `keep` and device. The device is the current
-    one; to use another: `with torch.cuda.device(1), amem.region(...)`. This thread allocates the pool's segments within the
-    region, so the shim gives them the tag. Freed memory returns to the pool, and the next region with that tag uses it
-    again, as long as all such pools together have at most 1/32 of the device's memory. A larger pool is not used again after
-    its region. Its free memory then goes back to the device as that of the ordinary cache does: when ordinary memory runs
-    out, with torch.cuda.empty_cache(), or when a thread enters a region.
+    PyTorch's caching allocator reuses freed memory, which still has its old tag. So if torch is imported and has CUDA, the region
+    also allocates from its own torch.cuda.MemPool, which is of its tag, `keep` and device. The device is the current one; to use
+    another: `with torch.cuda.device(1), amem.region(...)`. This thread allocates the pool's segments within the region, so the
+    shim gives them the tag. Freed memory returns to the pool, and the next region with that tag uses it again, while all such
+    pools together have at most 1/32 of the device's memory. A larger pool is not used again after its region. Its free memory
+    then goes back to the device when the ordinary cache's does: when ordinary memory runs out, with torch.cuda.empty_cache(), or
+    when a thread enters a region.
 
     Within a region, torch does not use its ordinary cache. So a thread that enters a region first empties this cache, if the
     cache has more than 1/32 of the device's free memory. Memory that the program frees later, within the region, stays in
@@ -406,16 +406,16 @@ def region_of_callers_pool(tag: str, keep: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unbrokered() -> Iterator[None]:
-    """Leaves the device memory that this thread allocates within unbrokered, so it belongs to the driver.
+    """Keeps the device memory that this thread allocates within unbrokered, so it belongs to the driver.
 
         with amem.unbrokered():
             staging = torch.empty(size, device="cuda")
 
-    This memory stays on the GPU through a pause, and the pause reports its size. Use it for memory that must stay, and for
-    memory that a NIC or another group uses. Any thread may free it at any time. You may use unbrokered() within a region,
-    which continues afterwards. A second unbrokered() within the first changes nothing, and a region within it raises an
-    error. NCCL's memory is still brokered. With torch, the memory comes from its own pool, and freed memory goes where that
-    of a region goes. Without a shim, it does nothing.
+    This memory stays on the GPU through a pause, and the pause reports its size. Use it for memory that must stay, and for memory
+    that a NIC or another group uses. Any thread may free it at any time. You may use unbrokered() within a region, which
+    continues afterwards. A second unbrokered() within the first changes nothing, and a region within it raises an error. NCCL's
+    memory is still brokered. With torch, the memory comes from its own pool, and freed memory goes where a region's goes. Without
+    a shim, it does nothing.
 
     Returns:
         A context manager, which belongs to the thread that enters it.

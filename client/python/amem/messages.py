@@ -780,7 +780,7 @@ class TurnInfo:
     Attributes:
         group:
         turn: "starts" (has its first turn), "runs", "waits" (for its turn), "idle" (it is paused and wants nothing), "comes", "leaves",
-            "paused" (by an operator or by itself), "apart" (it takes no turns, and note says why)
+            "paused" (by an operator or by its own ranks), "apart" (it takes no turns, and note says why)
         since_ms: it runs, or waits, for so long; else 0
         call: the driver call that waits at the gate, or "its start"; empty: none
         leased: it has asked for its turn and has not yielded

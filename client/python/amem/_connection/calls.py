@@ -241,7 +241,7 @@ class Watch(Iterator[Event]):
             finally:
                 timer.cancel()
                 timer.join()  # it has given up, or never will
-            connection.check_open()  # the metadata is empty then, which is no error of gRPC's
+            connection.check_open()  # the metadata is empty then, which gRPC does not report as an error
             if late.is_set():
                 raise Ending(connection, timeout).too_late()
 

@@ -110,7 +110,7 @@ class Watch(AsyncIterator[Event]):
                     await asyncio.wait_for(self._stream.initial_metadata(), self._timeout)  # sent when the watch is in effect
                 except asyncio.TimeoutError:
                     raise Ending(self._connection, self._timeout).too_late() from None
-                self._connection.check_open()  # the metadata is empty then, which is no error of gRPC's
+                self._connection.check_open()  # the metadata is empty then, which gRPC does not report as an error
         except BaseException:
             self._stream.cancel()
             raise

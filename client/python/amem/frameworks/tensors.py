@@ -72,7 +72,7 @@ def on_cpu(value: Any) -> Any:
 
 
 def _size(tensor: Any) -> int:
-    """In bytes. The memory of a subclass is that of the tensors that it consists of."""
+    """In bytes. A subclass has the memory of the tensors that it consists of."""
     if hasattr(tensor, "__tensor_flatten__"):
         return sum(_size(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
     return int(tensor.numel() * tensor.element_size())

@@ -55,7 +55,7 @@ def main() -> None:
         if given.module:
             runpy.run_module(given.program, run_name="__main__", alter_sys=True)
         else:
-            sys.path[0] = os.path.dirname(os.path.abspath(given.program))  # as python3 FILE has it
+            sys.path[0] = os.path.dirname(os.path.abspath(given.program))  # as python3 FILE sets it
             runpy.run_path(given.program, run_name="__main__")
     finally:
         _job.tell_unmatched()

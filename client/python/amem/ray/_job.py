@@ -34,7 +34,7 @@ RULES = "AMEM_RAY_GROUPS"
 _HOOK = "worker_process_setup_hook"
 _BEGIN_WORKER = f"{__name__}.begin_worker"
 _REQUIRED = "AMEM_REQUIRED"
-_MOST_ACTORS = 10_000  # that Ray's state API tells of
+_MOST_ACTORS = 10_000  # that Ray's state API reports
 _ASK_S = 10
 
 _lock = threading.Lock()

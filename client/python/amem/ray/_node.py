@@ -32,7 +32,7 @@ class Found:
     """The state of a node before the cluster starts anything."""
 
     version: str
-    host: str  # its name, as amemd has it
+    host: str  # its name, as amemd says it
     broker: str | None  # the runtime directory of an amemd that runs already
     shim: str | None  # its path there
     request: bytes  # to sign

@@ -100,7 +100,7 @@ def end(daemon: subprocess.Popen[bytes], directory: str, patience: float = PATIE
 
 def _start(directory: str, command: list[str]) -> subprocess.Popen[bytes]:
     def before() -> None:
-        # A supervisor that is killed takes amemd with it; amem-holder ends by itself then, with the last rank.
+        # A supervisor that is killed takes amemd with it; amem-holder ends then with the last rank.
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
     with open(os.path.join(directory, LOG), "ab") as log:

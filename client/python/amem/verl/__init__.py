@@ -289,7 +289,7 @@ def _enter(original: Callable[..., Any], context: Any) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _say_who_moves(engine: str, module: str) -> None:
-    """`module`: that of the engine's to()."""
+    """`module`: the module of the engine's to()."""
     if module in [_ENGINES.format(each) for each, *_ in _SERVED]:
         _logger.info("amem: amem moves the memory of verl's engine %s", engine)
     else:

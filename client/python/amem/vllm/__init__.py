@@ -295,7 +295,7 @@ def _extend_engine() -> None:
     executor_discard: Any = getattr(Executor, "discard", None)  # since 0.31
 
     def come_back(self: Any) -> None:
-        """Whatever has left comes back: the engine is awake, for itself and for its callers."""
+        """Restores whatever has left: the engine is awake, for itself and for its callers."""
         try:
             self.collective_rpc("amem_come_back", kwargs={})
         except Exception as error:  # noqa: BLE001: the sleep's own error says more

@@ -27,7 +27,7 @@ _logger = logging.getLogger("vllm.amem")
 _CACHE, _GRAPHS, _NCCL, _WEIGHTS = "kv_cache", "cudagraph", "nccl", "weights"
 _EXPANDABLE = "expandable_segments:"
 _PATIENCE = 1800.0  # seconds for the other ranks of the group; a rank may first have to end its requests
-_LONG = 30.0  # seconds, as amemd then logs whom it waits for
+_LONG = 30.0  # seconds, as amemd then logs which ranks it waits for
 _NOT_THERE = re.compile(r"no memory of tag '([^']+)'")
 _MISSING = "not every rank asked for it in time; missing: "
 _ALONE = "with AMEM_VLLM_SLEEP=tags, or with a group for each engine and trainer (AMEM_GROUP), each sleeps and wakes by itself"
@@ -216,7 +216,7 @@ class Allocator:
             self.ranks = ranks
 
     def _options(self, whole: bool) -> dict[str, Any]:
-        """Options of a pause or a resume: with whom, and how long it waits for them."""
+        """Options of a pause or a resume: with which ranks, and how long it waits for them."""
         if whole:
             return {} if os.environ.get("AMEM_TIMEOUT") else {"timeout": _PATIENCE}
         return {} if self.ranks is None else {"ranks": self.ranks}
