@@ -33,8 +33,8 @@ class Checkpointer final : public ProcessCalls {
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   /// Several at a time, also for one process. `done` is called once, later, on the loop's thread,
-  /// and may destroy this object. A lock gives up by itself a little before the deadline, and then
-  /// leaves the process running.
+  /// and may destroy this object. A lock gives up a little before the deadline, and then leaves the
+  /// process running.
   void call(pid_t pid, CheckpointAction action, Time deadline, Done done) override;
   /// Programs that have not ended, also those whose end is no longer waited for.
   std::size_t running() const;

@@ -133,7 +133,8 @@ class DeepProof::Run : public std::enable_shared_from_this<Run> {
     });
   }
 
-  /// Another cycle that takes as long as the last one would not end in time.
+  /// Returns whether all cycles are done, or another one of the last one's length would end too
+  /// late.
   bool done() const {
     const Time now = Clock::now();
     return cycles_ == kCycles || (cycles_ > 0 && now - cycle_began_ > deadline_ - now);

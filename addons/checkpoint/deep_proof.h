@@ -3,9 +3,10 @@
 // processes differently by that.
 //
 // Two cycles, as far as there is time: the driver checkpoints and restores the process, which must
-// have everything as before. What has been proven stays so, and so does what the driver has
+// have everything as before. What has been proven stays so, and what the driver has refused stays
 // refused, until amemd ends or somebody exchanges the driver or the node's NCCL. Where the node was
-// only busy, the next who asks tries again. A proof is no guarantee: the process is not a rank's.
+// only busy, the next who asks tries again. A proof does not guarantee anything: the process is not
+// a rank's.
 //
 // For the loop's thread.
 #pragma once

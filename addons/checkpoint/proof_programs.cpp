@@ -164,7 +164,7 @@ void ProofPrograms::check(std::uint64_t id, ProofTarget::Done done) {
   Process& process = processes_.at(id);
   process.done = std::move(done);
   const int fd = process.pool.fd != nullptr ? process.pool.fd->get() : -1;
-  // One that has ended reports that; so does one that does not take it.
+  // One that has ended reports that, also one that does not take the message.
   if (process.end.ok())
     (void)send_with(process.talk.get(), kCheck.data(), kCheck.size(), &fd, fd >= 0 ? 1 : 0);
   else

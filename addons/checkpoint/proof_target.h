@@ -39,7 +39,7 @@ class ProofTarget {
   /// refused, kResourceExhausted where there is no space. One check at a time.
   virtual void check(Done done) = 0;
   /// OK: it lives. kCancelled: somebody has killed it. kAborted: it has ended in another way. Its
-  /// pid stays taken as long as this object lives.
+  /// pid stays taken while this object lives.
   virtual Status end() const = 0;
   virtual const ProofBasis& basis() const = 0;
 };

@@ -172,7 +172,7 @@ void TargetDevice::work(Part& part, unsigned round, bool by_event) const {
     wrong(name_ + ": the memory of a thread");
 }
 
-/// It does not end the process: a restore that loses it is to have its answer. The driver's lock
+/// It does not end the process: a restore that loses it must have its answer. The driver's lock
 /// holds this call. It does not hold questions about events and streams, and a checkpoint beside
 /// one of them ends the process (driver 580): in ranks the shim keeps these from the driver.
 void TargetDevice::call_again_and_again() {

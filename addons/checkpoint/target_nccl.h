@@ -1,6 +1,6 @@
 // TargetNccl: the node's own NCCL in `amem-checkpoint target`: a communicator over its devices.
 //
-// It is the libnccl.so.2 that the loader finds by itself, never one that a job has brought: this
+// It is the libnccl.so.2 that the loader finds alone, never one that a job has brought: this
 // process has amemd's rights. Where there is none, or it does not work here, the proof goes on
 // without it and says why. Once it has worked, what goes wrong ends the process (end.h). For the
 // main thread.

@@ -14,7 +14,7 @@ namespace amem {
 
 class TargetThreads {
  public:
-  /// From the first thread on this object lives as long as the process.
+  /// From the first thread on this object lives until the process ends.
   TargetThreads() = default;
   TargetThreads(const TargetThreads&) = delete;
   TargetThreads& operator=(const TargetThreads&) = delete;

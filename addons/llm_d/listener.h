@@ -1,8 +1,8 @@
 // Listener: a socket on which llm-d's clients connect: a Unix socket that only this process's user
 // may open, or a TCP port for whoever reaches it, without TLS.
 //
-// It accepts by itself and not by gRPC, whose listeners take connections without a bound, and never
-// again once the process has had no descriptor left for one.
+// It accepts connections instead of gRPC. gRPC's listeners take connections without a bound, and
+// never again once the process has had no descriptor left for one.
 //
 // For one thread.
 #pragma once
@@ -57,7 +57,7 @@ class Listener {
 
   std::string place_;
   std::string path_;  // of a Unix socket
-  Fd lock_;           // likewise: of PATH.lock
+  Fd lock_;           // of PATH.lock, for a Unix socket
   Fd socket_;
   std::vector<Fd> connections_;  // copies: gRPC has the sockets
   std::chrono::steady_clock::time_point quiet_until_;

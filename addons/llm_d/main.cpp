@@ -40,8 +40,8 @@ constexpr int kMostBytes = 64 << 10;
 /// Of all calls under way: one each.
 constexpr int kThreads = 64;
 constexpr int kPingsAtMostEveryMs = 1000;
-/// A connection ends after this multiple of the longest silence, whatever it does: one whose call
-/// never comes to its end would count as busy for ever.
+/// A connection ends after this multiple of the longest silence, whatever it does: otherwise one
+/// whose call never ends would always count as busy.
 constexpr int kSilencesOfALife = 10;
 /// For calls that are under way when this process ends.
 constexpr auto kEndPatience = std::chrono::milliseconds(500);

@@ -1,8 +1,8 @@
 // LlmdOperations: what has become of the snapshots and restores that llm-d's clients have asked
 // for, by their numbers, and the words of llm-d for what amemd knows.
 //
-// Clients ask for an operation's end again and again, and for ever when its id is not known. So an
-// id that was given out, but whose end is not known any more, is answered as failed; the client
+// Clients ask for an operation's end repeatedly, and without end if its id is not known. So the
+// answer for an id that was given out, but whose end is not known any more, is failed; the client
 // then asks for the state of the jobs.
 //
 // Pure: time is an argument. Any thread.
@@ -38,11 +38,11 @@ class LlmdOperations {
 
   /// The id of a restore of a group that runs, as llm-d's own agent calls it.
   static constexpr char kAlreadyRunning[] = "already-running";
-  /// Ends that are kept of each job, and the jobs of which any are kept: those that ended last.
+  /// The most ends that are kept of a job, and the most jobs with kept ends: those that ended last.
   static constexpr std::size_t kMostEnded = 16;
   static constexpr std::size_t kMostJobs = 1024;
 
-  /// `run`: differs from that of every other process.
+  /// `run`: differs from every other process's.
   explicit LlmdOperations(std::uint64_t run) : run_(run) {}
 
   /// kAborted: what is refused while the job is pausing or resuming.

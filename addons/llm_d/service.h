@@ -1,8 +1,8 @@
 // LlmdService: llm-d's SnapshotAgentService, answered with pauses and resumes of groups by the
 // control API (docs/llm-d.md). A job of llm-d is a group.
 //
-// gRPC's threads call. Each operation has a thread of its own, because the control API tells how
-// one goes on for as long as it lasts; a call waits only for its beginning.
+// gRPC's threads call. Each operation has a thread of its own, because the control API reports an
+// operation's progress until its end; a call waits only for its beginning.
 //
 // Errors: those of amemd and of ControlClient, unchanged.
 #pragma once

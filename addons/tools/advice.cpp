@@ -132,7 +132,8 @@ const v1::PastOperation* last_pause(const v1::ListHistoryResponse& history) {
   return last != all.rend() ? &*last : nullptr;
 }
 
-/// What the last pause has saved with hashes is to be in the pool while the group runs.
+/// Reports whether the pool still has, while the group runs, what the last pause has saved with
+/// hashes.
 void retained(const v1::GroupInfo& group, const v1::ListHistoryResponse& history, List& list) {
   const v1::PastOperation* const last = last_pause(history);
   if (last == nullptr || group.state() != v1::GROUP_STATE_RUNNING) return;

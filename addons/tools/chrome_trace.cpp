@@ -127,7 +127,7 @@ int row_of_calls(const std::string& name) {
     if (each == name) return row;
     ++row;
   }
-  return row;  // what a newer broker may tell of
+  return row;  // a newer broker may report others
 }
 
 std::string copy_rate(std::uint64_t bytes, std::uint64_t us) {

@@ -109,7 +109,7 @@ client::Json json_of(const Findings& findings) {
   return list;
 }
 
-/// The node, as this user has it, and what amemd says of itself.
+/// Examines the node with this user's rights, and what amemd says of itself.
 int diagnose_node(const CommandLine& options, const RunContext& context, Console& console) {
   const auto timeout = options.timeout.value_or(client::kDefaultQueryTimeout);
   const DriverFacts driver = look_at_driver(timeout);

@@ -24,7 +24,7 @@ struct GroupForecast {
   std::uint64_t copied_bytes = 0;      // to the pool, at most: blocks of zeros are not
   std::uint64_t unchanged_bytes = 0;   // of copied_bytes: in the pool already, if as little has
                                        // changed as before the last pause
-  std::uint64_t dropped_bytes = 0;     // leaves, too, and comes back zeroed
+  std::uint64_t dropped_bytes = 0;     // leaves, too, and returns zeroed
   std::uint64_t pinned_bytes = 0;      // stays: it is registered with a NIC
   std::uint64_t guest_bytes = 0;       // stays: other groups have it open
   std::uint64_t unbrokered_bytes = 0;  // stays, unless the pause is deep: it was never brokered

@@ -112,7 +112,7 @@ void add_bench(CLI::App& app, CommandLine& options) {
       ->type_name("N")
       ->check(CLI::Range(1, 10'000));
   show(sub, kNode, "amemctl bench --size 8GiB --rounds 3");
-  // What it becomes under the shim; of no use by itself.
+  // What it becomes under the shim; of no use on its own.
   struct Rank {
     int gpu = 0;
     std::uint64_t bytes = BenchOptions().bytes;

@@ -16,7 +16,7 @@ struct BenchOptions {
 };
 
 /// A rank for each GPU, in a group of its own that is gone afterwards, however this ends. Every
-/// byte is looked at after each resume. Gives the exit code.
+/// byte is looked at after each resume. Returns the exit code.
 int bench(const Invocation& invocation, const BenchOptions& options, const RunContext& context);
 
 /// A rank of it: the program that amemctl becomes under the shim. Fills so many bytes of the GPU,

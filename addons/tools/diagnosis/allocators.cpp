@@ -111,7 +111,7 @@ Findings check_arguments(const std::vector<std::string>& command, const std::str
   if (asked)
     return {{true, "allocator", "the command has --cuda-malloc", why,
              "replace it by --disable-cuda-malloc"}};
-  // Not on all GPUs, and not in versions that manage the GPU's memory by themselves.
+  // Not on all GPUs, and not in versions that manage the GPU's memory themselves.
   return {{false, "allocator", script + " is ComfyUI, whose default is --cuda-malloc", why,
            "add --disable-cuda-malloc to the command"}};
 }

@@ -86,7 +86,8 @@ Findings check_before_shim(const std::string& entry) {
            std::string("put the shim first, or ") + kUseRun}};
 }
 
-/// 11 for a file "python3.11", also behind links; 0: it is no Python that says its version.
+/// Returns 11 for a file "python3.11", also behind links. Returns 0 if the name is not a Python's
+/// with its version.
 int minor_of_python(const std::string& path) {
   std::error_code error;
   const std::filesystem::path file = std::filesystem::canonical(path, error);

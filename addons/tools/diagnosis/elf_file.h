@@ -101,8 +101,8 @@ inline bool read_elf_sections(const ElfBytes& file, const Elf64_Ehdr& header, El
   return true;
 }
 
-/// kNotFound, kPermissionDenied: the file cannot be read. kInvalidArgument: it is no ELF file, or a
-/// damaged one.
+/// kNotFound, kPermissionDenied: the file cannot be read. kInvalidArgument: it is not an ELF file,
+/// or a damaged one.
 inline Result<ElfFacts> read_elf(const std::string& path) {
   const auto damaged = [&path](const char* what) {
     return Status(Code::kInvalidArgument, path + " is a damaged ELF file: " + what);

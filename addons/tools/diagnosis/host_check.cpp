@@ -122,7 +122,7 @@ std::string dotted(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-/// What docs/getting-started.md requires, and what of it has run.
+/// Checks what docs/getting-started.md requires, and whether amem was tested with it.
 void check_requirements(const DriverFacts& facts, Findings* findings) {
   if (facts.version != 0 && facts.version < kOldestTested)
     findings->push_back({facts.version < kOldest, "driver-version",

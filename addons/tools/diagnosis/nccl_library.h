@@ -18,8 +18,8 @@ struct NcclVersion {
 };
 
 /// The first of: LD_LIBRARY_PATH, the program's `runpath`, the Python or the prefix that `program`
-/// belongs to, the system's library directories. Empty: none there, which is no fault, as not every
-/// program has one of its own.
+/// belongs to, the system's library directories. Empty: none there. This is not a fault, because
+/// not every program has one of its own.
 std::string find_nccl(const std::string& program, const std::string& runpath,
                       const Environment& environment);
 

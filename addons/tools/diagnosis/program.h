@@ -19,7 +19,7 @@ struct CommandProgram {
 };
 
 /// REQUIRES: a command. kNotFound: no such file, also of a script's interpreter. kPermissionDenied:
-/// it may not be executed or read. kInvalidArgument: it is no program.
+/// it may not be executed or read. kInvalidArgument: it is not a program.
 Result<CommandProgram> find_program(std::vector<std::string> command, Environment environment);
 
 }  // namespace amem::ctl
