@@ -1,6 +1,6 @@
 // NoCancel: no pthread_cancel acts on the calling thread for a scope.
 //
-// The driver's calls are no cancellation points that programs count on, but conditions, poll and
+// Programs do not expect the driver's calls to be cancellation points, but conditions, poll and
 // write in ours are. A thread that is cancelled there would be unwound with its request still on a
 // list, or through a function that is noexcept, which ends the process.
 #pragma once

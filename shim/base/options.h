@@ -25,18 +25,18 @@ enum class Scope {
 /// As AMEM_SCOPE names it.
 const char* to_string(Scope scope);
 
-/// What a rank does whose memory is paused, and whose broker does not come back.
+/// What a rank does if its memory is paused and its broker does not return.
 enum class OrphanRule {
-  kWait,     // for one, for ever
+  kWait,     // for a broker, without a limit
   kExit,     // ends the process
-  kRestore,  // brings the bytes back by itself where nobody else has them, and goes on without amem
+  kRestore,  // restores the bytes that nobody else has, without a broker, and goes on without amem
 };
 
 /// What a pause does with those bytes of NCCL's buffers that hold nothing between collectives.
 enum class NcclScratch {
   kKeep,
   kDrop,   // where that is proven for NCCL's version
-  kProve,  // whatever the version; they come back as a pattern that no collective may read
+  kProve,  // whatever the version; a resume restores them as a pattern that no collective may read
 };
 
 struct Options {
@@ -71,7 +71,7 @@ struct Options {
   NcclScratch nccl_scratch = NcclScratch::kKeep;
 
   // ---- by torch_memory_saver's launchers ----
-  bool alone = false;          // no group is named: this process is one by itself
+  bool alone = false;          // no group is named: this process is a group of its own
   bool whole_process = false;  // TMS_INIT_ENABLE=1, and scope heap: the heap is a region
   amem_v1_RegionPolicy heap_policy = amem_v1_RegionPolicy_REGION_POLICY_UNSPECIFIED;
   std::uint64_t memory_margin = 0;  // TMS_MEMORY_MARGIN_BYTES

@@ -1,4 +1,4 @@
-// A thread of the shim's own, which lives as long as the process.
+// A thread of the shim's own, which lives until the process ends.
 #pragma once
 
 #include <functional>

@@ -25,7 +25,7 @@ struct CallTime {
   }
 };
 
-/// Driver calls since the last answer, each kind by itself.
+/// Driver calls since the last answer, one field for each kind.
 struct Timings {
   CallTime import;
   CallTime map;

@@ -402,7 +402,7 @@ std::vector<AddressRange> Heap::take_unused(std::unique_lock<std::mutex>& lock,
   return ranges;
 }
 
-/// Frees what is unused, but for what is paused. False: nothing was. Inside the gate.
+/// Frees unused memory that is not paused. Returns false if there was none. Inside the gate.
 bool Heap::drop_unused(Streams streams) {
   std::unique_lock lock(mutex_);
   const std::vector<AddressRange> unused = take_unused(lock, KeptSegments::Time::max(), streams);

@@ -2,11 +2,11 @@
 //
 // A block of the program is a piece of a segment: a reserved range of addresses with brokered
 // memory mapped to it. Large blocks have a segment each, small ones share one (SmallBlocks). A
-// segment is one allocation, or several of equal size side by side (part_of()), of which the
-// program sees nothing.
-// A segment without a block is kept for a moment, as long as that is little (KeptSegments): until
-// then a block of the same kind gets it, and it goes at once when the program asks how much memory
-// is free, or finds none.
+// segment is one allocation, or several of equal size side by side (part_of()); the program sees no
+// difference.
+// A segment without a block is kept for a moment, while such segments are small in all
+// (KeptSegments). Until then a block of the same kind gets it. It goes at once when the program
+// asks how much memory is free, or finds none.
 // What the driver does besides is done here too: a free waits until the memory is not in use any
 // more, peers get access, and a context that goes takes its blocks along.
 //
@@ -73,9 +73,9 @@ class Heap {
   /// gate has not been told: then nobody waits there.
   void release_deferred(std::uint32_t captures = 0);
 
-  /// Which of the memory that was freed behind streams goes.
+  /// The memory freed behind streams that goes.
   enum class Streams : std::uint8_t {
-    kDone,     // that of streams that have come so far
+    kDone,     // memory whose streams have come so far
     kWaitFor,  // all, as the driver waits before it says that there is no memory
   };
   /// What `ask` has answered; where that is "no memory", frees what is unused and asks again. The

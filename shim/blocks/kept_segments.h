@@ -1,9 +1,8 @@
 // KeptSegments: memory that the program has freed and is likely to want again at once.
 //
-// What the driver and the broker take to make an allocation and to free it is a dozen calls, each
-// of which queues with those of the device's other processes; and programs that free often allocate
-// the same again. So a little is kept for a moment. Pure bookkeeping, no lock: Heap owns one and
-// guards it.
+// To make an allocation and to free it takes the driver and the broker a dozen calls. Each call
+// queues with those of the device's other processes. Programs that free often allocate the same
+// again. So a little is kept for a moment. Pure bookkeeping, no lock: Heap owns one and guards it.
 #pragma once
 
 #include <chrono>

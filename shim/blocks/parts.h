@@ -12,8 +12,9 @@ inline constexpr std::uint64_t kLargestPart = 256ULL << 20U;
 /// A block that would have fewer is one allocation.
 inline constexpr std::uint64_t kFewestParts = 2;
 
-/// How large the parts of a block of `size` bytes are, on a device with so much `memory`: a power
-/// of two, of which no block needs more than amemd gives in one answer. 0: it is one allocation.
+/// Returns the size of the parts of a block of `size` bytes, on a device with so much `memory`. It
+/// is a power of two, so large that no block needs more parts than amemd gives in one answer. 0:
+/// the block is one allocation.
 std::uint64_t part_of(std::uint64_t size, std::uint64_t memory);
 
 }  // namespace amem::shim

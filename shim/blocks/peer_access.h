@@ -1,4 +1,4 @@
-// PeerAccessTable: which contexts the driver has let use the memory of which others.
+// PeerAccessTable: the pairs of contexts in which the driver lets one use the other's memory.
 //
 // Pure bookkeeping, no driver calls, no lock: Heap owns one and guards it.
 #pragma once

@@ -1,6 +1,6 @@
-// What cuPointerGetAttribute says of a block of Heap: what the driver says of memory from
-// cuMemAlloc, though ours is mapped memory, of which it says other things, and nothing at all while
-// the group is paused. Pure functions.
+// What cuPointerGetAttribute says of a block of Heap: the same as the driver says of memory from
+// cuMemAlloc. Ours is mapped memory: the driver says other things of it, and nothing while the
+// group is paused. Pure functions.
 #pragma once
 
 #include <cuda.h>

@@ -26,7 +26,7 @@ struct Slab {
   SmallBlocks::Pool pool{};  // device -1: not visible in this process
   bool imported = false;
   bool retired = false;
-  bool reused = false;      // a buffer has come back: what is taken may be dirty
+  bool reused = false;      // a buffer was freed: what is taken may be dirty
   std::size_t buffers = 0;  // of an imported one; SmallBlocks counts our own
   std::vector<Access> access{};
 };
@@ -67,9 +67,9 @@ class SlabBook {
   /// Space for a buffer in one of our own slabs; nothing: add one. `usable`: not every slab is.
   std::optional<Address> take(const SmallBlocks::Pool& pool, std::uint64_t size,
                               const std::function<bool(const Slab&)>& usable);
-  /// A buffer's space comes back. What a peer may have mapped is not used again before the slab has
+  /// Takes a buffer's space back. What a peer may have mapped is not used again before the slab has
   /// gone: a kernel of the peer's may be late with its last word to a communicator that has ended
-  /// here. Answers the slab when it is empty now; it is forgotten.
+  /// here. Returns the slab if it is empty now, and forgets it.
   std::optional<Slab> give(Address address, bool reusable);
   /// Those of the grants that are more than the slab has got. Access is the whole slab's: what one
   /// buffer may no longer do, the others still do.

@@ -3,7 +3,7 @@
 // NCCL makes its large buffers in rows: as many of one size as a connection has channels, all for
 // the same peer, then as many of another size for another. So large buffers share slabs with
 // buffers of their size only, and a slab has space for as many as the last row had, less what this
-// one has already: most long rows get slabs of their own, of which a peer maps only those that are
+// one has already: most long rows get slabs of their own, so a peer maps only the slabs that are
 // for it, and little space is left over. Short rows share a slab: to map one more costs a peer more
 // than to map what is for others, too. Small buffers share slabs of at most a quarter of all
 // before, so that little is lost where there is little to pack.

@@ -20,9 +20,9 @@ namespace {
 // clang-format on
 //
 // - may_create: the thread was told the small granularity, and its next creation will be of a
-//   buffer. That creation ends it, and so does any other question about granularity.
+//   buffer. That creation ends it. Any other question about granularity ends it, too.
 // - buffer: the thread's next reservation is for this buffer and is answered with its address. That
-//   reservation ends it, and so do a creation, and a question about another granularity than the
+//   reservation ends it. A creation ends it, too, and a question about another granularity than the
 //   one that NCCL asks about before it makes a buffer.
 //
 // Each thread has one. Plain data: a thread's last calls may come when its other variables have
@@ -210,7 +210,7 @@ CUresult Slabs::make_slab(const SmallBlocks::Pool& pool, std::uint64_t size) {
 CUresult Slabs::zero(Address address, std::uint64_t size, int device) {
   const LocalDevices::Use use(devices_, device);
   if (use.result() != CUDA_SUCCESS) return use.result();
-  // Nobody may have been given access to the slab yet whose first buffer came back at once.
+  // Nobody may have access yet to a slab whose first buffer was freed at once.
   const CUmemAccessDesc desc = device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   const CUresult r = set_access(address, size, &desc, 1).value_or(CUDA_ERROR_INVALID_VALUE);
   return r == CUDA_SUCCESS ? devices_.clear(address, size) : r;
@@ -350,7 +350,7 @@ void Slabs::settle(std::unique_lock<std::mutex>& lock, std::uint64_t number) {
   memory_.handles.release(gone->own);
 }
 
-/// A buffer of a slab has come back. May unlock.
+/// The program has freed a buffer of a slab. May unlock.
 void Slabs::give_space(std::unique_lock<std::mutex>& lock, Address address, bool reusable) {
   const std::optional<Slab> empty = book_.give(address, reusable);
   if (!empty) return;

@@ -38,8 +38,8 @@ class Slabs {
   /// What NCCL is told. Nothing of its buffers needs to be better aligned.
   static constexpr std::uint64_t kGranularity = 4096;
 
-  /// `size`: of the largest slab, bytes; 0: none are made; nothing: kMost, and less on a device of
-  /// which that would be more than a kLeastShare-th.
+  /// `size`: of the largest slab, bytes; 0: none are made; nothing: kMost, and less on a device
+  /// where that would be more than a kLeastShare-th of the memory.
   Slabs(const Driver& driver, LocalDevices& devices, Memory& memory,
         const std::optional<std::uint64_t>& size)
       : driver_(driver), devices_(devices), memory_(memory), size_(size) {}
@@ -64,10 +64,10 @@ class Slabs {
   /// The address lies in a slab.
   bool holds(CUdeviceptr address);
 
-  /// Of the slabs made here. What comes back after a pause where no buffer is does not matter, if
-  /// it is no other allocation's: a buffer that gets used space is zeroed first, and space that has
-  /// never been used is zero and comes back so. What a peer was given and its owner has freed holds
-  /// nothing that the peer reads.
+  /// The contents of the slabs made here. What a resume restores where no buffer is does not
+  /// matter, if it is not another allocation's: a buffer that gets used space is zeroed first, and
+  /// space that has never been used is zero, also after a resume. What a peer was given and its
+  /// owner has freed holds nothing that the peer reads.
   struct Contents {
     std::vector<OwnBuffer> buffers;  // by address
     Gaps unused;                     // space that no buffer is in, `least` bytes and more each

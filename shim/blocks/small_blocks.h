@@ -2,10 +2,10 @@
 // own, which comes in 2 MiB.
 //
 // Pure bookkeeping over addresses, no driver calls, no lock: Heap and Slabs own one each and guard
-// it. Chunks are the caller's: it adds one when nothing fits, and frees one when the last block has
-// come back. First fit, the chunks in the order in which they came and each by address: a chunk
-// fills from its beginning, so that later ones run empty. A chunk that has gone leaves its place in
-// that order to the next one. To take and to give costs the logarithm of the number of chunks.
+// it. Chunks are the caller's: it adds one when nothing fits, and frees one when its last block is
+// freed. First fit, the chunks in the order in which they came and each by address: a chunk fills
+// from its beginning, so that later ones run empty. A chunk that has gone leaves its place in that
+// order to the next one. To take and to give costs the logarithm of the number of chunks.
 // A chunk serves one device and one label, because a pause saves, drops or leaves whole
 // allocations.
 #pragma once
@@ -55,8 +55,8 @@ class SmallBlocks {
                               const std::function<bool(Address chunk)>& usable = nullptr);
   /// More space for this pool. REQUIRES: aligned, overlaps no other.
   void add(const Pool& pool, Address chunk, std::uint64_t size);
-  /// A block comes back. Answers its chunk when that is empty now; it is forgotten. Not `reusable`:
-  /// nobody gets that space again as long as the chunk lives.
+  /// Takes a block back. Returns its chunk if that is empty now, and forgets it. Not `reusable`:
+  /// nobody gets that space again while the chunk lives.
   /// REQUIRES: take() gave this address.
   std::optional<Address> give(Address address, bool reusable = true);
   /// Where no block is, by chunk; what is not reusable, too. Only of `least` bytes and more.

@@ -42,8 +42,8 @@ constexpr bool only_asks(std::string_view symbol) {
   return symbol.starts_with("cuMemGetLocationInfo");
 }
 
-/// Where a call's work goes, from its arguments. What names no stream goes to the default one. The
-/// legacy one's begins when that of all others has ended.
+/// Returns where a call's work goes, from its arguments. A call that names no stream goes to the
+/// default one. The legacy one's work begins when all others' has ended.
 template <class Struct>
 constexpr bool kNamesNoStream = false;
 template <>
@@ -170,8 +170,8 @@ CUresult to_driver(Args... args) {
   return real<row>()(args...);
 }
 
-/// Whether it may come after calls that the program makes later: what of these goes to the driver
-/// does so as soon as the driver makes calls again, before what was noted. Only what amem answers
+/// Returns whether it may come after calls that the program makes later. Those that go to the
+/// driver reach it as soon as it makes calls again, before what was noted. Only what amem answers
 /// waits at the gate.
 template <CallRow row, class... Args>
 bool may_be_noted(const Args&... /*args*/) {
@@ -234,7 +234,7 @@ struct Destroys;
 template <CallRow row, class... Args>
 struct Destroys<row, CUresult (*)(Args...)> : Frees<row, &to_driver<row, Args...>> {};
 
-// ---- calls that give a device something to do, which is no work for the gate ----
+// ---- calls that give a device something to do, but not work for the gate ----
 
 template <CallRow row, class Function = typename Signature<row>::Function>
 struct HeldUp;

@@ -47,7 +47,7 @@ std::optional<CUresult> allocate_brokered(const char* call, const void* caller, 
   }
   const std::optional<CUresult> r = allocate(*runtime.heap(), *label);
   if (r == CUDA_SUCCESS) runtime.device_used(runtime.devices()->current());
-  // It has waited for a broker that has not come back.
+  // It has waited for a broker that has not returned.
   if (r != CUDA_SUCCESS && !runtime.options().required && !runtime.connected()) return std::nullopt;
   return r;
 }

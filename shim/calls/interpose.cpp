@@ -152,7 +152,8 @@ static SymbolAnswer driver_answer(void* handle, const char* name, const void* ca
   if (real == nullptr) return {direct ? amem::shim::next_symbol(name) : nullptr, direct};
   if (Runtime::disabled()) return {real, direct};
   // Another library's function goes as it is: it comes to us by a lookup of its own. To take it for
-  // the driver's would lead from it to us and from us to it, for ever. Behind us nobody is asked.
+  // the driver's would lead from it to us and from us to it, without end. Behind us nobody is
+  // asked.
   if (found != real && !direct && !next) return {};
   if (found != real) amem::shim::warn_of_bypassed(name, real);
   Runtime::get();
@@ -183,7 +184,7 @@ amem_dlsym_answer(void* handle, const char* name, const char* /*version*/, const
     void* theirs = amem::shim::real_dlsym()(handle, name);
     if (replaced) return amem::shim::replace_nccl_call(name, theirs, caller);
     if (theirs != nullptr) return {};
-    ::dlerror();  // the failed lookup is no news to anybody
+    ::dlerror();  // hides the failed lookup from the program
     return {ours, true};
   }
   return driver_answer(handle, name, caller);

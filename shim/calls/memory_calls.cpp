@@ -30,7 +30,8 @@ Handles::TraceView trace_view(CUmemGenericAllocationHandle handle) {
                            : runtime.memory().handles.trace_view(handle);
 }
 
-/// Memory of cuMemAlloc's is no mapping of the program's, and the driver says so of it.
+/// Returns whether this is cuMemAlloc's memory. It is not a mapping of the program's, and the
+/// driver says so.
 bool of_heap(CUdeviceptr address) {
   Heap* heap = Runtime::get().heap();
   return heap != nullptr && heap->owns(address);
@@ -81,7 +82,7 @@ std::optional<CUresult> create_brokered(CUmemGenericAllocationHandle* handle, st
   CUresult r = packed ? *packed : create();
   if (Heap* heap = runtime.heap(); heap != nullptr) r = heap->ask_again(r, create);
   if (r == CUDA_SUCCESS) runtime.device_used(prop->location.id);
-  // It has waited for a broker that has not come back.
+  // It has waited for a broker that has not returned.
   if (r != CUDA_SUCCESS && !runtime.options().required && !runtime.connected()) return std::nullopt;
   return r;
 }
@@ -305,7 +306,7 @@ CUresult answer_cuMemSetAccess(CUdeviceptr address, std::size_t size, const CUme
 }
 
 /// The driver knows nothing of memory that is paused. No wait at the gate, as with every question.
-/// Of cuMemAlloc's memory, which is no mapping of the program's, it says what it says.
+/// cuMemAlloc's memory is not a mapping of the program's, so the driver answers.
 CUresult answer_cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location,
                                CUdeviceptr address) {
   const auto real_call = real<kRow_cuMemGetAccess>();

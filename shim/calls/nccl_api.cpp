@@ -121,7 +121,7 @@ void* theirs_for(const void* caller, const Replaced& call, const void* ours) {
   return found != nullptr ? found : amem::shim::next_symbol(call.name);
 }
 
-/// Likewise; that there is none is said.
+/// As above, but logs that there is none.
 template <class Function>
 Function* real(const void* caller, const Replaced& call, Function* ours) {
   void* found = theirs_for(caller, call, reinterpret_cast<const void*>(ours));

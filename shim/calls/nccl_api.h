@@ -1,4 +1,4 @@
-// AMem's five NCCL calls, two of NCCL's that slabs cannot bear, and the entry points of
+// AMem's five NCCL calls, two of NCCL's that slabs do not support, and the entry points of
 // libamem_client's in-process part.
 #pragma once
 

@@ -1,8 +1,8 @@
 // Backups: where in the pool this process's saves have put the bytes of allocations, for a program
 // that reads them while its memory is paused.
 //
-// An entry is true as long as its allocation is paused: the broker leaves the bytes where they are
-// until they have been loaded. The others are dropped when the gate opens. Service thread only.
+// An entry is true while its allocation is paused: the broker leaves the bytes where they are until
+// they have been loaded. The others are dropped when the gate opens. Service thread only.
 #pragma once
 
 #include <cuda.h>

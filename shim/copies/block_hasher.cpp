@@ -171,7 +171,7 @@ std::span<sparse::Entry> BlockHasher::entries(const Device& device, const Part& 
 
 Status BlockHasher::run(GroupKernel Device::*kernel, std::span<const Piece> pieces,
                         const Visit& fill, const Visit& done) {
-  // What of each device's pieces is left: all from this piece and group on.
+  // The rest of each device's pieces: all from this piece and group on.
   struct Rest {
     std::vector<std::size_t> pieces;
     std::size_t next = 0;

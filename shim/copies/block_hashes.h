@@ -35,8 +35,8 @@ struct ByteRun {
   friend bool operator==(const ByteRun&, const ByteRun&) = default;
 };
 
-/// What of a piece has changed, in order, in as few runs as that takes. REQUIRES: both have a hash
-/// of each block of the piece.
+/// Returns the changed bytes of a piece, in order, in as few runs as possible. REQUIRES: both have
+/// a hash of each block of the piece.
 std::vector<ByteRun> changed(const std::vector<block_hash::Hash>& before,
                              const std::vector<block_hash::Hash>& now, std::uint64_t length);
 

@@ -27,7 +27,7 @@ class CopyMarks {
   struct Follow {
     std::chrono::milliseconds interval{};
     Tell tell = {};        // null: nobody wants to know
-    Reached reached = {};  // at once, with 0 bytes, and at each mark; null: likewise
+    Reached reached = {};  // at once, with 0 bytes, and at each mark; null: nobody wants to know
   };
 
   CopyMarks(const Driver& driver, LocalDevices& devices, std::uint64_t spacing = kSpacing)

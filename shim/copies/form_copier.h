@@ -36,7 +36,7 @@ struct Piece {
   std::uint64_t stored = 0;     // bytes of the copy
   std::uint64_t checksum = 0;   // of the piece's bytes; 0: none
   SavedPlace place;             // of a save: what its hashes are kept by
-  bool hash = false;            // of a save: hashes are to be taken; then: they were
+  bool hash = false;            // of a save: take hashes; afterwards: they were taken
   std::uint64_t unchanged = 0;  // of a save: bytes that lay there already
   // Of the allocation: what is not zero, and counts as zero. Somebody else's; nullptr: nothing.
   const std::vector<Gap>* left_out = nullptr;
@@ -51,7 +51,7 @@ class FormCopier {
   /// The program has reset this device: what was made there has gone.
   virtual void forget(int device) = 0;
 
-  /// Takes a piece that is to be saved. False: it cannot be saved in this form.
+  /// Takes a piece to save. Returns false if it cannot be saved in this form.
   virtual bool offer(const Piece& piece) = 0;
   /// Queues what can be done to what was offered since the last call.
   virtual Status start() = 0;

@@ -131,7 +131,7 @@ Status Mover::load(const amem_v1_Copies& copies) {
   std::vector<Piece> pieces;
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {
     const amem_v1_Copy& copy = copies.copies[i];
-    // A program that runs while its memory comes back may have freed this meanwhile.
+    // A program that runs during the resume of its memory may have freed this meanwhile.
     if (!memory_.holdings.holds(copy.id)) continue;
     Result<Piece> placed = place(copy, SegmentView::Use::kRead);
     if (!placed.ok()) return placed.status();

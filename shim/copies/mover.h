@@ -1,6 +1,6 @@
 // Mover: copies the bytes of allocations between a device and the broker's host pool, each piece by
 // the copier of its form (form_copier.h). With AMEM_VERIFY=1 every piece gets a checksum before its
-// memory goes, which it must still have when it has come back. Service thread only.
+// memory goes, which it must still have after the resume. Service thread only.
 #pragma once
 
 #include <cstddef>
@@ -56,7 +56,7 @@ class Mover {
   Status save(const amem_v1_Copies& copies);
   Status load(const amem_v1_Copies& copies);
   /// Queues the loading of a whole allocation from where this process has saved it; zeros where no
-  /// save of it is known. It has come back, and its length is `size`.
+  /// save of it is known. REQUIRES: it is mapped again, and its length is `size`.
   Status restore(std::uint64_t id, std::uint64_t size);
   /// Wait until all queued copies have ended, also after an error. `bytes`: how many went between
   /// device and pool. `stored`: what the broker cannot know, encoded forms and checksums.
@@ -79,7 +79,7 @@ class Mover {
     enum class Way : std::uint8_t {
       kWhole,   // the copier of its form does it
       kParts,   // only what has changed, by the copy engine
-      kBlocks,  // likewise, by a kernel
+      kBlocks,  // only what has changed, by a kernel
     };
     Piece piece;
     Way way = Way::kWhole;
@@ -87,7 +87,7 @@ class Mover {
     std::vector<ByteRun> changed = {};  // since an earlier save put them at the same place
   };
 
-  /// What of the allocation need not be saved.
+  /// Returns the parts of the allocation that need not be saved.
   const std::vector<Gap>* left_out(std::uint64_t id);
   /// Where the copy's bytes are, here and in the pool.
   Result<Piece> place(const amem_v1_Copy& copy, SegmentView::Use use);

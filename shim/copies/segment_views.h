@@ -1,4 +1,4 @@
-// SegmentView: a segment of the host pool as this process has it: how it is mapped, what makes it
+// SegmentView: this process's view of a segment of the host pool: how it is mapped, what makes it
 // accessible to a device and to the CPU, and where a copy finds its bytes. There is one class for
 // each place (common/place.h). Service thread only.
 #pragma once

@@ -29,8 +29,8 @@ struct GroupRun {
   std::uint32_t count = 0;
 };
 
-/// Groups of the piece, as in leave_out(), of which these gaps leave anything; in order, as few
-/// runs as it takes.
+/// Returns the groups of the piece, as in leave_out(), that are not wholly in these gaps; in order,
+/// in as few runs as possible.
 std::vector<GroupRun> groups_beside(std::uint64_t offset, std::uint64_t length,
                                     std::span<const Gap> gaps);
 

@@ -29,8 +29,8 @@ class LocalDevices {
   /// -1: not visible in this process.
   int ordinal(const DeviceUuid& uuid) const;
 
-  /// Memory of this device gets mapped here. Zeros: nobody knows of which device. `remedy`: what to
-  /// do where the process does not see the device; a sentence that lives as long as the process.
+  /// Memory of this device gets mapped here. Zeros: the device is not known. `remedy`: what to do
+  /// where the process does not see the device; a sentence that lives until the process ends.
   void maps_memory_of(const DeviceUuid& uuid, const char* remedy);
   /// A device that this process does not see, but whose memory it has mapped at some time.
   struct Unseen {

@@ -21,7 +21,8 @@ struct OwnMemory {
   CUmemGenericAllocationHandle handle = 0;  // the caller's to release
   Fd fd;                                    // for the broker
 };
-/// The driver's refusal, of which nothing is left: CUDA_ERROR_OUT_OF_MEMORY, or another.
+/// Makes memory of this process's own. Returns the driver's error, such as
+/// CUDA_ERROR_OUT_OF_MEMORY; then no memory is left.
 CUresult make_own_memory(const Driver& driver, int device, bool gpu_direct_rdma, std::uint64_t size,
                          OwnMemory& made);
 

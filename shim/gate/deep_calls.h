@@ -10,7 +10,7 @@
 // - Calls that ask whether work has ended need no driver: it has. They must not reach it: the
 //   driver's lock does not hold them, and its checkpoint then ends the process (driver 580).
 //
-// Before goes_away() both go to the driver as ever: what they wait for may need their answer.
+// Before goes_away() both go to the driver as usual: what they wait for may need their answer.
 //
 // on() is for the fast path of these calls: one load. hold(), goes_away(), end(): the service
 // thread; process_ends(): the thread that calls exit(); the rest: any thread. One per process,
@@ -49,8 +49,8 @@ class DeepCalls {
   /// The driver may put the process away, or has.
   static bool away() noexcept { return stage() == Stage::kAway; }
 
-  /// True: the call is made later, and the program is told that it has succeeded. False: it is to
-  /// be made now.
+  /// Returns true if the call is made later; the program is told that it has succeeded. Returns
+  /// false if the caller must make it now.
   bool note(const Call& call) noexcept;
   /// Whether the work that a call asks about has ended. Nothing: only the driver knows, once it is
   /// back. `event`: it asks about an event.

@@ -147,7 +147,7 @@ std::optional<CUresult> Gate::answer_to(const Waiter& waiter) const {
   return std::nullopt;
 }
 
-/// Without the lock it asks the driver and writes to the log, as far as it is to.
+/// It asks the driver and writes to the log, where it must, without the lock.
 CUresult Gate::await_answer(Waiter& waiter, Lock& lock) {
   bool said = waiter.caller == Caller::kFrees;  // what only frees waits for no resume
   std::uint64_t shuts = shuts_;
@@ -192,7 +192,7 @@ void Gate::end_wait(ThreadState& self, Waiter& waiter, CUresult result, Lock& lo
     waiter.state = Waiter::State::kLeaves;
     if (looked_at_ == &waiter) {
       watcher_.notify_all();
-      // As long as the driver takes; this caller's own call would not get through any sooner.
+      // Waits while the driver works; this caller's own call would not get through any sooner.
       watcher_.wait(lock, [&] { return looked_at_ != &waiter; });
     }
     Waiter** link = &first_waiter_;

@@ -38,15 +38,15 @@ class Gate {
 
   struct Policy {
     bool wait = true;                     // false: an error at once while the group is paused
-    std::chrono::milliseconds timeout{};  // how long a caller waits at most; 0: as long as it takes
+    std::chrono::milliseconds timeout{};  // how long a caller waits at most; 0: no limit
     int (*current_device)() = nullptr;    // ordinal of the caller's device, -1 when it has none
     /// Whether nothing is left to do on a stream of this device. Must not pass a gate. Asked about
     /// a thread's own default stream in that thread, which alone can name it.
     bool (*stream_idle)(int device, CUstream stream) = nullptr;
     /// Of an interpreter in the process, if there is one (shim/process/python.h); must not block.
-    /// Asked again and again while callers wait: nobody tells of its end.
+    /// Asked repeatedly while callers wait: nobody reports its end.
     bool (*interpreter_ends)() = nullptr;
-    /// The calling thread is one that the interpreter ends when it comes back to it.
+    /// The calling thread is one that the interpreter ends when it returns to it.
     bool (*ends_with_interpreter)() = nullptr;
     std::string group = {};                      // its name, for messages
     std::chrono::milliseconds reminder{60'000};  // between two lines that say that callers wait
@@ -192,7 +192,7 @@ class Gate {
     kHeld,    // nobody, and the policy may answer with an error: memory has left
     kRests,   // the same, but who only frees passes: the group is paused and no phase is under way
     kAway,    // as kHeld, and the driver may have put the process away: it is asked nothing
-    kFailed,  // who only frees; all others get CUDA_ERROR_SYSTEM_NOT_READY for ever
+    kFailed,  // who only frees; all others always get CUDA_ERROR_SYSTEM_NOT_READY
   };
   Mode mode() const { return mode_.load(std::memory_order_relaxed); }
   bool shut() const { return mode() != Mode::kOpen; }
@@ -227,8 +227,8 @@ class Gate {
   /// Stream captures under way.
   std::uint32_t captures();
 
-  /// Asks the driver about streams, so it may take as long as that does; nobody else waits for it
-  /// but callers whose stream is being asked about. One thread at a time.
+  /// Asks the driver about streams, so it may take long; nobody else waits for it but callers whose
+  /// stream is being asked about. One thread at a time.
   Snapshot snapshot();
   /// Waits until something in snapshot() may have changed since `version`, or the time is up;
   /// returns the new version.
@@ -258,7 +258,7 @@ class Gate {
   struct Waiter {
     enum class State : std::uint8_t {
       kWaits,
-      kAsked,   // it is to ask the driver about its stream
+      kAsked,   // it must ask the driver about its stream
       kLeaves,  // it waits no longer, and nobody looks at it any more
     };
     Caller caller = Caller::kWorks;
@@ -389,7 +389,7 @@ class PassToAsk {
 class Pass {
  public:
   explicit Pass(Gate& gate) noexcept : Pass(gate, gate.enter()) {}
-  /// For a call whose name is to be known while it waits.
+  /// For a call whose name must be known while it waits.
   Pass(Gate& gate, const char* call) noexcept
       : Pass(gate, gate.enter([call] {
           return Gate::Submission{false, nullptr, call};

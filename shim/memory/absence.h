@@ -1,9 +1,8 @@
-// Absence: which of the program's memory is paused while the program may run: of tags that are
-// paused, or on its way back with a resume that has not ended. To the driver such addresses are
-// empty.
+// Absence: the program's memory that is paused while the program may run: of tags that are paused,
+// or on its way back with a resume that has not ended. To the driver such addresses are empty.
 //
-// any() is for the fast path of copies: one load. end(): the shim's threads; all else any. One per
-// process.
+// any() is for the fast path of copies: one load. end(): the shim's threads; everything else: any
+// thread. One per process.
 #pragma once
 
 #include <cuda.h>
@@ -45,20 +44,20 @@ class Absence {
   static std::string tags(Holdings& holdings);
 
   enum class Waited : std::uint8_t { kIsHere, kTooLong, kInTheWay, kEnding, kLost };
-  /// Waits until none of these is paused. kTooLong: not in `patience`, where that is not 0, since
-  /// the process's memory last came back. kInTheWay: `in_the_way` says that others wait for the
-  /// caller; asked again and again, and must not block. kLost: without a broker it does not come
-  /// back. `what`: of the lines that say that somebody waits.
+  /// Waits until none of these is paused. kTooLong: it took longer than `patience`, if that is not
+  /// 0, since the process's memory last returned. kInTheWay: `in_the_way` says that others wait for
+  /// the caller; it is asked repeatedly, and must not block. kLost: without a broker it does not
+  /// return. `what`: of the lines that say that somebody waits.
   static Waited wait(Holdings& holdings, std::span<const Operand> operands,
                      std::chrono::milliseconds patience, const std::function<bool()>& in_the_way,
                      WaitLog& waits, const std::string& what);
 
-  /// After memory has left or come back, or what was paused has been given up. REQUIRES: the lock
-  /// of `holdings` is held.
+  /// Call it after memory has left or returned, or what was paused has been given up. REQUIRES: the
+  /// lock of `holdings` is held.
   static void update(Holdings& holdings);
   /// The broker is gone.
   static void fail();
-  /// It is.
+  /// Returns whether it is gone.
   static bool lost();
   /// In a child of fork nobody asks: locks may be held for good.
   static void reset_after_fork();

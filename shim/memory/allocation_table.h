@@ -103,7 +103,7 @@ struct HeldAllocation {
   std::vector<Address> mapped_at;  // where its mappings begin
   std::uint32_t bindings = 0;      // to multicast objects; they keep the memory as mappings do
   std::uint64_t real = 0;          // the driver's handle, 0: released (mappings keep the memory)
-  std::uint64_t made = 0;          // likewise, of new memory that a resume is to bring back
+  std::uint64_t made = 0;          // as `real`, of new memory for a resume
   std::set<PinnedBy> pins;         // with one, it stays through a pause
 
   Where where() const { return where_; }
@@ -144,7 +144,7 @@ class AllocationTable {
   void move(HeldAllocation& allocation, Where where);
   /// Allocations that the program cannot use.
   std::size_t paused() const { return paused_; }
-  /// How often one has come back to the program with a resume.
+  /// Returns how often a resume has returned one to the program.
   std::uint64_t returns() const { return returns_; }
   /// The allocation of a handle that the program holds; nullptr also once it has released all.
   HeldAllocation* of_handle(std::uint64_t handle) {
@@ -163,7 +163,8 @@ class AllocationTable {
   /// Removes the mapping that begins here. REQUIRES: there is one.
   void remove_mapping(Address address);
 
-  /// Records a grant, replacing an earlier one for the same location; no access at all is no grant.
+  /// Records a grant, replacing an earlier one for the same location. Without any access it records
+  /// none.
   static void grant(Mapping& mapping, const Access& access);
 
   /// Neither handle nor mapping nor binding left: the broker can be told.

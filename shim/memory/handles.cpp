@@ -9,7 +9,7 @@
 namespace amem::shim {
 namespace {
 
-/// Beside the time in which a session may come back to the next broker.
+/// In addition to the time in which a session may reconnect to the next broker.
 constexpr std::chrono::seconds kBrokerDeadline{30};
 constexpr int kAnyDevice = 63;  // of show_device(): no device has this number
 

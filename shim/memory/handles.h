@@ -31,8 +31,8 @@ class Handles {
 
   CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
                   const CUmemAllocationProp& prop, const Label& label);
-  /// The same as several allocations, of which all but the last have the size `part`; as one where
-  /// `part` is 0, or the broker makes it one. Their ids follow each other, and one token is theirs.
+  /// The same as several allocations; all but the last have the size `part`. As one where `part` is
+  /// 0, or the broker makes it one. Their ids follow each other, and one token is theirs.
   CUresult create(std::vector<CUmemGenericAllocationHandle>& handles, std::size_t size,
                   std::size_t part, const CUmemAllocationProp& prop, const Label& label);
   /// NCCL's, which it may bind to a multicast object: with AMEM_NVLS=1 this process makes the
@@ -77,8 +77,8 @@ class Handles {
   /// AMEM_NVLS=1.
   void set_binding(bool binding) { binding_ = binding; }
 
-  /// Adds what the next broker is to be told of the devices. With the lock that is returned nobody
-  /// else tells this one.
+  /// Adds what the next broker must know of the devices. Returns a lock, under which nobody else
+  /// tells this broker.
   std::unique_lock<std::mutex> show_again(std::vector<SendQueue::Parcel>& first);
 
   /// An answer whose caller has given up: what it holds is given back. Service thread.

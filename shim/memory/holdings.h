@@ -2,10 +2,10 @@
 //
 // The table, and what both sides do with its entries: the program's calls (Handles, Mappings), on
 // any thread, and the phases (Residency), on the service thread. Calls that change memory come
-// through the gate. So none of them runs during the phases' functions, but for one case: memory
-// that comes back to a group that runs (a resume of chosen tags). Then a call that would take away
-// what is arriving waits until the resume has ended. The lock is held over driver calls, never over
-// a wait for the broker.
+// through the gate. So none of them runs during the phases' functions, except in a resume of chosen
+// tags, whose memory returns to a group that runs. Then a call that would take away what is
+// arriving waits until the resume has ended. The lock is held over driver calls, never over a wait
+// for the broker.
 #pragma once
 
 #include <atomic>

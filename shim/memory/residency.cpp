@@ -52,8 +52,8 @@ Result<Residency::Site> Residency::site(std::uint64_t id) {
   const std::optional<Site> own = reachable_from(is_own);
   if (own && devices_.active(a->device)) return *own;
 
-  // Access may have been given to devices on which this process has no context: to copy there
-  // would make one, some hundred MiB for good.
+  // Access may have been given to devices on which this process has no context: to copy there would
+  // make one, a few hundred MiB for good.
   const std::vector<int> active = devices_.active();
   const auto is_active = [&](int device) {
     return std::find(active.begin(), active.end(), device) != active.end();
@@ -326,7 +326,7 @@ Status Residency::make_again(std::uint64_t id) {
 Status Residency::arrive(std::uint64_t id, const char* getting, const GetMemory& get) {
   std::lock_guard lock(holdings_.mutex);
   HeldAllocation* a = holdings_.table.find(id);
-  // Of a group that runs while some of its memory comes back, the program may have freed it.
+  // The program of a group that runs during a resume may have freed it.
   if (a == nullptr || a->on_device()) return {};  // on its device: pinned, it never left
   if (const Status s = drop_leftovers_of(*a); !s.ok())
     return {

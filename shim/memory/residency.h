@@ -1,5 +1,5 @@
-// Residency: the physical memory behind brokered allocations, which leaves with a pause and comes
-// back with a resume. Service thread.
+// Residency: the physical memory behind brokered allocations, which leaves with a pause and returns
+// with a resume. Service thread.
 #pragma once
 
 #include <cstdint>
@@ -49,10 +49,10 @@ class Residency {
   /// process still holds, though the allocation has left and its bytes are the broker's. REQUIRES:
   /// the gate is shut and nobody inside.
   Status leave(const std::set<std::string>& tags, bool except, std::uint64_t& bytes);
-  /// Likewise these allocations.
+  /// The same for these allocations.
   Status leave(const std::set<std::uint64_t>& ids, std::uint64_t& bytes);
-  /// Likewise what has come back since the last arrived(), and what has been made: the resume has
-  /// failed.
+  /// The same for what has returned since the last arrived(), and what has been made: the resume
+  /// has failed.
   Status undo(std::uint64_t& bytes);
   /// Tries leftovers again. The first that the driver still refuses; OK: there are none.
   Status drop_leftovers();
@@ -65,13 +65,13 @@ class Residency {
   /// One that the program has freed meanwhile is passed over. What is left of its old memory goes
   /// first: other ranks have the new one.
   Status come_back(std::uint64_t id, const Fd& fd);
-  /// Likewise with new memory of this process's own instead of the broker's.
+  /// The same with new memory of this process's own instead of the broker's.
   Status make_again(std::uint64_t id);
-  /// Access to what has come back since the last call, one driver call for neighbours.
+  /// Gives access to what has returned since the last call, one driver call for neighbours.
   Status finish_return(std::uint64_t& bytes);
-  /// What has been made and not come back goes.
+  /// Drops what has been made and is not mapped.
   void drop_made();
-  /// The resume has ended: what came back is the program's again.
+  /// The resume has ended: what has returned is the program's again.
   void arrived();
 
   /// What this has spent on driver calls since the last call.
@@ -86,7 +86,7 @@ class Residency {
   Status arrive(std::uint64_t id, const char* getting, const GetMemory& get);
   /// Neighbours in one call. What the driver refuses is stale from then on.
   void unmap(std::vector<Mapping*> mapped);
-  /// The access that the program has given, likewise.
+  /// Gives the access that the program has given, in the same way.
   Status grant(std::vector<Mapping*> mapped);
   CUresult drop_mapping(Mapping& mapping);
   CUresult unbind(const HeldAllocation& a);

@@ -32,8 +32,8 @@ class UnbrokeredMemory {
  public:
   enum class Kind { kDevice, kManaged, kArray, kHost, kRegistered, kOpened };
 
-  /// cuMemAlloc, managed memory, arrays, pinned memory: by address or handle. `of_nccl`: of the
-  /// host's, since that of devices which is NCCL's is brokered.
+  /// cuMemAlloc, managed memory, arrays, pinned memory: by address or handle. `of_nccl`: only of
+  /// host memory, because NCCL's device memory is brokered.
   void add(Kind kind, std::uint64_t key, std::uint64_t bytes, int device, CUcontext context,
            bool of_nccl = false);
   /// False: it was not counted.
@@ -41,9 +41,9 @@ class UnbrokeredMemory {
   /// All that was allocated under a context that is gone.
   void context_gone(CUcontext context);
 
-  /// cuMemCreate: a handle's memory lives as long as the handle or a mapping of it.
+  /// cuMemCreate: a handle's memory lives while the handle or a mapping of it does.
   void created(std::uint64_t handle, std::uint64_t bytes, int device);
-  /// Likewise, on the host.
+  /// The same on the host.
   void created_on_host(std::uint64_t handle, std::uint64_t bytes, int device, bool of_nccl);
   /// Another process's memory, by a handle that went past the broker; kOpened is that by an
   /// address. It counts as nothing of this process's, but foreign() knows it.
@@ -86,7 +86,7 @@ class UnbrokeredMemory {
 
   void settle(CountedHandles::iterator it);
 
-  std::mutex mutex_;  // guards what follows, but for pools_
+  std::mutex mutex_;  // guards what follows, except pools_
   std::map<std::pair<Kind, std::uint64_t>, Counted> entries_;
   CountedHandles handles_;
   std::map<std::uint64_t, std::uint64_t> mapped_;  // handle by address

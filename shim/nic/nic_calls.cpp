@@ -332,7 +332,7 @@ SymbolAnswer find_nic_symbol(void* handle, const char* name, const char* version
   if (is_nic_export(found)) found = nullptr;  // of a caller that is the program itself
   // Asked once more, so that dlerror says why.
   if (found == nullptr) return {ours ? look_up(RTLD_NEXT, name, version) : nullptr, ours};
-  ::dlerror();  // what was not found on the way is no news to anybody
+  ::dlerror();  // hides what was not found on the way from the program
   if (Runtime::disabled()) return {found, true};
   trace("dlsym %s", name);
   return {nic_wrapper(row, found), true};

@@ -25,8 +25,9 @@ const NicCall& nic_call(NicRow row);
 /// kNicRows: none of ours.
 NicRow find_nic_call(const char* symbol);
 
-/// The wrapper of a library's function, the same one as long as the library is loaded. The function
-/// itself, with an error in the log, when there are more such libraries than anybody has.
+/// Returns the wrapper of a library's function, the same one while the library is loaded. Returns
+/// the function itself, with an error in the log, if there are more such libraries than anybody
+/// has.
 void* nic_wrapper(NicRow row, void* real);
 
 /// The code address is one of our exports, where a lookup wanted the library's function.

@@ -129,7 +129,7 @@ Transferring::Transferring(const char* call, std::uint64_t address, std::size_t 
   while (true) {
     error_ = refusal(pass_.emplace(*the_gate), call, size);
     if (error_ != 0) return;
-    // What is here stays here as long as the pass lasts.
+    // What is here stays here while the pass lasts.
     if (!Absence::any() || !Absence::of(runtime->memory().holdings, named)) return;
     pass_.reset();
     if (const CUresult r = await_memory(call, named, {}); r != CUDA_SUCCESS) {

@@ -1,6 +1,6 @@
-// Registrations: what of brokered memory the program has registered, by what the library gave it.
+// Registrations: the brokered memory that the program has registered, by what the library gave it.
 //
-// Any thread. The book lives as long as the process: libraries deregister in static destructors. An
+// Any thread. The book lives until the process ends: libraries deregister in static destructors. An
 // empty one costs no lock. A child of fork leaves its parent's alone.
 #pragma once
 
@@ -46,11 +46,11 @@ class Registrations {
   std::map<Key, All> book_;
 };
 
-/// A range that a call is about to make known to a device. What of it is brokered is pinned from
-/// here on; until the end of this object, unless it is kept.
+/// A range that a call is about to make known to a device. Its brokered memory is pinned from here
+/// on; until the end of this object, unless it is kept.
 class Registering {
  public:
-  /// Waits at the gate, but for memory that is not brokered. `call`: its name, for messages.
+  /// Waits at the gate, except for memory that is not brokered. `call`: its name, for messages.
   Registering(const char* call, amem_v1_PinReason reason, std::uint64_t address, std::size_t size);
   ~Registering();
   Registering(const Registering&) = delete;
@@ -66,8 +66,8 @@ class Registering {
   int error_ = 0;
 };
 
-/// A range that a device reads or writes while a call lasts, without the driver. What of it is
-/// brokered stays where it is until the end of this object: a pause waits for it.
+/// A range that a device reads or writes while a call lasts, without the driver. Its brokered
+/// memory stays where it is until the end of this object: a pause waits for it.
 class Transferring {
  public:
   /// As Registering's; also waits for memory whose tag is paused.

@@ -58,7 +58,7 @@ bool Orphan::holds_out(RankState state, const Status& why, bool hope) {
   return true;
 }
 
-/// A line from time to time as long as it waits.
+/// Logs a line from time to time while it waits.
 void Orphan::remind(std::uint64_t wait) {
   session_.run_at(Session::Clock::now() + reminder_, [this, wait] {
     if (wait != waits_) return;
@@ -108,7 +108,7 @@ Status Orphan::restore(RankState state, std::uint64_t bytes_paused) {
     if (status.ok()) status = memory_.residency.make_again(a.id);
   if (Status s = memory_.residency.finish_return(bytes); status.ok()) status = s;
   for (const Paused& a : paused.value())
-    // A program that runs while its memory comes back may have freed this meanwhile.
+    // A program that runs during the resume of its memory may have freed this meanwhile.
     if (status.ok() && memory_.holdings.holds(a.id)) status = mover_.restore(a.id, a.size);
   if (Status s = mover_.finish_load(bytes); status.ok()) status = s;
   if (status.ok()) {

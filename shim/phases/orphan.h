@@ -1,5 +1,5 @@
 // Orphan: what becomes of a rank that waits for memory, and that no broker serves any more
-// (AMEM_ORPHAN): it goes on waiting for one, ends its process, or brings the bytes back by itself.
+// (AMEM_ORPHAN): it goes on waiting for one, ends its process, or restores the bytes without one.
 //
 // Service thread only.
 #pragma once

@@ -254,9 +254,9 @@ void Phases::drop_leftovers() {
     log_info("the driver has now freed the memory that it did not free in a pause");
 }
 
-// A resume may fail between packets, with copies under way to what is to be unmapped.
+// A resume may fail between packets, with copies under way to memory that undo() unmaps.
 Status Phases::undo(std::uint64_t& bytes) {
-  // What the attempt took is no part of the next one's times.
+  // What the attempt took does not count in the next one's times.
   clock_.end(RankPhase::kMap);
   clock_.end(RankPhase::kLoad);
   memory_.residency.take_timings();
@@ -279,7 +279,7 @@ void Phases::make(const amem_v1_Make& make) {
   for (pb_size_t i = 0; i < make.ids_count; ++i) {
     Result<Fd> fd = next.ok() ? memory_.residency.make(make.ids[i]) : Result<Fd>(next.status());
     if (!fd.ok()) {
-      // In a swap that is no error: the broker asks again when something has left.
+      // In a swap this is expected: the broker asks again when something has left.
       log_debug(fd.status().text());
       made.code = static_cast<std::uint32_t>(fd.status().code());
       set_text(made.text, fd.status().text());

@@ -1,9 +1,10 @@
 // Phases: carries out the broker's commands in this rank (docs/protocol.md), one after another, on
 // the service thread.
 //
-// A rank that comes back to the next broker says what it holds and whether its gate is shut. So
-// commands may find done what they ask for: then they change nothing and are answered as ever. What
-// is not allowed in the rank's state (rank_state.h) is answered with an error and changes nothing.
+// A rank that reconnects to the next broker says what it holds and whether its gate is shut. So
+// commands may find done what they ask for: then they change nothing and are answered as usual.
+// What is not allowed in the rank's state (rank_state.h) is answered with an error and changes
+// nothing.
 #pragma once
 
 #include <cstdint>
@@ -106,7 +107,7 @@ class Phases final : public Session::Handler {
   std::set<std::uint64_t> listed_;  // by the packets of a Release so far
   PhaseClock clock_;
   Status map_status_;               // first failure since the last PhaseDone of a Map
-  std::uint64_t mapped_bytes_ = 0;  // likewise
+  std::uint64_t mapped_bytes_ = 0;  // since the last PhaseDone of a Map
 };
 
 }  // namespace amem::shim

@@ -1,7 +1,7 @@
-// RankState: where this rank is between running and paused, and which of the broker's commands are
+// RankState: where this rank is between running and paused, and the broker's commands that are
 // allowed there: one table. Pure values.
 //
-// A rank that comes back to another broker may be told what it has done already. Such a command is
+// A rank that reconnects to another broker may be told what it has done already. Such a command is
 // allowed, and keeps the state.
 #pragma once
 
@@ -20,7 +20,7 @@ enum class RankState : std::uint8_t {
   kSaves,     // bytes are measured or saved; the pause may still be called off
   kLeaves,    // some memory has left for this pause, and more is to follow (waves)
   kPaused,    // nothing is under way
-  kReturns,   // memory comes back for a resume
+  kReturns,   // memory returns for a resume
   kDetached,  // the driver may put the process away, or has: nothing here calls it
   kFailed,    // for good: bytes are lost, or memory could not be mapped again
 };
@@ -31,7 +31,7 @@ enum class RankCommand : std::uint8_t {
   kSave,         // Measure, Save
   kReleaseWave,  // a Release after which more waves follow
   kReleaseAll,   // of everything
-  kReleaseList,  // of what is listed: the last that is to leave, or what an earlier pause has left
+  kReleaseList,  // of what is listed: the last that leaves, or what an earlier pause has left
   kReleaseTags,
   kUndo,    // a Release of what a resume has brought back
   kReturn,  // Make, Map, Load

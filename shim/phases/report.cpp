@@ -84,7 +84,7 @@ std::string member(const char* name, std::uint64_t value) {
 
 std::vector<UnbrokeredAmount> Report::amounts() {
   std::vector<UnbrokeredAmount> amounts = memory_.unbrokered.amounts();
-  // The driver's answers must not depend on the thread's captures, nor do them harm.
+  // The driver's answers must not depend on the thread's captures, and must not harm them.
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   driver_.cuThreadExchangeStreamCaptureMode_(&mode);
   std::map<int, UnbrokeredAmount> of_pools;

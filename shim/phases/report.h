@@ -57,8 +57,8 @@ class Report {
   std::mutex mutex_;                                           // guards sent_
   std::vector<UnbrokeredAmount> sent_;                         // changed on the service thread
   std::vector<UnknownCalls::Call> sent_calls_;                 // service thread
-  bool held_ = false;                                          // likewise
-  bool missed_ = false;                                        // likewise; changed while held
+  bool held_ = false;                                          // service thread
+  bool missed_ = false;                                        // service thread; changed while held
 };
 
 }  // namespace amem::shim

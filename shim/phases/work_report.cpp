@@ -41,7 +41,7 @@ void WorkReport::run() {
     }
     Clock::time_point until = Clock::now() + kLong;
     if (on) {
-      // What has waited while nobody wanted to know is no demand.
+      // What has waited while nobody wanted to know does not count as demand.
       if (!was_on) {
         waits_ = gate_.demand().waits;
         waiting_ = false;

@@ -58,7 +58,7 @@ class WorkReport {
   std::condition_variable answered_;
   bool started_ = false;
   bool on_ = false;
-  bool due_ = false;  // the state is to be told although it is not news
+  bool due_ = false;  // the state must be sent although it has not changed
   bool stopped_ = false;
   bool asking_ = false;
 

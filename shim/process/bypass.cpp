@@ -226,7 +226,7 @@ std::vector<Bypass::Finding> Bypass::look() {
                                   : in_driver(value);
       if (!past) continue;
       findings.push_back({object.loaded.path, reference.symbol, unknown});
-      if (!unknown) break;  // one is enough; what is unknown is to be signed off one by one
+      if (!unknown) break;  // one is enough; unknown ones must be signed off one by one
     }
   }
   return findings;

@@ -14,7 +14,7 @@
 namespace amem::shim {
 namespace {
 
-/// As long as the environment says so. Asked for each library that is loaded with the flag.
+/// Returns whether the environment says so. Asked for each library that is loaded with the flag.
 bool clears() {
   const auto environment = [](const char* name) -> const char* { return std::getenv(name); };
   if (value_of(environment, "AMEM_SHIM_WITHOUT").empty() &&

@@ -1,4 +1,4 @@
-// ExitHandler: runs a function as early in exit() as a library can have it run.
+// ExitHandler: runs a function as early in exit() as a library can.
 //
 // Handlers run in the reverse order of their registration, those of std::atexit and the destructors
 // of static objects alike. So whoever wants to be first registers last: arm() again moves this one

@@ -14,8 +14,8 @@ namespace amem::shim {
 bool matches_module(const char* path, const char* prefix);
 bool matches_module(const char* path, const std::vector<std::string>& prefixes);
 
-/// Path of the file that this code address belongs to, as the loader has it; "" when it belongs to
-/// none. Valid for as long as that file stays loaded, as it does while its code calls.
+/// Returns the loader's path of the file that this code address belongs to, or "" if it belongs to
+/// none. Valid while that file is loaded; it stays loaded while its code calls.
 const char* file_of(const void* code_address);
 /// The same for C libraries without _dl_find_object (before 2.35): slower, and with the lock that
 /// the loader holds while it adds an object to its list.

@@ -19,8 +19,8 @@ class Python {
   /// Its atexit functions are about to run; told by the package amem, which Python tells.
   static void tell_ending();
 
-  /// The calling thread is Python's, but not the main one: whoever comes back to an interpreter
-  /// that is being finalized is ended there, by pthread_exit before 3.14.
+  /// Returns whether the calling thread is Python's, but not the main one. Such a thread is ended
+  /// when it returns to an interpreter that is being finalized, by pthread_exit before 3.14.
   static bool ends_this_thread();
 };
 
@@ -31,7 +31,7 @@ class EndOfCaller {
  public:
   /// Asked now: an interpreter that has ended no longer knows its threads.
   EndOfCaller() : with_interpreter_(Python::ends_this_thread()) {}
-  /// `process_ends`: exit() has begun. Asked again and again: nobody tells of an interpreter's end.
+  /// `process_ends`: exit() has begun. Asked repeatedly: nobody reports an interpreter's end.
   bool is_here(bool process_ends) const {
     return Python::ending() ? !with_interpreter_ : process_ends;
   }

@@ -19,7 +19,7 @@ struct Dynamic {
   std::size_t calls_size = 0;
 };
 
-/// The loader has made the tables' addresses absolute, but for objects whose section it cannot
+/// The loader has made the tables' addresses absolute, except in objects whose section it cannot
 /// write to.
 template <class T>
 const T* table(const LoadedObject& object, ElfW(Addr) address) {

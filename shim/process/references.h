@@ -19,7 +19,7 @@ struct MappedRange {
 
 /// An object in this process. Valid while it is loaded.
 struct LoadedObject {
-  std::string path;  // as the loader has it; empty for the program itself
+  std::string path;  // the loader's; empty for the program itself
   ElfW(Addr) base = 0;
   const ElfW(Dyn) * dynamic = nullptr;
   std::vector<MappedRange> mapped;     // its segments

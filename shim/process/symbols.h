@@ -13,7 +13,7 @@ namespace amem::shim {
 using Dlsym = void* (*)(void* handle, const char* name);
 Dlsym real_dlsym();
 
-/// dlvsym of the C library, likewise.
+/// The same for dlvsym of the C library.
 using Dlvsym = void* (*)(void* handle, const char* name, const char* version);
 Dlvsym real_dlvsym();
 

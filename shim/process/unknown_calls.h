@@ -56,9 +56,9 @@ class UnknownCalls {
   /// Whether the function that the program would get is the driver's for this version, too.
   using IsOf = std::function<bool(int version)>;
 
-  /// Whether the program may have a call that the table does not know: the list has it, and the
-  /// function is that of the version which was signed off. `signable`: false of a call of which the
-  /// table wraps an older version. Notes the call.
+  /// Returns whether the program may have a call that the table does not know: the list has it, and
+  /// the function is from the version that was signed off. `signable`: false for a call with an
+  /// older version that the table wraps. Notes the call.
   bool may_have(const char* name, const IsOf& is_of, bool signable = true);
   /// The same of an attribute of devices that is newer than the table, by its number.
   bool may_have_attribute(int attribute);

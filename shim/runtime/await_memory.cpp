@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::seconds kCapturesEnd{1};
 
 /// How long a call waits until a thread of this process asks for the resume of what the process has
-/// paused itself. A thread that is to ask for it may not have run yet.
+/// paused itself. The thread that will ask for it may not have run yet.
 constexpr std::chrono::seconds kResumeBegins{1};
 
 /// A capture is not to wait for a resume: a pause, and so perhaps the resume, waits for its end.
@@ -27,8 +27,8 @@ bool captures(Runtime& runtime, const Gate::Submission& work) {
          (work.on_stream && devices != nullptr && devices->capturing(work.stream));
 }
 
-/// Whether a pause waits for the end of captures, and has for long. Any thread may be what keeps
-/// one open: it may hold up the thread that is to end it.
+/// Finds whether a pause waits for the end of captures, and has for long. Any thread may keep one
+/// open: it may hold up the thread that will end it.
 class CapturesAwaited {
  public:
   bool operator()() {

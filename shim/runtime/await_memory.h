@@ -1,5 +1,5 @@
-// Calls that name memory of the program's, some of which may be paused while the program runs.
-// Plain functions; the program's threads.
+// Calls that name memory of the program's. Some of it may be paused while the program runs. Plain
+// functions; the program's threads.
 #pragma once
 
 #include <cuda.h>
@@ -31,7 +31,7 @@ CUresult with_memory(const char* call, const Work& work, const Named& named, con
       if (pass.result() != CUDA_SUCCESS) return pass.result();
       if (!Absence::any()) [[likely]]
         return make();
-      // What is here stays here as long as the pass lasts.
+      // What is here stays here while the pass lasts.
       if (!Absence::of(Runtime::get().memory().holdings, named())) return make();
     }
     if (const CUresult r = await_memory(call, named(), work()); r != CUDA_SUCCESS) return r;

@@ -36,7 +36,7 @@ struct Errand {
   bool given_up = false;
 };
 
-/// Nothing of the memory leaves or comes back while it runs.
+/// None of the memory leaves or returns while it runs.
 Status on_service_thread(Runtime& runtime, std::function<Status(Mover&)> work) {
   if (!runtime.connected()) return {Code::kUnavailable, "there is no broker, so nothing is saved"};
   using Clock = std::chrono::steady_clock;
@@ -53,7 +53,7 @@ Status on_service_thread(Runtime& runtime, std::function<Status(Mover&)> work) {
   std::unique_lock lock(errand->mutex);
   bool ending = false;
   for (auto until = Clock::now() + kDeadline; !errand->result && Clock::now() < until;) {
-    // As long as it serves, the service thread comes to it at once: exit() is not to wait for more.
+    // While it serves, the service thread comes to it at once: exit() must not wait for more.
     if (!ending && end.is_here(session.ending())) {
       ending = true;
       until = std::min(until, Clock::now() + Session::kEndDeadline);

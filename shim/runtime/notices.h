@@ -8,8 +8,8 @@
 
 namespace amem::shim {
 
-/// A kernel has touched memory that is mapped nowhere. When memory of this process is paused, says
-/// of which tags: the driver gives no address. Not while a lock of the shim's is held.
+/// A kernel has touched memory that is mapped nowhere. If memory of this process is paused, logs
+/// its tags: the driver gives no address. Not while a lock of the shim's is held.
 void explain_fault(const char* call) noexcept;
 
 /// The result of a call of the program's. Costs a comparison.

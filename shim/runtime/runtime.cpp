@@ -76,8 +76,8 @@ void compare_with_table(const Driver& driver) {
              " and newer");
 }
 
-/// For a process of which nobody has said whom it takes turns with. Process ids are the same in
-/// different containers.
+/// Returns a group's name for a process that has no named group to take turns with. Process ids are
+/// the same in different containers.
 std::string group_of_one() {
   std::uint32_t number = 0;
   if (::getentropy(&number, sizeof number) != 0) number = 0;  // then the process id has to do
@@ -255,8 +255,8 @@ Status Runtime::open() {
 }
 
 /// Threads that are not here may have had any lock, and been in the middle of any change. So the
-/// child gets a runtime of its own in the place of its parent's, and nothing in it is destroyed. As
-/// long as the parent had not asked for a broker the child may.
+/// child gets a runtime of its own in the place of its parent's, and nothing in it is destroyed. If
+/// the parent had not asked for a broker the child may.
 void Runtime::after_fork_in_child() {
   Runtime& parents = *instance;
   parents.session_.abandon_after_fork();
@@ -278,7 +278,7 @@ void Runtime::process_ends() {
   self.session_.end();
 }
 
-/// The broker hears no more of this rank until the process has ended. That is no lie: whatever it
+/// The broker hears no more of this rank until the process has ended. This is true: whatever it
 /// asks for could not be done.
 void Runtime::driver_ends() {
   Runtime& self = *instance;
@@ -290,7 +290,7 @@ void Runtime::driver_ends() {
 
 void Runtime::device_used(int device) {
   if (device < 0 || device >= 64) return;
-  // To prepare a device on which the program has no context would make one, some hundred MiB for
+  // To prepare a device on which the program has no context would make one, a few hundred MiB for
   // good.
   if (devices_.current() != device && !devices_.active(device)) return;
   {
@@ -344,7 +344,7 @@ Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t t
                                         std::to_string(sizeof body.set - 1) + " bytes"};
   set_text(body.set, what.set);
   body.set_ranks = what.set_ranks;
-  // What a rank asks for of tags it may have to wait for as long as for a collective.
+  // A rank's request for tags may have to wait for the other ranks, as a collective does.
   const bool of_tags = body.tags_count > 0;
   if (timeout_ms == 0)
     timeout_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(

@@ -36,8 +36,8 @@
 
 namespace amem::shim {
 
-/// What a rank asks of its group: of the memory with one of `tags`, or of all but that of `except`,
-/// or of all.
+/// What a rank asks of its group: for the memory with one of `tags`, or for memory with none of
+/// `except`, or for all.
 struct GroupRequest {
   amem_v1_GroupOp op = amem_v1_GroupOp_GROUP_OP_UNSPECIFIED;
   std::vector<std::string> tags = {};

@@ -1,10 +1,10 @@
 // Fifos: NCCL's receive buffers of peer-to-peer connections, found in its own tables.
 //
-// The layout is that of NCCL's device.h and comm.h, the same in 2.27.5, 2.28.9, 2.29.7 and 2.30.7:
-// a table has a ncclDevChannelPeer for each rank, with two connections to send by and two to
-// receive by (ncclConnInfo). A receive buffer begins with a page of counters (ncclRecvMem). The
-// buffers of the protocols LL, LL128 and Simple follow. Nothing is taken on trust: a connection
-// counts only where all its addresses and sizes fit one buffer. Pure; any thread.
+// NCCL's device.h and comm.h have the layout, the same in 2.27.5, 2.28.9, 2.29.7 and 2.30.7: a
+// table has a ncclDevChannelPeer for each rank, with two connections to send by and two to receive
+// by (ncclConnInfo). A receive buffer begins with a page of counters (ncclRecvMem). The buffers of
+// the protocols LL, LL128 and Simple follow. Nothing is taken on trust: a connection counts only
+// where all its addresses and sizes fit one buffer. Pure; any thread.
 #pragma once
 
 #include <array>
@@ -31,8 +31,8 @@ struct Fifo {
   std::uint64_t step = 0;  // the next one that this end will read
 
   /// Bytes at its beginning that must be kept. LL's flags are steps modulo 2^32, so memory of zeros
-  /// has that of step 2^32 - 1. In half of the steps before it NCCL itself writes all flags of LL
-  /// anew (NCCL_LL_CLEAN_MASK), and from there on LL is kept.
+  /// has the flag of step 2^32 - 1. In half of the steps before it NCCL itself writes all flags of
+  /// LL anew (NCCL_LL_CLEAN_MASK), and from there on LL is kept.
   std::uint64_t kept() const { return static_cast<std::uint32_t>(step) < kLlAnew ? ll : ll128; }
 
   /// Where the words are that say whether the sender is ahead: how far it is with Simple; and the

@@ -1,9 +1,9 @@
-// Scratch: which bytes a pause need not save, because they hold nothing: space that no buffer is
-// in, and what NCCL's receive buffers leave behind between collectives, where that is asked for.
-// They come back as zeros, or as they were where leaving them out saves nothing.
+// Scratch: the bytes that a pause need not save, because they hold nothing: space that no buffer is
+// in, and what NCCL's receive buffers leave behind between collectives, where that is asked for. A
+// resume restores them as zeros, or as they were where leaving them out saves nothing.
 //
-// In a proof run NCCL's come back as a pattern that no collective may read: NaN in every
-// floating-point type, and no flag of LL128's. Only of buffers in slabs. Service thread, but for
+// In a proof run a resume restores NCCL's as a pattern that no collective may read: NaN in every
+// floating-point type, and no flag of LL128's. Only of buffers in slabs. Service thread, except
 // of_nccl().
 #pragma once
 
@@ -58,10 +58,11 @@ class Scratch {
 
   /// A pause begins: what was found in the last one counts no longer.
   void begin();
-  /// What of this allocation need not be saved; nullptr: nothing. Good until begin(). The first
-  /// call in a pause looks at NCCL's tables and at what is free: what the program frees later in
-  /// the pause is saved. REQUIRES: the gate is shut, so that no space is taken; nothing runs on the
-  /// devices of the group, and since begin() nothing has been released before the first call.
+  /// Returns the parts of this allocation that need not be saved; nullptr: none. Good until
+  /// begin(). The first call in a pause looks at NCCL's tables and at what is free: what the
+  /// program frees later in the pause is saved. REQUIRES: the gate is shut, so that no space is
+  /// taken; nothing runs on the devices of the group, and since begin() nothing has been released
+  /// before the first call.
   const std::vector<Gap>* left_out(std::uint64_t id, const ReadWords& read);
   /// In a proof run: fills what was left out, and is here again, with the pattern. Waits for that.
   Status spoil();

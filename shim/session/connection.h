@@ -1,5 +1,5 @@
 // Connection: how a rank gets a socket to the broker and says who it is: at its start, and when it
-// comes back to a broker that has begun again.
+// reconnects to a broker that has begun again.
 //
 // Stateless functions. Each of their waits ends after ten seconds.
 #pragma once
@@ -23,7 +23,7 @@ struct RankIdentity {
   std::string job = {};  // of the group (common/job.h); empty: none
 };
 
-/// What a rank that comes back says of itself.
+/// What a rank that reconnects says of itself.
 struct Comeback {
   Token key{};  // of its session
   bool gate_shut = false;
@@ -49,9 +49,9 @@ class NewSocket {
   Fd fd_;
 };
 
-/// Says Hello, and what a rank that comes back holds. Afterwards the socket does not block.
+/// Says Hello, and what a rank that reconnects holds. Afterwards the socket does not block.
 /// kAborted: the broker has ended meanwhile. kDeadlineExceeded: it does not answer. kInternal: what
-/// answers is no broker. Otherwise the broker's refusal.
+/// answers is not a broker. Otherwise the broker's refusal.
 Result<amem_v1_Welcome> say_hello(int socket, const std::string& path, const RankIdentity& identity,
                                   const Comeback* comeback = nullptr);
 

@@ -24,7 +24,7 @@ class Retries {
   /// There was a broker again, and it has ended: the time begins anew.
   void again(Clock::time_point now) { until_ = now + patience_; }
   bool over(Clock::time_point now) const { return !endless_ && now >= until_; }
-  /// From now on each second, for ever.
+  /// From now on each second, without end.
   void go_on() { endless_ = true; }
 
  private:

@@ -2,7 +2,7 @@
 //
 // Sending waits for nobody: what the socket has no space for stays here until it has. It is not
 // bounded: messages without a Reply are few or follow an answer of the broker's, such as Free its
-// Create. Without a connection nothing is kept: whoever comes back tells all anew (collect()).
+// Create. Without a connection nothing is kept: a rank that reconnects tells all anew (collect()).
 // Any thread.
 #pragma once
 
@@ -41,8 +41,8 @@ class SendQueue {
   /// There may soon be another: what comes is kept for it from now on, behind `first`.
   void collect(std::vector<Parcel> first);
 
-  /// True: some is left. `request`, of what is to be sent once for each connection even if it is
-  /// given twice: where to note for which it was; 0 before.
+  /// Returns true if some is left. `request`: for a parcel that is sent once for each connection
+  /// even if it is given twice; the place to note the connection; 0 before.
   bool add(Parcel parcel, std::uint64_t* request = nullptr);
   /// Sends what there is space for. False: the broker has read nothing for too long.
   bool flush();

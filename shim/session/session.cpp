@@ -390,8 +390,8 @@ void Session::sleep(pollfd* fds, std::size_t count, int milliseconds) {
 /// Until the connection ends, and then why. kUnavailable: the broker's end is closed.
 Status Session::serve_broker() {
   for (;;) {
-    // No deadline but the tasks' and that of messages that wait: this thread's whole job is to wait
-    // for the broker, whose death ends the wait.
+    // No deadline but the tasks' and the waiting messages': this thread's whole job is to wait for
+    // the broker, whose death ends the wait.
     const short events = outgoing_.full() ? POLLIN | POLLOUT : POLLIN;
     pollfd fds[2] = {{}, {socket_.get(), events, 0}};
     sleep(fds, 2, milliseconds_to_wait());

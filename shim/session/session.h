@@ -4,7 +4,7 @@
 // that wait for them, commands to the Handler, one after another. call() and post() from any
 // thread, but call() not from the handler, which runs on the thread that would read the answer.
 //
-// When the broker ends, the service thread tries to come back to the next one (docs/protocol.md,
+// When the broker ends, the service thread tries to reconnect to the next one (docs/protocol.md,
 // "Reconnecting"). Meanwhile calls wait, and are asked again; what has no Reply is dropped, because
 // the rank tells anew what it holds. Once that has taken too long, or is refused, the session is
 // lost: then calls fail at once, and the handler hears of it once. A handler that holds out makes
@@ -78,7 +78,7 @@ class Session {
     /// What the rank says to the next broker, without its key. Calls `mark` once, under the locks
     /// that others hold when they change what the rank holds and post that.
     virtual Comeback comes_back(const Mark& mark) = 0;
-    /// It has come back.
+    /// It has reconnected.
     virtual void returned() = 0;
     /// No broker has come in time; or, without `hope`, none will ever serve this rank. True: the
     /// session is to go on trying, which it does if there is hope.
@@ -92,12 +92,12 @@ class Session {
 
   /// Connects and says Hello. kUnavailable: no broker there. kPermissionDenied: somebody else plays
   /// one there (common/trusted_broker.h). Otherwise the broker's refusal. `reconnect`: for how long
-  /// to try to come back when the broker has ended, or to join the next one when it ends before it
+  /// to try to reconnect when the broker has ended, or to join the next one when it ends before it
   /// answers.
   Status connect(const std::string& socket_path, const Identity& identity,
                  std::chrono::milliseconds reconnect = {});
-  /// Starts the service thread; commands may come from now on. The handler must live as long as
-  /// the process. REQUIRES: connect() succeeded.
+  /// Starts the service thread; commands may come from now on. The handler must live until the
+  /// process ends. REQUIRES: connect() succeeded.
   Status start(Handler& handler);
   /// What is asked is answered, or waits for a broker. False: it fails at once.
   bool alive() const { return alive_.load(std::memory_order_acquire); }
@@ -133,8 +133,8 @@ class Session {
   /// The same, not before the given time.
   void run_at(Clock::time_point when, std::function<void()> task);
 
-  /// The process is ending: what waits for the broker waits at most kEndDeadline from here on, and
-  /// what asks it later likewise.
+  /// The process is ending: calls that wait for the broker, and later ones, wait at most
+  /// kEndDeadline from here on.
   void end();
   bool ending();
   /// The driver is about to end. What uses it does not begin any more: tasks, commands, and what
@@ -213,7 +213,7 @@ class Session {
   Identity identity_;
   std::chrono::milliseconds reconnect_{};
   amem_v1_Welcome welcome_ = amem_v1_Welcome_init_zero;
-  Token key_{};  // the service thread's; zeros: the rank cannot come back
+  Token key_{};  // the service thread's; zeros: the rank cannot reconnect
   Handler* handler_ = nullptr;
   std::atomic<bool> alive_{false};
   std::atomic<bool> ended_{false};
