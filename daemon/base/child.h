@@ -29,7 +29,7 @@ Result<pid_t> start_program(std::vector<std::string> words, int input, int outpu
                             std::optional<std::vector<std::string>> environment = {});
 /// For a child that has hardly begun, so it ends at once.
 void end_now(pid_t child);
-/// Whether it has ended; it is no zombie then. `exit`: as waitpid() has it.
+/// Returns whether it has ended, and then reaps it. `exit`: as from waitpid().
 bool reap(pid_t child, int& exit);
 /// The same, and waits for that until then. `process`: a pidfd of it.
 bool reap_until(pid_t child, int process, int& exit, Time until);

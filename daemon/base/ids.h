@@ -12,7 +12,7 @@ namespace amem {
 
 using AllocationId = std::uint64_t;
 using RankId = std::uint32_t;   // never 0
-using GroupId = std::uint32_t;  // a group that comes back by name is another group
+using GroupId = std::uint32_t;  // a group whose name is used again is another group
 using SessionId = std::uint64_t;
 
 /// An attempt of a group at something, and which of its waves: what ranks are sent and answer

@@ -16,8 +16,8 @@ namespace amem {
 class RuntimeDir {
  public:
   /// Creates the directory with `mode` if it is missing (not its parents) and takes the lock.
-  /// kAlreadyExists: another amemd has it; the text names its pid. kFailedPrecondition: it is no
-  /// directory of this user's or root's to which nobody else may write.
+  /// kAlreadyExists: another amemd has it; the text names its pid. kFailedPrecondition: it is not a
+  /// directory, not this user's or root's, or others may write to it.
   Status open(const std::string& path, mode_t mode);
 
  private:

@@ -59,7 +59,7 @@ Result<pid_t> spawn(char* const* argv, int output) {
   return child;
 }
 
-/// What it has written. Not OK: it did not end with 0 until then.
+/// Returns what it has written. Returns an error if it did not exit with status 0 until then.
 Result<std::string> output_of(char* const* argv, Time until) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return errno_status(Code::kInternal, "pipe2", errno);

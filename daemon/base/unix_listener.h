@@ -20,7 +20,7 @@ namespace amem {
 struct SocketFile {
   std::string path;
   mode_t mode = 0600;
-  std::optional<gid_t> group;  // nothing: that of the process
+  std::optional<gid_t> group;  // nothing: the process's
 };
 
 /// kInvalidArgument: the path is too long for one.
@@ -38,8 +38,8 @@ class UnixListener {
   /// `type`: SOCK_STREAM or SOCK_SEQPACKET. Replaces a file that nobody listens on.
   /// REQUIRES: the caller holds the runtime directory's lock.
   Status open(const SocketFile& file, int type);
-  /// Likewise on a socket that listens already, of whatever family. Its file, if it has one, is
-  /// somebody else's: a service manager's.
+  /// The same on a socket that listens already, of any family. Its file, if it has one, is somebody
+  /// else's: a service manager's.
   Status adopt(Fd socket, const std::string& path);
   /// Takes no more, and removes the file if it is ours.
   void shut();

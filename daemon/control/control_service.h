@@ -31,7 +31,7 @@ class FleetService;
 class GrpcNodeLinks;
 class Upgrades;
 
-/// Where and how the control API is served, and to whom.
+/// Where and how the control API is served, and who may use it.
 struct ControlSettings {
   SocketFile socket;
   Isolation isolation = Isolation::kUid;

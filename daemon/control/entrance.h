@@ -7,7 +7,7 @@
 // while a call is under way its number cannot be another connection's. Other peers have come by
 // TCP; they are not known here.
 //
-// For the loop's thread, but for what Callers says of connections, which is for any.
+// For the loop's thread, except what Callers says of connections, which is for any.
 #pragma once
 
 #include <sys/socket.h>

@@ -1,5 +1,5 @@
-// GrpcLog: what gRPC itself has to say goes to amemd's log, such as a stranger's certificate that
-// was refused, of which no call tells.
+// GrpcLog: writes gRPC's own messages to amemd's log, such as that a stranger's certificate was
+// refused, which no call reports.
 //
 // One at a time. Lines come from any thread, and are written by the loop's.
 #pragma once

@@ -1,7 +1,7 @@
 // GrpcNodeLinks: the ways to other nodes' brokers, by gRPC: mutual TLS to "host:port", with the
 // files that the control API itself serves with, or a Unix socket ("unix:PATH").
 //
-// For the loop's thread; what is heard comes back there.
+// For the loop's thread; messages from other nodes arrive there.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -2,7 +2,7 @@
 // it hears comes one after the other, on gRPC's threads.
 //
 // `Base`: grpc::ServerBidiReactor or grpc::ClientBidiReactor. `In`, `Out`: messages with a repeated
-// field `each`, of which one write takes all that wait. push(): any thread.
+// field `each`; one write takes all that wait. push(): any thread.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kMaxTagLength = sizeof(amem_v1_Create::tag) - 1;
 
-/// What ranks can be told of.
+/// Checks that a message to ranks can name these tags.
 Status check_tags(const std::set<std::string>& tags) {
   if (tags.size() > kMaxTags)
     return {Code::kInvalidArgument,

@@ -1,5 +1,5 @@
 // Upgrades: an operator's wish that the amemd that is installed now takes this one's place. The
-// holder keeps everything meanwhile, and ranks come back by themselves.
+// holder keeps everything meanwhile, and ranks reconnect without help.
 //
 // For the loop's thread.
 #pragma once

@@ -3,13 +3,13 @@
 // Each node takes part by the phases that it always takes, held
 // (daemon/transactions/transaction.h). The conductor takes one cut of all ranks, and lets nobody
 // release before all nodes have saved, nobody open before all have loaded and let go of what goes
-// out. Until it has told somebody to release, a failure or loss of one node has all others give up;
-// those that come in likewise until somebody is told to open. The node that leads, if it takes
-// part, is told to go on last: whoever has been told can then tell those who lose their leader. All
-// are told which node that is.
+// out. Until it has told somebody to release, all others give up when one node fails or is lost.
+// For those that come in this holds until somebody is told to open. The node that leads, if it
+// takes part, is told to go on last: whoever has been told can then tell those who lose their
+// leader. All are told which node that is.
 //
-// A node that says nothing for longer than any of its phases lasts is lost, even if pings come
-// back.
+// A node that says nothing for longer than any of its phases lasts is lost, even if it answers
+// pings.
 //
 // Pure: reports go in, commands come out; time comes in. Not synchronised; the loop's.
 #pragma once
@@ -41,7 +41,7 @@ class Conductor {
   };
   struct Step {
     std::size_t node;
-    v1::FleetCommand command;  // nothing: the way to the node is to be broken, and it is lost
+    v1::FleetCommand command;  // nothing: break the way to the node; it is lost
   };
 
   /// `nodes`: what they are called until they have told their names; at least one, all different.

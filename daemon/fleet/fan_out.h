@@ -16,8 +16,8 @@ inline constexpr std::size_t kMostCalls = 64;
 inline constexpr std::size_t kMaxNodes = kMostCalls * kMostCalls;
 
 struct Branch {
-  std::size_t head;               // who has a call from the leader
-  std::vector<std::size_t> rest;  // to whom the head passes on
+  std::size_t head;               // has a call from the leader
+  std::vector<std::size_t> rest;  // the head passes on to them
 };
 
 /// Of nodes 0 to count - 1, each once. REQUIRES: count <= kMaxNodes.

@@ -136,7 +136,7 @@ void Fleet::lead(const Caller& caller, v1::FleetBegin begin, const Operations::O
   led->branch_of.resize(nodes);
   led->links.resize(led->branches.size());
   spdlog::info("amemd leads an operation over {} nodes, requested by {}", nodes, caller.who);
-  // Where one cannot be opened the others are to be told, who are open only after this.
+  // Where one cannot be opened the others must be told; they are open only after this.
   led->carrying_out = true;
   for (std::size_t branch = 0; branch < led->branches.size(); ++branch) open(led, branch, begin);
   led->carrying_out = false;
@@ -186,7 +186,7 @@ void Fleet::heard(const std::shared_ptr<Led>& led, std::size_t branch, v1::Fleet
   carry_out(led);
 }
 
-/// Those to whom its head passes on are lost with it.
+/// The nodes that its head passes on to are lost with it.
 void Fleet::over(const std::shared_ptr<Led>& led, std::size_t branch, const Status& why) {
   if (led->over) return;
   led->links[branch].reset();

@@ -35,13 +35,13 @@ class FleetCut {
   /// The node has gone, and its ranks with it.
   void forget(std::size_t node, Time now);
 
-  /// All nodes have told of their ranks, and all ranks are quiet.
+  /// All nodes have reported their ranks, and all ranks are quiet.
   bool taken() const { return cut_ && cut_->taken(); }
   std::vector<Step> decide(Time now);
   Time next_decision() const { return cut_ ? cut_->next_decision() : kNever; }
 
  private:
-  using Rank = std::pair<std::size_t, std::uint32_t>;  // of which node
+  using Rank = std::pair<std::size_t, std::uint32_t>;  // the node's number, and the rank's there
 
   RankId id(const Rank& rank);
   void begin_if_all_have_told(Time now);

@@ -1,10 +1,10 @@
-// Inquiry: what a node that has lost its leader makes of what the other nodes answer. It has asked
-// whether it may go on with a side, and has not heard.
+// Inquiry: what a node that has lost its leader concludes from the other nodes' answers. It has
+// asked whether it may go on with a side, and has not heard.
 //
 // - Go on, at once, if a node has gone on: the leader had decided so.
 // - Give up, once the round has ended, if a node says why nobody was told to go on, and nobody will
-//   be: it has given up, or has not asked and never will. So does one that has had no part, by its
-//   record, and takes none any more; but only when all have been asked.
+//   be: it has given up, or has not asked and never will. A node that has had no part, by its
+//   record, and takes none any more, says so, too; but only when all have been asked.
 // - Give up, once all have been asked, if none has gone on, none has a leader still, and all have
 //   answered but the one that is the leader's own: that is told last, when another has gone on.
 // - Else ask again.

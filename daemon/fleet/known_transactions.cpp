@@ -7,7 +7,7 @@
 namespace amem {
 namespace {
 
-/// Nodes may ask as long as their deadlines last.
+/// Nodes may ask until their deadlines end.
 constexpr std::size_t kRemembered = 4096;
 
 }  // namespace

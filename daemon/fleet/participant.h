@@ -3,17 +3,17 @@
 // It begins as any operation on the node's groups does, and reports to its leader, which may be
 // lost. What has not asked then whether it may go on is given up. What has asked, and has not
 // heard, asks the other nodes how far they are (daemon/fleet/inquiry.h says what follows from their
-// answers), again and again, at most until the deadline of its phase.
+// answers), repeatedly, at most until the deadline of its phase.
 //
 // What it says to others holds:
-// - "Has gone on": it has, and so does its next amemd.
+// - "Has gone on": it has, and its next amemd goes on, too.
 // - "Has not asked": it never will. A node promises this with its answer. Whoever asks has lost
 //   the leader, and nothing more is decided without the leader. A node records that it asks before
 //   it tells the leader.
 // - "Has given up": nobody was told to go on, and nobody will be. So it says that only if its
-//   leader has said so, or before it has asked, or by what others say. What fails by itself after
-//   it has asked may have been told to go on meanwhile, and says nothing; it is withdrawn, so that
-//   the leader does not decide on it any more.
+//   leader has said so, or before it has asked, or by what others say. A node that fails on its own
+//   after it has asked may have been told to go on meanwhile, and says nothing; it is withdrawn, so
+//   that the leader does not decide on it any more.
 //
 // For the loop's thread.
 #pragma once

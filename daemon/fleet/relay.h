@@ -27,7 +27,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
   /// Once, first. `begin` is what this node has been given.
   void begin(const v1::FleetBegin& begin);
   void pass(v1::FleetCommand command);
-  /// The leader is lost: so it is to all of them. Nothing is reported any more.
+  /// The leader is lost to this node, so all of them lose it. Nothing is reported any more.
   void end();
 
  private:
@@ -37,7 +37,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
   EventLoop& loop_;
   Report report_;
   std::function<void()> idle_;
-  std::string name_;                                       // this node's, as the leader has it
+  std::string name_;                                       // this node's, as the leader says it
   std::map<std::uint32_t, std::unique_ptr<NodeLink>> to_;  // by number
 };
 

@@ -52,7 +52,7 @@ class HolderClient {
   /// Replaces what is there. The descriptor is kept open until it has been sent. `lane`: in which
   /// the holder closes it (wire.h).
   void put(Key key, SharedFd fd, std::uint32_t lane = 0);
-  /// Likewise; whoever calls it keeps the descriptor open until flush() has sent it.
+  /// The same; the caller keeps the descriptor open until flush() has sent it.
   void put(Key key, int fd);
   void drop(Key key);
 
@@ -68,7 +68,7 @@ class HolderClient {
   /// Flushes, and asks: the holder says kSettled with this number when it has closed all that was
   /// dropped in this lane. Not OK: as flush(); it will not.
   Result<std::uint64_t> ask_settled(std::uint32_t lane, Duration limit = kFlushLimit);
-  /// Who is told of that, out of whatever reads.
+  /// Sets the function that is called then, from whatever reads.
   void on_settled(std::function<void(std::uint64_t)> settled) { settled_ = std::move(settled); }
 
   /// Reads what the holder says unasked; to be called when fd() is readable or hung up.

@@ -25,7 +25,7 @@ struct HolderLaunch {
   std::string former;     // of a holder that is used if nobody listens there; empty: none
   std::string program;    // empty: amem-holder, in the folder of this process's own executable
   std::string log_file;   // for what it logs; empty: this process's stderr
-  std::string log_level;  // empty: its default; likewise
+  std::string log_level;  // for what it logs; empty: its default
   std::string log_format;
   bool start = true;  // false: somebody else starts it, and it is waited for
   Duration limit = std::chrono::seconds(10);

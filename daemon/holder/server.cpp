@@ -254,7 +254,7 @@ void HolderServer::put(const HolderPacket& packet, std::vector<Fd> fds) {
     Entry& entry = entries_[key];
     entry.fd = closer(packet.header.detail).shared(std::move(fds[i]));
     if (kind_of(key) != HolderKind::kProcess) continue;
-    // What cannot be watched is no process, so nothing lives there.
+    // What cannot be watched is not a process, so nothing lives there.
     entry.watch = loop_.watch(entry.fd->get(), EPOLLIN, [this, key](std::uint32_t) {
       Entry& ended = entries_.at(key);
       loop_.unwatch(std::exchange(ended.watch, 0));

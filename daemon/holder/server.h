@@ -1,9 +1,9 @@
 // HolderServer: what amem-holder does. Keeps descriptors for one amemd at a time, over its death.
 //
 // It never waits for its client: what a socket does not take is queued. A client that breaks the
-// rules of wire.h is told so and let go of; what it has put stays, as after its death. It ends by
-// itself when what it holds is worth nothing: no client is connected, and none of the processes
-// that it has under HolderKind::kProcess lives. One that stays closes it instead.
+// rules of wire.h is told so and let go of; what it has put stays, as after its death. It ends when
+// what it holds is worth nothing: no client is connected, and none of the processes that it has
+// under HolderKind::kProcess lives. One that stays closes it instead.
 //
 // For the loop's thread; the loop does not run any more when this object goes.
 #pragma once

@@ -52,7 +52,7 @@ enum class HolderMessage : std::uint16_t {
   kPut = 2,     // keys with descriptors; one that is there is replaced; detail: their lane
   kDrop = 3,    // keys; one that is not there is left out
   kList = 4,    // number: any; all that was put before and not dropped
-  kSettle = 5,  // number: any; detail: a lane; answered when what of it was dropped is closed
+  kSettle = 5,  // number: any; detail: a lane; answered when all that was dropped from it is closed
   // From the holder.
   kWelcome = 16,  // number: kHolderVersion
   kRefused = 17,  // detail: HolderRefusal; number: as it says; then the socket is closed

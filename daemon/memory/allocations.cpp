@@ -15,7 +15,7 @@ bool contains(const std::vector<RankId>& ranks, RankId rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-/// The owner is charged for who has it beside the first, whom the entry in the table is for.
+/// Charges the owner for a further rank that has it. The table's entry counts the first.
 Result<Charge> charge_for_another(const Allocation& allocation) {
   const std::shared_ptr<Account>& owner = allocation.charge.account();
   return owner != nullptr ? owner->take(Resource::kAllocations, 1) : Result<Charge>(Charge());
@@ -30,7 +30,7 @@ Status not_held(AllocationId id) {
   return {Code::kNotFound, "this rank does not hold allocation " + std::to_string(id)};
 }
 
-/// `loaded`: what comes back has its bytes.
+/// `loaded`: memory that returns has its bytes.
 Status check_ticket(const Allocation& allocation, const Token& token, bool loaded) {
   if (!same_token(allocation.token, token))
     return {Code::kPermissionDenied, "the ticket for allocation " + std::to_string(allocation.id) +

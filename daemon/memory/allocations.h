@@ -94,7 +94,7 @@ struct AllocationIdentity {
 struct Residence {
   SharedFd fd;          // null: not on the device
   Kept kept;            // of the same memory
-  bool paused = false;  // the ranks have let go of it, but for those that pinned it
+  bool paused = false;  // the ranks have let go of it, except for those that pinned it
   bool stayed = false;  // paused, or about to be, but on the device with its bytes in place
   /// Nobody can have it mapped but its sharers and guests: this amemd has made it, and who had it
   /// and has it no longer has said so. False: also where a process ended without a word.
@@ -107,7 +107,7 @@ struct Residence {
 struct Saved {
   Extents extents;             // empty: nothing was kept
   std::vector<Stored> pieces;  // how, of each extent; empty: byte for byte, and all of them fit
-  RankId saver = 0;            // who is to write them; of no pause: 0
+  RankId saver = 0;            // the rank that writes them; of no pause: 0
   std::uint64_t attempt = 0;   // the pause that has taken them: its Epoch::attempt
   bool hash = false;           // the saver takes hashes
   std::uint64_t since = 0;     // they have the bytes of this attempt, until it saves; 0: of none
@@ -135,9 +135,9 @@ struct Allocation : AllocationIdentity, Residence {
   bool may_leave() const { return resident() && !paused && !stayed && !pinned(); }
   /// A pause takes it.
   bool can_leave() const { return may_leave() && !opened(); }
-  /// How the rank has stored the piece that begins at `offset`. `left`: what of its extent, in
-  /// whole chunks, is not in use; it is the allocation's no more. False: there is no such piece, it
-  /// was told before, or it cannot be in its extent.
+  /// Notes how the rank has stored the piece that begins at `offset`. `left`: the whole chunks of
+  /// its extent that are not in use; they are the allocation's no more. Returns false if there is
+  /// no such piece, if it was told before, or if it cannot be in its extent.
   struct Piece {
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
@@ -154,7 +154,7 @@ struct Allocation : AllocationIdentity, Residence {
   bool fits() const;
   /// Of each extent, how the bytes lie in it.
   std::vector<Stored> pieces() const;
-  /// It has left its device and its bytes are nowhere: it comes back zeroed.
+  /// Returns whether it has left its device and its bytes are nowhere. A resume zeroes it.
   bool dropped() const { return paused && !resident() && saved.empty(); }
   /// Bytes of the pool that hold its bytes.
   std::uint64_t saved_bytes() const;
@@ -168,7 +168,7 @@ struct Usage {
   std::uint64_t allocated = 0;  // bytes, all of it
   std::uint64_t resident = 0;   // of these, on a device now
   std::uint64_t saved = 0;      // what their bytes take in the pool
-  std::uint64_t pinned = 0;     // of these, cannot leave the device
+  std::uint64_t pinned = 0;     // of these, stays on the device
 };
 
 /// Bytes of a group's memory with one tag on one device.
@@ -196,7 +196,7 @@ class Allocations {
 
   /// `rank` of `group` presents a ticket: makes it a sharer, once. kNotFound: no such allocation
   /// (any more). kPermissionDenied: another group's, or the wrong token. kFailedPrecondition: it is
-  /// not on its device, or without its bytes: `loaded` says that what comes back has them.
+  /// not on its device, or without its bytes: `loaded` says that memory that returns has them.
   /// kResourceExhausted: its owner is charged for each rank that has it beside the first, and may
   /// have no more.
   Result<Allocation*> redeem(AllocationId id, const Token& token, GroupId group, RankId rank,
@@ -236,7 +236,7 @@ class Allocations {
   std::vector<Allocation*> of_group(GroupId group);
   std::vector<const Allocation*> of_group(GroupId group) const;
   std::vector<Allocation*> of_group(GroupId group, const Filter& filter);
-  /// Whether the group has an allocation of which this is true.
+  /// Returns whether this is true for an allocation of the group.
   bool any(GroupId group, const Filter& filter) const;
 
   /// Of what the group has now; a device and a tag without memory are missing.

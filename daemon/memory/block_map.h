@@ -44,7 +44,7 @@ class Measurement {
  public:
   /// The keeper is asked to look at it.
   void ask(AllocationId id, RankId keeper, std::uint64_t size);
-  /// The rank tells of the groups from `first` on. False: it was not asked for that.
+  /// The rank reports the groups from `first` on. Returns false if it was not asked for that.
   bool told(RankId rank, AllocationId id, std::uint64_t first,
             std::span<const std::uint32_t> masks);
   /// Null: nobody has looked at all of it.

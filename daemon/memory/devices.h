@@ -75,13 +75,13 @@ class Devices {
 
   /// Physical memory on `device`. Who hands the descriptor on at once may keep the handle until
   /// that is done: releasing it takes time of the driver's, and slows down those who import.
-  /// kResourceExhausted: the device is full. kInvalidArgument: size is no multiple of the
+  /// kResourceExhausted: the device is full. kInvalidArgument: size is not a multiple of the
   /// granularity. Memory that was asked for with gpu_direct_rdma and cannot be made so is an error.
   Result<CreatedMemory> create(const Device& device, std::uint64_t size,
                                bool gpu_direct_rdma) const;
 
   /// What a process says is memory of `device` that it has made. kInvalidArgument: the descriptor
-  /// is of something else, or size is no multiple of the granularity.
+  /// is of something else, or size is not a multiple of the granularity.
   Status check(const Device& device, std::uint64_t size, const Fd& fd) const;
 
   /// The NUMA nodes of the devices; empty when unknown.

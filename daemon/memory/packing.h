@@ -1,9 +1,9 @@
 // Packing: space in the pool for what a pause saves, no larger than the look for zeros says.
 //
-// An extent may be shorter than the piece of the allocation that it is for; that piece is then to
-// be saved sparsely.
+// An extent may be shorter than the piece of the allocation that it is for; that piece must then be
+// saved sparsely.
 //
-// Pure but for the allocator that it takes from. Not synchronised.
+// Pure except for the allocator that it takes from. Not synchronised.
 #pragma once
 
 #include <cstdint>

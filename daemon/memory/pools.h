@@ -64,7 +64,7 @@ class Pools {
  public:
   using Use = std::function<void(PoolSegment)>;
 
-  /// `renew`: has it made anew; the new one comes back by add(). `release`: gives it back to the
+  /// `renew`: has it made anew; the new one is passed to add(). `release`: gives it back to the
   /// system. The record outlives this object.
   Pools(std::uint64_t chunk, Record& record, Use renew, Use release)
       : chunk_(chunk), record_(record), renew_(std::move(renew)), release_(std::move(release)) {}
@@ -125,9 +125,9 @@ class Pools {
   std::uint64_t coming(const Account& account) const;
 
   std::uint64_t chunk() const { return chunk_; }
-  /// Bytes of all that there is, but for what is being made anew.
+  /// Bytes of all that there is, except what is being made anew.
   std::uint64_t total() const;
-  /// Bytes that hold something of these owners, but for what is retained.
+  /// Bytes that hold something of these owners, except what is retained.
   std::uint64_t used(const std::function<bool(const Account&)>& owners) const;
   /// Bytes that hold something of these owners which has been loaded again.
   std::uint64_t retained(const std::function<bool(const Account&)>& owners) const;

@@ -1,9 +1,9 @@
-// Reach: which segments of its owner's part of the host pool each rank can copy to and from.
+// Reach: the segments of its owner's part of the host pool that each rank can copy to and from.
 //
-// To reach a segment costs its rank some 20 ms of the driver's time per GiB and device memory for
+// To reach a segment costs its rank about 20 ms of the driver's time per GiB and device memory for
 // page tables, so a rank is given as much of the pool as it may have to save, while it allocates,
-// and no pause waits for that. Ranks get different segments as long as there are enough. Pure
-// bookkeeping: who tells a rank of what it reaches is the caller.
+// and no pause waits for that. Ranks get different segments while there are enough. Pure
+// bookkeeping: the caller tells a rank what it reaches.
 //
 // Not synchronised: the broker's loop owns it.
 #pragma once
@@ -39,10 +39,10 @@ class Reach {
   /// than the rank's share. `most`: bytes that the pool can come to have.
   std::vector<std::uint32_t> extend(
       RankId rank, std::uint64_t most, const Draw& draw = [](int, bool) { return false; });
-  /// The rank is about to copy to or from this one: whether it is to be told of it first. What is
-  /// no segment (kZeroSegment) it need not reach.
+  /// The rank is about to copy to or from this one. Returns whether the caller must send it the
+  /// segment first. It does not have to reach kZeroSegment, which stands for no segment.
   bool add(RankId rank, std::uint32_t segment);
-  /// The rank may lack a segment that it was told of: before its next copies it is told again.
+  /// The rank may lack a segment that it was sent: it is sent again before its next copies.
   void doubt(RankId rank);
   void forget(RankId rank);
 
@@ -62,7 +62,7 @@ class Reach {
     std::uint64_t bytes = 0;
     std::uint64_t given = 0;  // in segments
   };
-  enum class State : std::uint8_t { kOut, kDoubtful, kTold };  // but for kOut, it is reached
+  enum class State : std::uint8_t { kOut, kDoubtful, kTold };  // reached, except for kOut
   struct RankReach {
     GroupId group = 0;
     std::vector<State> segments;

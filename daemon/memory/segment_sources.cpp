@@ -39,8 +39,8 @@ class HostNumaSource final : public SegmentSource {
   const Devices& devices_;
 };
 
-/// While this lives, the calling thread's new pages come from one NUMA node, as long as that has
-/// any. Containers may forbid the call; then they come from anywhere.
+/// While this lives, the calling thread's new pages come from one NUMA node, while that has any.
+/// Containers may forbid the call; then they come from anywhere.
 class PreferredNode {
  public:
   explicit PreferredNode(int node) {

@@ -42,7 +42,7 @@ std::string enough(const std::map<std::string, std::uint64_t>& bytes, std::uint6
   return sum >= missing ? text : "";
 }
 
-/// Remedies, each of which is enough.
+/// Returns remedies. Each is enough.
 std::string advice(const Shortage& shortage) {
   std::vector<std::string> remedies;
   if (shortage.coming)

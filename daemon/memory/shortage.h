@@ -1,6 +1,6 @@
 // Shortage: what an operator is told when the pool has no space even for what a look for zeros has
 // left: how much is missing, whose bytes these are, and what would help. No remedy costs the job
-// bytes of which nobody has said that it can lose them. Pure.
+// bytes, unless somebody has said that it can lose them. Pure.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Shortage {
   };
 
   std::uint64_t missing = 0;  // bytes of the pool
-  std::uint64_t free = 0;     // of what the owner has of it, as is `total`
+  std::uint64_t free = 0;     // of the owner's part, like `total`
   std::uint64_t total = 0;
   std::uint64_t kept = 0;      // of the pool, in segments of other owners
   std::uint64_t not_seen = 0;  // bytes that ranks could not look at

@@ -16,7 +16,7 @@ namespace {
 
 /// How often it is looked for what is late, while something is under way.
 constexpr Duration kWatch = std::chrono::milliseconds(250);
-/// A call that hangs is told of again.
+/// How long until a call that hangs is reported again.
 constexpr Duration kTellAgain = std::chrono::minutes(1);
 /// How long a thread with nothing to do waits for more of what nobody waits for, unless it is asked
 /// for something: to be woken for each costs more than the call.
@@ -92,7 +92,7 @@ class Workers::Endings final : public Job {
   std::vector<Ended> ended_;
 };
 
-/// A device's queue and thread, which lives on by itself when it hangs at the end.
+/// A device's queue and thread. A thread that hangs at the end lives on alone.
 struct Workers::Lane {
   explicit Lane(const Device& of) : device(of) {}
 
@@ -105,7 +105,7 @@ struct Workers::Lane {
   Time current_since;
   bool abandoned = false;  // whoever asked for the current one does not wait for it any more
   Time told{};             // when it was said that the current one hangs
-  bool lingers = false;    // wakes by itself for what nobody waits for
+  bool lingers = false;    // wakes after a time for what nobody waits for
   bool ends = false;
   bool ended = false;
   std::thread thread;
@@ -429,7 +429,7 @@ void Workers::settle(const std::set<DeviceUuid>& devices, const std::function<vo
   one();
 }
 
-/// What ends on its device's thread as long as there is one, and else where it is let go of.
+/// Something that ends on its device's thread while there is one, and else where it is let go of.
 struct Workers::Ending {
   explicit Ending(Ended value) : what(std::move(value)) {}
   ~Ending() {

@@ -140,7 +140,7 @@ class Workers {
   /// What hangs on this device, for people; empty: nothing.
   std::string hangs(const DeviceUuid& device) const;
 
-  /// Nobody is told of anything any more. What is queued to be closed is closed.
+  /// No callback runs any more. What is queued to be closed is closed.
   void shut();
 
  private:

@@ -33,7 +33,7 @@ struct MovedMemory {
   std::uint64_t closed = 0;
 };
 
-/// A pause or resume of one group. The group may be gone, so this has all that is told of it.
+/// A pause or resume of one group. The group may be gone, so this has all that is reported of it.
 struct PastOperation {
   struct Face {
     int number = -1;  // the launcher's
@@ -60,10 +60,10 @@ std::uint64_t copied(const Outcome& outcome);
 class History {
  public:
   static constexpr std::size_t kMost = 256;          // operations
-  static constexpr std::size_t kMostSpans = 50'000;  // in all: some 10 MB
+  static constexpr std::size_t kMostSpans = 50'000;  // in all: about 10 MB
 
   /// Of too many, the oldest of the owner that has the most goes, so that nobody can push out what
-  /// is others'. An operation that has too many spans by itself keeps none.
+  /// is others'. An operation that alone has too many spans keeps none.
   void add(PastOperation operation);
   /// As they ended.
   const std::deque<PastOperation>& all() const { return operations_; }
@@ -115,7 +115,7 @@ class Totals {
   void add(const Outcome& outcome);
   /// Of an operation, also of one that failed.
   void add(const MovedMemory& memory);
-  /// Of a swap as a whole. Its pauses and resumes are added by themselves.
+  /// Adds a swap as a whole. Its pauses and resumes are added separately.
   void add_swap(Code result, Duration time);
 
   // Operations are "pause", "resume" and kSwap.

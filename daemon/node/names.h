@@ -26,7 +26,7 @@ GroupEntry* own_group(Node& node, const Account& owner, const std::string& whole
 /// kNotFound: the caller sees no such group; the text names those that it sees. kInvalidArgument:
 /// several owners or jobs have one; the text names them.
 Result<GroupEntry*> find_group(Node& node, const Caller& caller, const std::string& name);
-/// Likewise, of groups that the caller may steer. kPermissionDenied: it only sees it.
+/// The same for groups that the caller may control. kPermissionDenied: it only sees it.
 Result<GroupEntry*> find_to_steer(Node& node, const Caller& caller, const std::string& name);
 /// What a setting by this name is of: the groups of all jobs of one owner that have it. Errors as
 /// above; the list is not empty.

@@ -1,5 +1,5 @@
-// Node: all that the broker knows, as plain tables. Broker, the operations and the reports work
-// on it; it does nothing by itself.
+// Node: all that the broker knows, as plain tables. Broker, the operations and the reports work on
+// it; it does nothing on its own.
 //
 // The broker's loop owns it.
 #pragma once
@@ -41,7 +41,7 @@ struct Unbrokered {
   std::string kind;
   std::uint64_t bytes = 0;
   std::uint32_t count = 0;
-  bool host = false;  // pinned memory of the host, which is no device's
+  bool host = false;  // pinned memory of the host, not of a device
 };
 
 /// A driver call that a rank's shim does not know, as the rank reports it.
@@ -91,8 +91,8 @@ struct Rank {
   std::set<Epoch> saving;  // Saves sent and not answered
   Extents limbo;
 
-  Token key{};  // with which it may come back to the next broker; of one that waits for that, it
-                // has no session
+  Token key{};  // with which it may reconnect to the next broker; a rank that waits for that has no
+                // session
   Kept kept;    // of the process
   Row row;
   Row limbo_row;
@@ -116,7 +116,7 @@ struct FleetShare {
 /// In place of a stage: the group was taken out of its stage, and no rank puts it back.
 inline constexpr std::string_view kNoStage = "none";
 
-/// What lives as long as the group; an operation under way is in Operations.
+/// What lives while the group does; an operation under way is in Operations.
 struct GroupEntry {
   GroupEntry(GroupId group_id, std::string name, std::shared_ptr<Account> owner,
              const Deadlines& deadlines, MemoryView memory)
@@ -153,7 +153,7 @@ struct GroupEntry {
   Group machine;
   std::map<std::string, bool> tag_discards;   // the tags whose policy an operator has set
   std::map<std::string, bool> rank_discards;  // or a rank
-  std::map<std::string, Form> tag_forms;      // likewise
+  std::map<std::string, Form> tag_forms;      // the tags whose form an operator has set
   std::map<std::string, TagChanges> changes;  // of tags that pauses have saved
   std::map<std::string, Charge> policies;     // of each tag that is in one of these
   // Bytes; of a deep pause: what became free while its processes were checkpointed, and a tenth

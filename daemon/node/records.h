@@ -26,8 +26,8 @@ class Records {
   Record& record() { return record_; }
   const Record& record() const { return record_; }
 
-  /// What it is, and what of an operation under way a restart must know. `waves`: only what is
-  /// marked so leaves.
+  /// Writes what it is, and what a restart must know of an operation under way. `waves`: only what
+  /// is marked so leaves.
   Status write(GroupEntry& group, bool waves = false, RowReservation* space = nullptr);
   Status write(Rank& rank);
   Status write(Allocation& allocation);

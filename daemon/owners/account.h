@@ -163,7 +163,7 @@ inline Amounts of_device_memory(std::uint64_t bytes) {
   return amounts;
 }
 
-/// A descriptor that is charged for as long as anybody has it.
+/// Returns a descriptor that is charged for while anybody has it.
 SharedFd charged(SharedFd fd, Charge charge);
 
 /// The account of each owner that has something, or has had a line in the log within the last
@@ -173,8 +173,8 @@ class Accounts {
   /// The loop outlives this object and the accounts.
   Accounts(EventLoop& loop, const Quotas& quotas) : loop_(loop), quotas_(quotas) {}
 
-  /// An owner has one account as long as anybody holds it. Root and the broker's own user have
-  /// only the quota of log lines, unless they are in a compartment.
+  /// An owner has one account while anybody holds it. Root and the broker's own user have only the
+  /// quota of log lines, unless they are in a compartment.
   std::shared_ptr<Account> of(const Owner& owner);
   /// By owner.
   std::vector<std::shared_ptr<const Account>> all() const;

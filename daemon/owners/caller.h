@@ -19,8 +19,8 @@ struct Caller {
   bool operates = true;              // may do everything with everybody's groups
   bool sees_all = true;              // may see them
   SharedFd process = {};             // PeerCredentials'
-  pid_t pid = 0;                     // likewise
-  std::vector<gid_t> groups = {};    // likewise
+  pid_t pid = 0;                     // PeerCredentials'
+  std::vector<gid_t> groups = {};    // PeerCredentials'
 
   bool may_steer(const Account& owner) const { return operates || account.get() == &owner; }
   bool may_see(const Account& owner) const { return sees_all || may_steer(owner); }

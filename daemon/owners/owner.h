@@ -1,7 +1,7 @@
-// Owner: on whose behalf a process acts. Owners share nothing but the node.
+// Owner: the one on whose behalf a process acts. Owners share nothing but the node.
 //
 // An owner is a uid. Where uids say nothing, because all pods run as the same one, it is a
-// compartment, with all its uids: a user namespace or a cgroup, which the kernel tells of the
+// compartment, with all its uids: a user namespace or a cgroup, which the kernel knows of the
 // process and the process cannot choose. Plain functions over /proc; any thread.
 #pragma once
 
@@ -44,8 +44,8 @@ Status can_isolate(Isolation by);
 /// that tells containers apart; the text goes on from the file's name.
 Result<std::string> unified_cgroup(std::istream& file);
 
-/// What of a cgroup's path, as /proc/PID/cgroup has it, the process itself cannot change: down to a
-/// pod of Kubernetes, else the first two names ("/user.slice/user-1000.slice",
+/// Returns the part of a cgroup's path in /proc/PID/cgroup that the process itself cannot change:
+/// down to a pod of Kubernetes, else the first two names ("/user.slice/user-1000.slice",
 /// "/system.slice/docker-12ab.scope").
 std::string compartment_of_cgroup(std::string_view path);
 

@@ -57,7 +57,7 @@ Result<PeerCredentials> peer_of(int socket, Isolation by, Accounts& accounts) {
   peer.groups = groups_of(socket, peer.gid);
   Result<Owner> owner = owner_of(peer.pid, peer.uid, by);
   if (!owner.ok()) return owner.status();
-  // Only of a process that still lives was it that process which /proc told of.
+  // If the process still lives, /proc has shown this process and no other.
   if (by != Isolation::kUid && !peer.lives())
     return Status(Code::kPermissionDenied,
                   "pid " + std::to_string(peer.pid) + " ended while it connected");

@@ -120,7 +120,7 @@ struct Begun {  // an operation, whoever asked for it; the actions up to Finishe
   bool deepens = false;    // a pause of what is paused already, all of it
   bool continues = false;  // what an earlier amemd has begun
 };
-struct AwaitGuests {  // look who has open what is to leave; answered by GuestsLeft as soon as there
+struct AwaitGuests {  // look who has open what would leave; answered by GuestsLeft as soon as there
                       // is nobody to wait for
   bool late = false;  // now, whoever has it open still
 };
@@ -136,7 +136,7 @@ struct Reported {  // where the cut is taken elsewhere; answered by StepOf and C
   RankId rank;
   std::optional<CutReport> what;  // nothing: the rank has gone
 };
-struct Measure {  // to these ranks: what they keep is to be looked at for zeros
+struct Measure {  // to these ranks: look for zeros in what they keep
   Epoch epoch;
   std::vector<RankId> ranks;
 };
@@ -202,7 +202,7 @@ struct Progress {
 struct StateChanged {
   GroupState state;
 };
-struct Overdue {};  // the group has been paused for Deadlines::deepen: it is to be made deep
+struct Overdue {};  // the group has been paused for Deadlines::deepen: make it deep
 struct Finished {
   Outcome outcome;
 };

@@ -8,7 +8,7 @@
 namespace amem {
 namespace {
 
-/// Who watches an operation is told of ranks' copies no more often.
+/// The shortest time between two reports of ranks' copies to who watches an operation.
 constexpr Duration kTellCopiesAgain = std::chrono::milliseconds(100);
 
 }  // namespace
@@ -64,13 +64,13 @@ void Course::enter(Phase phase, Time now) {
     const std::vector<RankId> all = shut();
     participants_.insert(all.begin(), all.end());
   }
-  // In save the broker says first whom it asked.
+  // In save the broker says first which ranks it asked.
   const bool asks = begins.waits_for_ranks() && begins.entry != PhaseEntry::kSave;
   if (asks) waiting_ = participants_;
   act(begins.entry, now);
   asked_ = static_cast<std::uint32_t>(waiting_.size());
   report_progress(now);
-  // Last, because with this one the others may go on at once, and tell of it.
+  // Last, because with this one the others may go on at once, and report it.
   if (begins.entry == PhaseEntry::kReady) home_.actions.push_back(action::Ready{});
   if (phase == kDeepeningBegins && trouble_.ok()) home_.actions.push_back(action::Left{});
   if (asks) advance_if_done(now);
@@ -391,14 +391,14 @@ void Course::on(const event::GiveUp& event, Time now) {
 
 bool Course::gates_open() const {
   // In open everything has been loaded. A group that runs goes on running while it waits for
-  // guests, and while some of its memory comes back.
+  // guests, and while some of its memory returns.
   if (end_ || was_paused()) return false;
   return rule(phase_).gates == Gates::kOpen ||
          (terms_.task.op == Operation::kResume && terms_.rest == GroupState::kRunning);
 }
 
 void Course::join(RankId rank) {
-  // One that runs while memory comes back may get hold of it, so it is in on what follows.
+  // One that runs while memory returns may get hold of it, so it is in on what follows.
   if (gates_open() && terms_.task.selection.of(rank)) participants_.insert(rank);
 }
 

@@ -170,7 +170,7 @@ class Course {
   bool no_space_ = false;          // in save: the pool has none before zeros are looked for
   bool more_ = false;              // this is a wave, and not the last
   bool deep_;                      // see deep()
-  bool loaded_ = false;            // the ranks have everything that was to come back
+  bool loaded_ = false;            // the ranks have everything that the resume restores
   std::set<RankId> participants_;  // the ranks that were members when it began; of some: these
   std::set<RankId> waiting_;       // of these, the ones whose answer to this phase is to come
   std::set<RankId> mapped_;        // in map+load: those that have answered Map
@@ -178,7 +178,7 @@ class Course {
   std::uint64_t bytes_ = 0;        // that they did in it
   std::uint64_t copied_ = 0;       // of these, between devices and pool
   std::map<RankId, event::Copied> under_way_;  // in this phase, of ranks that are copying
-  Time tell_at_{};                             // before that nobody is told of them again
+  Time tell_at_{};                             // no earlier report of them
   std::optional<Cut> cut_;                     // in quiesce
   Status trouble_;                             // what has gone wrong so far
   std::vector<PhaseTime> times_;

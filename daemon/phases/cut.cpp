@@ -8,7 +8,7 @@ namespace {
 constexpr Duration kFirstPatience = std::chrono::milliseconds(1);
 constexpr int kMostSettleDoublings = 5;
 // A device is pushed by 1, 2, 4 or 8 calls of each thread: one whose work waits for nobody must not
-// keep it for ever, and how far another has to go is not known.
+// keep it without end, and how far another has to go is not known.
 constexpr std::uint32_t kPushLengths = 4;
 constexpr int kMostStalls = 5;  // patience ends growing at so many times `stall`
 
@@ -73,7 +73,7 @@ std::size_t Cut::quiet_ranks() const {
       ranks_.begin(), ranks_.end(), [](const auto& entry) { return entry.second.quiet(); }));
 }
 
-// A rank that has not reported, or has a Step to use up, is no reason to move others: what it says
+// A rank that has not reported, or has a Step to use up, does not make others move: what it says
 // next may be that it is quiet.
 bool Cut::somebody_busy() const {
   return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
@@ -123,7 +123,7 @@ bool Cut::idle_waiters() const {
 
 Duration Cut::settle() const {
   if (!stuck_work()) return patience_;
-  // Grows too, but slowly: where reports are very late even this wait begins collectives.
+  // Grows too, but slowly: where reports come much later even this wait begins collectives.
   const Duration settle = kFirstPatience * (1 << std::min(expiries_ / 4, kMostSettleDoublings));
   return std::min(settle, patience_);
 }
@@ -179,7 +179,7 @@ std::vector<Cut::Step> Cut::decide(Time now) {
       const bool is_pushed = push && pushed_ == step;
       if (!(device.busy ? step_busy || is_pushed : step_idle)) continue;
       if (is_pushed) --pushes_left_;
-      // Those that could begin must not keep the others waiting for ever.
+      // Those that could begin must not keep the others waiting without end.
       step.in_turn = device.busy && !is_pushed;
       steps.push_back(step);
       rank.moved.insert(device.device);

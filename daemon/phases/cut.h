@@ -6,19 +6,19 @@
 // taken.
 //
 // A report is old when it arrives: of ranks that end one collective together, some say that they
-// wait for the next launch before the others say that they are idle. To step the former because of
-// the latter would begin the next collective, and so on for ever. So only a device that has been
-// busy ever since the gates shut makes others move at once; one that was idle, or was stepped, is
-// given a moment to become idle by itself, and twice as long each time that it was not enough. One
-// that outlasts its moment is stuck: it needs the others, perhaps many launches of theirs, and
-// until it has been idle each of those comes after a far shorter wait.
+// wait for the next launch before the others say that they are idle. To step the waiting ones
+// because of the idle ones would begin the next collective, and so on without end. So only a device
+// that has been busy ever since the gates shut makes others move at once; one that was idle, or was
+// stepped, is given a moment to become idle on its own, and twice as long each time that it was not
+// enough. One that outlasts its moment is stuck: it needs the others, perhaps many launches of
+// theirs, and until it has been idle each of those comes after a far shorter wait.
 //
 // When all are busy, ranks wait for one another: several threads launch collectives on streams of
-// their own, and each rank has come further with some of them. Which of its callers the others wait
-// for no rank can tell; let through in turn, all of them keep the distances between the ranks as
-// they are, for ever. So one device is pushed: of its callers those pass whose stream is idle, and
-// nobody else, until each of its streams waits for the others. Then the others, idle, need one call
-// of each of their threads, and those come in turn.
+// their own, and each rank has come further with some of them. No rank can tell which of its
+// callers the others wait for. If all are let through in turn, the distances between the ranks
+// never change. So one device is pushed: of its callers those pass whose stream is idle, and nobody
+// else, until each of its streams waits for the others. Then the others, idle, need one call of
+// each of their threads, and those come in turn.
 //
 // Pure: no I/O, time comes in. Not synchronised; one Cut serves one epoch of one group.
 #pragma once

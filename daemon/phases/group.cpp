@@ -310,7 +310,7 @@ void Group::tick(Time now) {
 
 /// Counted anew after whatever has happened to the group since, such as a try that failed.
 Time Group::deepens_at() const {
-  // What is paused partly is to come back soon.
+  // Memory that is paused in part will return soon.
   const bool counts = deadlines_.deepen > Duration::zero() && state_ == GroupState::kPaused &&
                       !members_.empty() && !deep_ && !course_ && !interrupted_ &&
                       !memory_.awaited() && !has_rest(Operation::kPause);
@@ -427,7 +427,7 @@ void Group::answer_local(const Task& task, const Status& status, bool again, Tim
     return std::none_of(unit.ranks.begin(), unit.ranks.end(),
                         [&](RankId rank) { return ranks.contains(rank); });
   });
-  // What one rank lacks is no reason for the others to fail.
+  // The others must not fail for what one rank lacks.
   if (!status.ok() && tried.size() > 1 && !satisfied(task))
     return requests_.put_back(asked, ranks, [](Requests::Request& r) { r.alone = true; });
   answer(requests_.take(asked, its), status);

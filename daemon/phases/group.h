@@ -35,7 +35,7 @@ struct MemoryView {
   Question can_leave = [](const Selection&) { return true; };
   /// Some of it is not on a device.
   Question paused = [](const Selection&) { return false; };
-  /// Ranks of other groups have open some of what is to leave.
+  /// Ranks of other groups have open some memory that would leave.
   Question opened = [](const Selection&) { return false; };
   /// Of a group that is paused: some of it is on a device and free to leave.
   Question has_rest = [](const Selection&) { return false; };
@@ -59,7 +59,7 @@ struct Standing {
 class Group {
  public:
   Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory = {});
-  /// As another broker has left it, with these members, of whom none has come back yet. What that
+  /// A group as another broker has left it, with these members. None has reconnected yet. What that
   /// broker had begun goes on once all have, or `patience` is over.
   Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory,
         const Standing& standing, Members members, Duration patience);
@@ -73,7 +73,7 @@ class Group {
 
   // ---- ranks ----
   /// `label` names the rank in messages: "rank 3 (pid 123)". Returns whether it must start with its
-  /// gate shut; then it gets Open with the others. Of a member that is expected: it has come back.
+  /// gate shut; then it gets Open with the others. A member that is expected has reconnected.
   bool join(RankId rank, std::string label);
   /// REQUIRES: it joined. `leaves_unloaded`: it was to load bytes of allocations that others hold.
   void leave(RankId rank, bool leaves_unloaded, Time now);
@@ -81,14 +81,14 @@ class Group {
   /// until leave(). REQUIRES: it joined.
   void lose(RankId rank, Time now);
   /// Its session has ended while its process lives on and may be checkpointed: it stays a member,
-  /// and may come back, as after a restart of the broker. REQUIRES: it joined; deep().
+  /// and may reconnect, as after a restart of the broker. REQUIRES: it joined; deep().
   void expect(RankId rank);
   /// Whether Create and Redeem of this rank are served now.
   bool may_allocate(RankId rank) const;
   /// What is under way is of other ranks.
   bool aside(RankId rank) const;
-  /// What was to come back is there, and some ranks may run already: also where the broker's end
-  /// has interrupted that.
+  /// Returns whether all that a resume restores is there, and some ranks may run already: also
+  /// where the broker's end has interrupted that.
   bool opens() const {
     return phase() == Phase::kOpen || (interrupted_ && interrupted_->restart == OnRestart::kOpen);
   }
@@ -127,7 +127,8 @@ class Group {
   bool under_way() const { return course_ || interrupted_; }
   /// That as a clause of a sentence. Empty: nothing is under way.
   std::string what_is_under_way() const;
-  /// The members that may come back and have not, for people. Nothing can begin without them.
+  /// Returns the members that may reconnect and have not, for people. Nothing can begin without
+  /// them.
   std::string missing() const {
     return expected_.empty() ? std::string() : members_.names({expected_.begin(), expected_.end()});
   }
@@ -138,8 +139,8 @@ class Group {
   std::string note() const { return note_ + (note_.empty() || lost_.empty() ? "" : "; ") + lost_; }
   /// Of that, the ranks. A router must not send requests to such a group.
   const std::string& lost() const { return lost_; }
-  /// The phase in which the broker waits for this rank now; "comeback": it has no session and may
-  /// come back; empty: it does not.
+  /// Returns the phase in which the broker waits for this rank now; "comeback": it has no session
+  /// and may reconnect; empty: the broker does not wait for it.
   std::string_view waiting_for(RankId rank) const;
   /// The last one that succeeded; nothing before the first.
   const std::optional<Outcome>& last(Operation op) const {
@@ -151,7 +152,7 @@ class Group {
   /// Of the ranks that take part in what is under way.
   bool gates_open() const {
     if (course_) return course_->gates_open();
-    // What was coming back to a group that runs goes away again; the group runs.
+    // Memory that was returning to a group that runs goes away again; the group runs.
     if (interrupted_)
       return interrupted_->task.op == Operation::kResume && rest_ == GroupState::kRunning;
     return state_ == GroupState::kRunning;
@@ -161,7 +162,7 @@ class Group {
   void go_on_if_all_are_back(Time now);
   /// The group is as the task would leave it.
   bool satisfied(const Task& task) const;
-  /// It is paused, but for memory that the task would take.
+  /// Returns whether it is paused, except for memory that the task would take.
   bool has_rest(const Task& task) const;
   void begin(const Task& task, Duration timeout, bool inside, Held held, Time now);
   void settle_if_ended(Time now);
@@ -185,7 +186,7 @@ class Group {
   void tell_waits(Time now);
   Time request_deadline(const Task& task) const;
   void expire_requests(const Task& task, Time now);
-  /// When it is to be made deep; kNever: not as it is now.
+  /// Returns when it is made deep; kNever: not as it is now.
   Time deepens_at() const;
 
   std::string name_;
@@ -208,7 +209,7 @@ class Group {
   std::optional<Outcome> last_pause_;
   std::optional<Outcome> last_resume_;
   std::optional<Course> course_;            // the operation under way
-  std::set<RankId> expected_;               // members without a session that may come back
+  std::set<RankId> expected_;               // members without a session that may reconnect
   std::optional<Interrupted> interrupted_;  // waits for them
   Time patience_ = kNever;
   Time overdue_;  // the last action::Overdue

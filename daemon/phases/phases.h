@@ -54,7 +54,8 @@ struct Deadlines {
 
   Duration deepen{};  // deep.after: a group that is paused for so long is made deep; 0: never
 
-  /// No phase lasts longer, whatever its operation waits for; but for what a timeout adds.
+  /// Returns the longest time that a phase lasts, whatever its operation waits for, without what a
+  /// timeout adds.
   Duration longest() const {
     return guests + quiesce + 3 * save + 3 * release + 4 * create + load + open + 2 * checkpoint;
   }
@@ -62,8 +63,8 @@ struct Deadlines {
 
 /// What a failed answer, a passed deadline or a failure of the broker's own work does.
 enum class OnFailure : std::uint8_t {
-  kCallOff,   // gates reopen, chunks are returned, RUNNING; of a group that was paused before, but
-              // for some of its memory: as kRollBack
+  kCallOff,   // gates reopen, chunks are returned, RUNNING; of a group that was paused before,
+              // except for some of its memory: as kRollBack
   kGoOn,      // noted; the operation goes on and ends with that error
   kEnd,       // nothing has been done yet: as it was
   kRollBack,  // kRollback comes next: the ranks release again, what was created is dropped, PAUSED
@@ -91,7 +92,7 @@ enum class PhaseEntry : std::uint8_t {
   kAwaitGuests,
   kQuiesce,
   kMeasure,
-  kSave,  // answered by SaveSent, which says of whom it was asked
+  kSave,  // answered by SaveSent, which names the ranks that were asked
   kReady,
   kRelease,
   kDrop,
@@ -125,7 +126,7 @@ struct PhaseRule {
   std::string_view name;
   PhaseEntry entry;
   RankPhase answer;  // of each rank that was asked; kNone: the broker does it alone
-  Phase next;        // but for what kForks says
+  Phase next;        // except for what kForks says
   Counts counts;
   Gates gates;
   OnComeback comeback;
@@ -142,7 +143,7 @@ struct PhaseRule {
 // clang-format off
 inline constexpr std::array kPhases = {
     //        phase                name          entry                answer               next             counts             gates             comeback              limit                timeout        late             failure               death                       restart
-    // The gates are open: who is to close the memory may be waiting for this group's ranks.
+    // The gates are open: who must close the memory may be waiting for this group's ranks.
     PhaseRule{Phase::kGuests,       "guests",     PhaseEntry::kAwaitGuests, RankPhase::kNone,    Phase::kQuiesce, Counts::kNothing,  Gates::kOpen,     OnComeback::kNothing, &Deadlines::guests,  Timeout::kNo,  OnLate::kDecide, OnFailure::kEnd,      OnDeath::kCallOff,          OnRestart::kCallOff},
     PhaseRule{Phase::kQuiesce,      "quiesce",    PhaseEntry::kQuiesce,     RankPhase::kQuiet,   Phase::kSave,    Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::quiesce, Timeout::kYes, OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
     PhaseRule{Phase::kSave,         "save",       PhaseEntry::kSave,        RankPhase::kSave,    Phase::kRelease, Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::save,    Timeout::kNo,  OnLate::kFail,   OnFailure::kCallOff,  OnDeath::kCallOff,          OnRestart::kCallOff},
@@ -203,7 +204,7 @@ enum class Reason : std::uint8_t {
   kNoSpace,      // the pool has none for all bytes as they are, and nothing has been sent
   kMoreToSave,  // this was a wave, and not the last
   kDeep,        // nothing is to stay on the devices
-  kRunsOn,      // without chosen tags, or without those that could not come back, a group runs on
+  kRunsOn,      // without chosen tags, or without those that could not be restored, a group runs on
   kHeld,        // others of its transaction (daemon/transactions/transaction.h) are not as far yet
   kWasPaused,   // a pause of a group that was paused before: what it was to take stays
 #ifdef AMEM_TEST_SEAMS

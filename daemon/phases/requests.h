@@ -1,8 +1,8 @@
 // Requests: the pause and resume requests of ranks (GroupRequest) that wait to be answered.
 //
 // An operation from inside begins when every rank of the group has asked for it, or every rank of a
-// unit; this class knows who has asked, who has not, and when patience ends. It answers nobody:
-// what it returns is to be answered by the caller.
+// unit; this class knows who has asked, who has not, and when patience ends. It answers nobody: the
+// caller must answer what it returns.
 //
 // Each event of a group asks what waits, so what waits is kept by task, and few different tasks do.
 //
@@ -36,7 +36,7 @@ struct RankSet {
 struct RankUnit {
   std::set<RankId> ranks;         // those that have asked, and the others that are known
   std::set<RankId> missing;       // of these, have not asked
-  std::set<std::string> lacking;  // sets of which fewer ranks have asked than there are: "2 of 4 …"
+  std::set<std::string> lacking;  // sets that have more ranks than have asked: "2 of 4 …"
   bool sets = false;              // some rank is of a set
   bool alone = false;             // has been tried together with others, and failed
 
@@ -94,7 +94,7 @@ class Requests {
   /// Those of `ranks` that have not asked for `task`.
   std::vector<RankId> missing(const Task& task, const std::vector<RankId>& ranks) const;
 
-  /// The earliest time at which people are to be told of a request that waits.
+  /// Returns the earliest time at which a request that waits must be reported to people.
   Time tell_at() const;
   /// The tasks of those that are due by now; they are due again after `interval`.
   std::vector<Task> tell(Time now, Duration interval);

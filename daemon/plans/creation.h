@@ -32,11 +32,11 @@ class Creation {
     friend bool operator==(const Item&, const Item&) = default;
   };
 
-  /// Some milliseconds of driver calls, here and in the rank; one packet of descriptors.
+  /// A few milliseconds of driver calls, here and in the rank; one packet of descriptors.
   static constexpr std::size_t kSliceCount = 64;
-  /// Some milliseconds of copying; the copies are to begin early.
+  /// A few milliseconds of copying; the copies must begin early.
   static constexpr std::uint64_t kSliceCopied = 256ULL << 20;
-  /// Some milliseconds of the driver's, for which all of the node wait.
+  /// A few milliseconds of the driver's; everything on the node waits for them.
   static constexpr std::uint64_t kSliceMade = 4ULL << 30;
 
   Creation() = default;
@@ -44,9 +44,9 @@ class Creation {
 
   /// Whether there is memory for an item now. True takes that.
   using Takes = std::function<bool(const Item&)>;
-  /// The next slice, all of one keeper, in the order of `items` but for what cannot come now.
-  /// Empty: nothing is left, or nothing of it can come. The keepers take turns, so that all of them
-  /// work.
+  /// Returns the next slice, all of one keeper, in the order of `items` without what cannot come
+  /// now. Empty: nothing is left, or nothing of it can come. The keepers take turns, so that all of
+  /// them work.
   std::vector<Item> next(const Takes& takes);
   /// It could not be created now, and comes again, before others of its keeper. REQUIRES: next()
   /// has returned it.

@@ -17,7 +17,7 @@ namespace amem {
 /// object, it must make again.
 inline bool may_change_hands(const Allocation& a) { return a.maker == 0; }
 
-/// What a resume of these groups lacks: it is not on its device, and comes back.
+/// Returns what a resume of these groups lacks: memory that is not on its device, and returns.
 KindCounts lacking(const Allocations& table, const std::vector<GroupId>& groups);
 
 /// What may still come from a group that leaves, of what `leaves`.

@@ -43,7 +43,7 @@ Status check_tags(const Allocations& table, GroupId group, const Task& task) {
     if (there.empty()) return {Code::kNotFound, text + "it has no memory at all"};
     return {Code::kNotFound, text + "it has memory of " + to_string(Selection{there})};
   };
-  // These two may be excepted blindly: they are no slip of the pen.
+  // These two may be excepted blindly: they are never typing errors.
   const auto given = [](const std::string& tag) { return tag == kNcclTag || tag == kHeapTag; };
   for (const std::string& tag : what.tags)
     if (!there.contains(tag) && !(what.except && given(tag))) return not_found("tag '" + tag + "'");

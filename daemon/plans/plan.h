@@ -17,8 +17,7 @@
 
 namespace amem {
 
-/// A range of an allocation and where its bytes are in the pool; kZeroSegment: nowhere, it is to be
-/// cleared.
+/// A range of an allocation and where its bytes are in the pool; kZeroSegment: nowhere, clear it.
 struct CopyRange {
   AllocationId id = 0;
   std::uint64_t offset = 0;
@@ -28,7 +27,7 @@ struct CopyRange {
   Form form = Form::kDense;    // of a load: how it is stored, never kAuto
   std::uint64_t stored = 0;    // of what is or must be sparse: bytes, or space, in the pool
   std::uint64_t checksum = 0;  // of a load: of the range's bytes; 0: not known
-  bool hash = false;           // of a save: hashes are to be taken
+  bool hash = false;           // of a save: take hashes
   std::uint64_t since = 0;     // of a save: the attempt whose bytes are there; 0: none
   bool in_place = false;       // of a load: the memory has them already
 
@@ -42,11 +41,11 @@ struct RankPlan {
 
 using Plan = std::map<RankId, RankPlan>;
 
-/// Whether the group's memory is such that the task can be meant. kNotFound: it has no memory of a
-/// tag that is named (but NCCL's and the heap's may be excepted), or none but of those that are
+/// Checks that the task makes sense for the group's memory. kNotFound: it has no memory of a tag
+/// that is named (but NCCL's and the heap's may be excepted), or none but of those that are
 /// excepted; the text has the tags that there are. kInvalidArgument: a resume drops nothing and has
 /// no guests, a pause neither NCCL's bytes nor what it is not about, and the heap's only by force.
-/// kFailedPrecondition: bytes that are to be dropped have been saved by an earlier pause.
+/// kFailedPrecondition: an earlier pause has saved bytes that would be dropped.
 Status check_tags(const Allocations& table, GroupId group, const Task& task);
 /// Whether a pause may drop bytes of this tag of the group. kInvalidArgument: never those of NCCL;
 /// not without `force` those of the heap: it has all that no region names, so nobody has said of

@@ -2,9 +2,9 @@
 // holder (daemon/holder) keeps beside its memory.
 //
 // A Row and a Kept belong to the object that they are of, and end with it: nobody has to remember
-// to erase. What is to be told to a rank is written first, so a rank never knows of what the next
-// amemd does not. A Record that keeps nothing (tests; amemd without a holder) takes everything and
-// does nothing.
+// to erase. Everything is written before a rank is told, so a rank never knows more than the next
+// amemd. A Record that keeps nothing (tests; amemd without a holder) takes everything and does
+// nothing.
 //
 // For the loop's thread. Outlives every Row, RowReservation and Kept.
 #pragma once
@@ -152,9 +152,9 @@ class Record {
   Kept keep(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane = 0);
   /// What it has already.
   Kept adopt(HolderKind kind, std::uint64_t id) { return {this, holder_key(kind, id)}; }
-  /// Once this has returned, what was kept before survives this process; but for a holder that is
-  /// lost, or takes nothing for a second. Such a holder is given the rest as soon as it takes it,
-  /// and nobody waits for it again until it has everything.
+  /// Once this has returned, what was kept before survives this process, unless the holder is lost,
+  /// or takes nothing for a second. Such a holder is given the rest as soon as it takes it, and
+  /// nobody waits for it again until it has everything.
   void flush();
   /// The same without waiting at all.
   void flush_soon();

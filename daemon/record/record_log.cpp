@@ -81,7 +81,7 @@ Result<RecordLog> RecordLog::create(std::size_t size) {
   RecordLog log(std::move(memory), static_cast<std::byte*>(base), size);
   auto* header = new (base) Header{};
   header->size = size;
-  // Last: before it, this is no record.
+  // Last: before it, this is not a record.
   std::atomic_signal_fence(std::memory_order_release);
   std::memcpy(header->magic, kRecordMagic, sizeof kRecordMagic);
   return log;

@@ -2,10 +2,10 @@
 // it.
 //
 // The memory has a header and two halves. Rows are appended to one half; one store of eight bytes,
-// the last, makes a row count. So whoever reads the memory after a kill finds the row as it was, or
-// as it is to be. When a half is full, or mostly of rows that have been replaced, what counts is
-// copied to the other, and the same store changes over. Each row has a checksum: what is torn or
-// somebody else's is found out, not believed.
+// the last, makes a row count. So whoever reads the memory after a kill finds the row as it was
+// before, or as it was written. When a half is full, or mostly of rows that have been replaced,
+// what counts is copied to the other, and the same store changes over. Each row has a checksum:
+// what is torn or somebody else's is found out, not believed.
 //
 // Not synchronised; one process at a time writes, and the descriptor's holder never looks inside.
 #pragma once
@@ -59,7 +59,7 @@ class RecordLog {
   void each(const std::function<void(RowKey, std::string_view)>& row) const;
   std::size_t rows() const { return rows_.size(); }
 
-  /// The memory's, for whoever is to keep it.
+  /// Returns the memory's descriptor, for whoever keeps it.
   const Fd& memory() const { return memory_; }
   /// Bytes of the half in use that are written; of these, what counts.
   std::uint64_t written() const { return end_; }

@@ -62,7 +62,7 @@ class Family {
   prometheus::MetricFamily family_;
 };
 
-/// References stay valid as long as the book.
+/// References stay valid while the book exists.
 class Book {
  public:
   Family& gauge(const char* name, const char* help) {

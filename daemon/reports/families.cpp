@@ -119,7 +119,7 @@ void add_pool(Book& book, const Measured& m, const Caller& caller) {
 struct Share {
   std::uint64_t resident = 0;
   std::uint64_t saved = 0;    // paused, and its bytes are kept
-  std::uint64_t dropped = 0;  // paused, and comes back zeroed
+  std::uint64_t dropped = 0;  // paused, and returns zeroed
 };
 
 void add_memory(Book& book, const Measured& m, const std::vector<const GroupEntry*>& groups) {

@@ -1,4 +1,4 @@
-// Metric families: the node as Prometheus is told of it (docs/metrics.md). Reads only.
+// Metric families: the node's figures for Prometheus (docs/metrics.md). Reads only.
 //
 // Names and units follow Prometheus' conventions: bytes, seconds, counters that end in _total. A
 // device has the labels `device`, its number here, and `UUID`, by which DCGM's exporter calls it
@@ -19,7 +19,7 @@
 
 namespace amem {
 
-/// What is told of; all of it outlives the call.
+/// What is measured; all of it outlives the call.
 struct Measured {
   const Node& node;
   const Devices& devices;

@@ -37,8 +37,8 @@ void report_node(const Node& node, const Caller& caller, const Devices& devices,
 /// `only`: of this group; null: of all.
 std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
                                        const GroupEntry* only);
-/// The next of a list of allocations, oldest first. It is as long as its last part makes it: what
-/// comes and goes between two parts is or is not in it.
+/// The next of a list of allocations, oldest first. It ends with its last part: what comes and goes
+/// between two parts may or may not be in it.
 struct AllocationList {
   std::optional<GroupId> only;  // nothing: of all groups
   AllocationId next = 0;
@@ -54,11 +54,11 @@ void report_quotas(const Accounts& accounts, const Caller& caller,
 struct Leftover {
   std::uint64_t pinned = 0;
   std::uint64_t unbrokered = 0;  // of everything only: it has no tags
-  // Different ones, of all ranks, but for those that are signed off; whatever the tags.
+  // Different ones, of all ranks, without those that are signed off; whatever the tags.
   std::uint32_t unknown_calls = 0;
 };
 Leftover leftover(const Node& node, const GroupEntry& group, const Selection& what);
-/// Bytes of these that are paused and come back zeroed.
+/// Returns the bytes of these that are paused and return zeroed.
 std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection& what);
 
 /// Names of groups as their owner, who is the guests' too, calls them.

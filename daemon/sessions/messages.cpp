@@ -236,7 +236,7 @@ CommandTimes command_times(const amem_v1_Spent& spent) {
   const auto us = [](std::uint64_t value) -> Duration {
     return std::chrono::microseconds(std::min<std::uint64_t>(value, 3'600'000'000));
   };
-  // Likewise: it lies in the time that the rank was busy, and goes forward.
+  // A period must lie in the time that the rank was busy, and go forward.
   const auto when = [&](bool told, const amem_v1_Period& period) -> Period {
     if (!told) return {};
     const Duration to = std::min(us(period.to_us), us(spent.busy_us));

@@ -31,13 +31,13 @@ Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place plac
 /// A Reply without a result; the caller fills in what else it carries.
 Message reply_message(std::uint64_t seq, const Status& status);
 Message settled_message(std::uint64_t seq, std::uint64_t spare_bytes);
-/// What this amemd does or may ask for, as its settings have it: the fields of Welcome.
+/// What this amemd does or may ask for by its settings: the fields of Welcome.
 struct Offers {
   bool hashes = false;
   bool keeps_spares = false;
   bool takes_parts = false;
 };
-/// `key`: with which the rank may come back to the next broker. `paused_by`: of a gate that is
+/// `key`: with which the rank may reconnect to the next broker. `paused_by`: of a gate that is
 /// shut.
 /// `first_turn`: the group waits for it.
 Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch epoch,
@@ -63,18 +63,19 @@ Message copies_message(CopyKind kind, Epoch epoch, const CopyRange* begin, const
 Message map_message(Epoch epoch, const Allocation* const* begin, const Allocation* const* end,
                     bool last);
 
-/// What the rank has made it is to make anew. REQUIRES: at most kMaxMapsPerMessage.
+/// Asks the rank to make these anew, which it has made before. REQUIRES: at most
+/// kMaxMapsPerMessage.
 Message make_message(Epoch epoch, std::uint64_t number, const std::vector<AllocationId>& ids);
 
 CutReport cut_report(const amem_v1_CutStatus& message);
-/// kNone for a number that is no policy.
+/// Returns kNone for an unknown number.
 RegionPolicy region_policy(amem_v1_RegionPolicy policy);
-/// kUnknown for a number that is no reason.
+/// Returns kUnknown for an unknown number.
 PinReason pin_reason(amem_v1_PinReason reason);
 /// A rank's PhaseDone as a status; a code that is none counts as kUnknown.
 CommandTimes command_times(const amem_v1_Spent& spent);
 Status phase_status(const amem_v1_PhaseDone& message);
-/// Likewise, of its Made.
+/// The same for its Made.
 Status made_status(const amem_v1_Made& message);
 
 }  // namespace amem

@@ -36,7 +36,7 @@ void add_arguments(CLI::App& app, Arguments& arguments) {
       std::string("configuration file (default: ") + kDefaultConfigFile + ", if it exists)");
   app.add_flag("--check-config", arguments.check_config,
                "print the resulting configuration, or what is wrong with it, and exit");
-  // For an amemd that is to be replaced by this one.
+  // For an amemd that this one will replace.
   app.add_flag("--speaks", arguments.speaks, "print the versions of its protocols, and exit")
       ->group("");
   for (const Setting& setting : settings()) {

@@ -3,8 +3,8 @@
 //
 // One table of settings serves the TOML file, the environment and the flags: the key "pool.size" is
 // `size` in the table [pool] of the file, AMEM_POOL_SIZE in the environment, and --pool-size. Later
-// sources win: defaults, file, environment, flags. Stages, of which there may be many, are in the
-// file alone, as [stage.NAME]. Parsing needs no files: texts come in. Plain values; any thread.
+// sources win: defaults, file, environment, flags. There may be many stages. They are in the file
+// alone, as [stage.NAME]. Parsing needs no files: texts come in. Plain values; any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -133,7 +133,8 @@ void check(const Config& config, ConfigErrors& errors);
 /// Gives `running` what `next` has otherwise and amemd can take while it runs.
 struct Reload {
   std::vector<std::string> taken;    // "log.level = debug"
-  std::vector<std::string> waiting;  // likewise: what `running` does not have before amemd restarts
+  std::vector<std::string> waiting;  // as `taken`: what `running` does not have before amemd
+                                     // restarts
 };
 Reload reload(Config& running, const Config& next);
 

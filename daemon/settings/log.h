@@ -13,7 +13,7 @@ namespace amem {
 /// When the log file cannot be opened, logs to stderr, and says so there.
 void set_up_logging(const Config& config);
 
-/// As the configuration has it now.
+/// Sets the level that the configuration has now.
 void set_log_level(const Config& config);
 
 /// Opens the log file anew, after it was moved away. No effect when logging to stderr.

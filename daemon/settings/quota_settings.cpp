@@ -22,7 +22,7 @@ QuotaSettings QuotaSettings::shared_node() {
   s.of(Resource::kQueuedBytes) = {std::uint64_t{512} << 20U, false};
   s.of(Resource::kCalls) = {256, false};
   s.of(Resource::kPolicies) = {8192, false};
-  // As tmpfs has it: nobody can keep the others from pausing by being first.
+  // As in tmpfs: nobody can keep the others from pausing by being first.
   s.of(Resource::kPoolBytes) = {50, true};
   return s;
 }

@@ -22,7 +22,7 @@ struct StageSettings {
   std::uint64_t margin = 512ULL << 20;
   std::optional<Duration> min_residency;  // nothing: by what switches cost
   std::vector<uid_t> users;   // whose groups may join; neither users nor groups: everybody's
-  std::vector<gid_t> groups;  // likewise
+  std::vector<gid_t> groups;  // as users
 
   /// kNotFound: no such key. kInvalidArgument: the text says what is wrong with the value.
   Status set(std::string_view key, std::string_view value);

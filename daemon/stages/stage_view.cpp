@@ -18,7 +18,8 @@ std::optional<std::size_t> index_of(const StageRules& stage, const DeviceUuid& d
   return std::nullopt;
 }
 
-/// Its ranks' processes see the device, or its first process will, as far as is known.
+/// Returns whether its ranks' processes see the device, or its first process will. True if that is
+/// not known.
 bool sees(const Node& node, const GroupEntry& group, const DeviceUuid& device) {
   if (group.machine.members().empty())
     return group.starts_on.empty() || group.starts_on.contains(device);
@@ -91,7 +92,8 @@ GroupView StageViews::view(const StageRules& stage, const GroupEntry& group) con
     for (const auto& [device, bytes] : group.restore_needs)
       if (const std::optional<std::size_t> index = index_of(stage, device))
         view.on[*index].restore = bytes;
-  // Who has nothing yet may get it on every device that it sees; so does who has its first turn.
+  // A group that has nothing yet may get it on every device that it sees. The same holds for a
+  // group that has its first turn.
   const bool starts = view.first_turn == FirstTurn::kDue;
   for (std::size_t i = 0; i < stage.devices.size(); ++i)
     if (starts || memory.empty())

@@ -56,7 +56,7 @@ class Stages {
   /// A group of this name would begin with a first turn in this stage, so it begins paused.
   bool begins_paused(const std::shared_ptr<Account>& account, const std::vector<gid_t>& gids,
                      const std::string& name, std::string_view stage) const;
-  /// A rank has joined its group, or has come back: its Hello's stage, or none.
+  /// A rank has joined its group, or has reconnected: its Hello's stage, or none.
   void rank_joined(GroupEntry& group, const Rank& rank, std::string_view stage);
   /// The group is as another broker has left it.
   void restored(GroupEntry& group);
@@ -86,7 +86,7 @@ class Stages {
   /// A stage switches one of these now.
   bool switches(const Operations::Groups& groups) const;
   /// Calls `go` when that switch has ended, before the stage begins another. kDeadlineExceeded: it
-  /// has not within `timeout` (0: for ever).
+  /// has not within `timeout` (0: no limit).
   WaitId after_switch(const Operations::Groups& groups, Duration timeout, StageWaits::Done go);
   /// The caller waits no more; it may have got what it waited for.
   void forget(WaitId wait);
@@ -132,7 +132,7 @@ class Stages {
     explicit Stage(StageFigures& its_figures) : figures(its_figures) {}
     StageFigures& figures;
     std::vector<uid_t> users = {};   // whose groups may join; neither users nor groups: everybody's
-    std::vector<gid_t> groups = {};  // likewise
+    std::vector<gid_t> groups = {};  // as users
     StageMemory memory = {};
     OthersUse others = {};                // when last seen
     std::optional<Time> unseen = Time{};  // memory was last on its way then, and not seen since

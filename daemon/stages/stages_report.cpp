@@ -1,4 +1,4 @@
-// What of the stages is reported: Turns for people and programs, and figures for metrics.
+// Reports of the stages: Turns for people and programs, and figures for metrics.
 #include <algorithm>
 #include <utility>
 

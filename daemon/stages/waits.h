@@ -58,7 +58,7 @@ class StageWaits {
   bool any(GroupId group, For what) const { return !of(group, what).empty(); }
   /// Somebody still waits.
   bool waits(Number number) const;
-  /// Processes that are to start ranks of the group.
+  /// Returns the processes that will start ranks of the group.
   std::vector<pid_t> pids(GroupId group) const;
   const std::map<Number, Wait>& all() const { return waits_; }
   /// Everybody is told so.

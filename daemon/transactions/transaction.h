@@ -1,6 +1,6 @@
 // Transaction: the operations of one command of an operator: the pauses of the groups that go out,
-// the resumes of those that come in, or both, a swap. It decides which begins when, who waits for
-// whom, and what becomes of the others when one fails.
+// the resumes of those that come in, or both, a swap. It decides which begins when, which waits for
+// which others, and what becomes of the others when one fails.
 //
 // Out: all begin at once. None releases anything before every one has its cut and has saved; so
 // until then a failure of one calls all of them off. In: all begin at once. None opens before every
@@ -41,7 +41,7 @@ class Transaction {
       kGiveUp,    // it ends as it began, with why_given_up()
       kAsk,       // all that go out have saved, or all that come in may open: may they, by go_on()?
                   // Of a transaction over several nodes; the member is the first of them
-      kWithdraw,  // what was asked does not hold any more; likewise
+      kWithdraw,  // what was asked does not hold any more; the member as for kAsk
       kFinish,    // all have ended, with result(); of no member
     };
     What what;
@@ -74,7 +74,7 @@ class Transaction {
 
   /// Of a member that has begun: whether it began held, which lasts until kGoOn or kGiveUp.
   bool held(std::size_t member) const { return members_[member].held; }
-  /// Likewise, and by whom.
+  /// Returns whether the member is held, and by what.
   Held hold(std::size_t member) const {
     if (!held(member)) return Held::kNo;
     return abroad_ ? Held::kAbroad : Held::kHere;

@@ -186,8 +186,9 @@ class Decision {
     load.add(there(m));
   }
 
-  /// Makes more leave, if need be, so that this one can come in; what it has on the devices while
-  /// it is out is not in the load then. False: it is not enough, and nothing has changed.
+  /// Makes more leave, if necessary, so that this one can come in; what it has on the devices while
+  /// it is out is not in the load then. Returns false if it is not enough; then nothing has
+  /// changed.
   bool make_space(const StageMember& comes) {
     const DeviceShares& needs = comes.comes;
     StageLoad left = load_;

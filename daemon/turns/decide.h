@@ -47,17 +47,17 @@ struct TurnNews {
 };
 
 /// `memory` follows what has changed. Groups that cannot take turns are told apart here: one that
-/// is too large, or whose longest wait, or that of others, could not be kept.
+/// is too large, or one with which its own or another's longest wait could not be kept.
 std::vector<TurnNews> look(const StageView& view, StageMemory& memory, Time now);
 
 /// The first turns that change now, and what they become. REQUIRES: look().
 std::vector<std::pair<GroupId, FirstTurn>> first_turns(const StageView& view,
                                                        const StageMemory& memory, Time now);
 
-/// What a first turn becomes that ends by itself, or by who has paused the group.
+/// Returns what becomes of a first turn that ends on its own, or by who has paused the group.
 FirstTurn after_first_turn(const TurnRules& rules, const GroupView& group);
 
-/// What is to be switched now, if anything. REQUIRES: look().
+/// Returns the switch that must begin now, if any. REQUIRES: look().
 std::optional<Switch> decide(const StageView& view, StageMemory& memory, Time now);
 
 /// The switch under way has ended; `view` is as it has left the groups.

@@ -80,7 +80,7 @@ bool anybody_waits(const StageView& view, const StageMemory& memory) {
                      [&](const GroupView& group) { return waits(memory, group); });
 }
 
-/// It is in from now on, by itself.
+/// It is in from now on, without a switch.
 void arrive_unasked(const StageView& view, const StageMemory& memory, GroupMemory& m, Time now) {
   m.came_in.reset();
   m.turn.reset();

@@ -44,7 +44,7 @@ class StageLoad {
   std::uint64_t free_on(std::size_t device) const;
   /// What a group that is alone really has there does not count, nor what others have.
   bool within_limits() const;
-  /// Within limits, and who is to be alone is.
+  /// Returns whether it is within limits, and whoever must be alone is.
   bool fits() const;
 
  private:

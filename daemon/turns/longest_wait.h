@@ -1,10 +1,10 @@
 // How long a group of a stage may have to wait, whatever the others do.
 //
 // It counts every group at its worst: a switch is under way when the group asks; then who runs
-// keeps its turn as long as it may; then all come that may come first (daemon/turns/decide.h says
-// who), each for as long as it may, each after a switch. Not counted: switches that fail, needs
-// that outgrow the stage, and an operator's own pauses. A longest wait that an owner has set counts
-// the owner's groups only.
+// keeps its turn to the limit; then all come that may come first (daemon/turns/decide.h says who),
+// each to its limit, each after a switch. Not counted: switches that fail, needs that outgrow the
+// stage, and an operator's own pauses. A longest wait that an owner has set counts the owner's
+// groups only.
 //
 // Pure functions.
 #pragma once

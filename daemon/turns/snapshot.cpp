@@ -87,7 +87,7 @@ Time StageSnapshot::leaves_from(const StageMember& m) const {
 }
 
 Time StageSnapshot::asked(const StageMember& m) const {
-  // Whoever begins is no call that may be over soon.
+  // Whoever begins is not a call that may be over soon.
   const bool has_grace = rules_.policy == TurnPolicy::kDemand && !m.starts();
   const Time since = m.memory->asked.value_or(now_);
   return has_grace ? later(since, rules_.grace) : since;

@@ -17,7 +17,7 @@
 
 namespace amem {
 
-/// `at` + `by`, also for a time that is kNever, or for ever ago.
+/// Returns `at` + `by`, also for a time that is kNever, or infinitely long ago.
 Time later(Time at, Duration by);
 
 /// Where a group is in the course of turns.

@@ -5,7 +5,7 @@
 namespace amem {
 namespace {
 
-/// A switch that took very long once does not count for ever.
+/// A switch that took long once does not always count.
 constexpr std::size_t kCostsKept = 8;
 
 Duration worst_of(const std::deque<Duration>& costs) {

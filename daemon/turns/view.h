@@ -125,15 +125,16 @@ struct GroupMemory {
   bool admitted = false;                // it takes turns
   std::string refusal = {};             // else why not
   Presence presence = Presence::kIn;    // when last looked at
-  bool wants = false;                   // likewise
-  bool has_rest = false;                // likewise: it is out, and some of its memory is not
+  bool wants = false;                   // when last looked at
+  bool has_rest = false;                // when last looked at: it is out, and some of its memory is
+                                        // not
   std::optional<Time> asked = {};       // it wants and is out since then
-  std::optional<Time> came_in = {};     // nothing: it came by itself, and others waited
+  std::optional<Time> came_in = {};     // nothing: it came without a switch, and others waited
   std::optional<Time> turn = {};        // began; nothing: it has none
   Time worked{};                        // it last had work
   std::uint32_t failures = 0;           // of switches, in a row
   std::string failure = {};             // the last one
-  bool failed_with_others = false;      // likewise: the switch was of several owners
+  bool failed_with_others = false;      // the last one was of several owners
   Time not_before{};                    // it is left alone until then, after a failure
   bool unfit = false;                   // it waits, and could not come in if all others had left
   std::optional<Time> first_turn = {};  // its first turn began
@@ -157,7 +158,7 @@ struct StageMemory {
   /// When a group without ranks last got its first turn, by owner.
   std::map<std::uint64_t, Time> last_start;
   DeviceBytes taken;      // when last looked at
-  bool promised = true;   // likewise: all longest waits are kept
+  bool promised = true;   // when last looked at: all longest waits are kept
   std::size_t terms = 0;  // a hash of what this was told by
 };
 
