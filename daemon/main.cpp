@@ -38,7 +38,7 @@
 namespace amem {
 namespace {
 
-/// As many as a full node is likely to need; with more the table grows by itself.
+/// As many as a full node is likely to need; with more the table grows on demand.
 constexpr rlim_t kDescriptors = 65536;
 
 /// Each step of a start, and an upgrade as a whole, takes less on the largest node: the driver's

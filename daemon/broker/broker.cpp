@@ -446,7 +446,7 @@ Stages::WaitId Broker::start_group(const Caller& caller, const std::string& name
 
 std::set<DeviceUuid> Broker::devices_in(const std::string& visible) const {
   // Numbers name the same devices here and there only where both count in the same order: where all
-  // are of one kind, the driver's order is that of their PCI buses, as amemd's.
+  // are of one kind, the driver's order is the order of their PCI buses, as amemd's.
   const std::vector<Device>& all = devices_.all();
   const bool alike = std::all_of(all.begin(), all.end(),
                                  [&](const Device& each) { return each.name == all.front().name; });

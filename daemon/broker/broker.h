@@ -54,7 +54,7 @@ class Broker {
   void hold_again();
   /// The configuration has other values of settings that are live.
   void take_settings();
-  /// It is to end soon: no operation begins any more, whoever asks. All else is served.
+  /// Prepares the end: no operation begins any more, whoever asks. Everything else is served.
   void take_no_more();
   /// Ends every operation, watch and session. Nothing is served afterwards.
   void shut();
@@ -136,7 +136,7 @@ class Broker {
   void pool_finished(const std::string& error);
   /// The pool has more than is configured, or has shrunk to that.
   void look_at_excess();
-  /// Of a segment that is to be made anew; empty: no more.
+  /// Notes why a segment cannot be made anew; empty: all can.
   void pool_troubled(const std::string& error);
 
   EventLoop& loop_;

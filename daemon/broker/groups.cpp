@@ -73,7 +73,7 @@ Result<GroupEntry*> Groups::add(const std::string& name, const std::shared_ptr<A
 
 GroupEntry& Groups::restore(GroupId id, const std::string& name, std::shared_ptr<Account> account,
                             const Standing& standing, Members members) {
-  // A rank that is in the middle of copies comes back when it has done them.
+  // A rank that is in the middle of copies reconnects when it has done them.
   return node_.groups
       .try_emplace(id, id, name, std::move(account), deadlines_, memory_of(id), standing,
                    std::move(members), deadlines_.save)
@@ -88,7 +88,7 @@ Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, T
     if (Status status = may_drop(node_.allocations, group.id, tag, drop == TagDrop::kForced);
         !status.ok())
       return status;
-  // While a pause waits for guests the group runs, and nothing of what is to be saved is settled.
+  // While a pause waits for guests the group runs, and what it will save is not settled.
   const Phase phase = group.machine.phase();
   const bool at_rest = group.machine.state() == GroupState::kRunning && phase == Phase::kNone;
   if (!at_rest && phase != Phase::kGuests)

@@ -37,8 +37,8 @@ class Groups {
   /// kInvalidArgument: no such name. `stage`: that it names.
   Result<GroupEntry*> join(const std::string& name, const PeerCredentials& peer,
                            std::string_view stage);
-  /// One without ranks, for a process that is to start them when the group has its first turn in
-  /// this stage. REQUIRES: there is none of this name.
+  /// Makes a group without ranks, for a process that will start them when the group has its first
+  /// turn in this stage. REQUIRES: there is none of this name.
   Result<GroupEntry*> begin(const std::string& name, const std::shared_ptr<Account>& account,
                             const std::string& stage);
   /// One of another broker's, with its members, who are expected back.

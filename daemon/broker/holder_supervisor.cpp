@@ -110,7 +110,7 @@ void HolderSupervisor::look() {
   search();
 }
 
-/// The former place counts only while the holder is there: jobs can see its folder.
+/// The place of before counts only while the holder is there: jobs can see its folder.
 void HolderSupervisor::took(const HolderClient& holder) {
   if (holder.path() != launch_.former) return launch_.former.clear();
   spdlog::warn(

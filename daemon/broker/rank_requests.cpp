@@ -356,12 +356,12 @@ Result<Allocation*> RankRequests::share(const Rank& rank, AllocationId id, const
   if (its)
     if (Status status = may_open(rank, known->device); !status.ok()) return status;
   if (known != nullptr && known->group != rank.group) return open(rank, *known, token);
-  // Other ranks pause it by themselves: this one runs.
+  // Other ranks pause it on their own: this one runs.
   if (its && leaves(*known) && !known->shared_by(rank.id))
     return Status(Code::kFailedPrecondition, "allocation " + std::to_string(id) +
                                                  " is being paused with its tag '" + known->tag +
                                                  "'. Resume this tag first");
-  // What other ranks resume comes back as theirs: this one shares it afterwards.
+  // What other ranks resume returns as theirs: this one shares it afterwards.
   const bool loaded = group.machine.opens() && !group.machine.aside(rank.id);
   return node_.allocations.redeem(id, token, rank.group, rank.id, loaded);
 }

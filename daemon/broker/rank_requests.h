@@ -52,7 +52,7 @@ class RankRequests {
   void create_in(const std::vector<std::uint64_t>& sizes, Rank& rank, const RequestPtr& request);
   /// A restore has the device to itself: the request waits, or has waited too long.
   bool waits_for_restore(Rank& rank, const RequestPtr& request);
-  /// What it needs is taken, but for the memory itself.
+  /// Takes what it needs, except for the memory itself.
   Status admit(const Rank& rank, Request& request, const std::vector<std::uint64_t>& sizes);
   void created(Rank& rank, const RequestPtr& request, Workers::AllMade made);
   /// Tries again, or tells the rank.

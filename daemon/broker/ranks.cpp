@@ -168,7 +168,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
                                      [this, id = rank.id](std::uint32_t) { process_ended(id); });
   if (Status status = put_on_record(rank); !status.ok()) {
     if (rank.process_watch != 0) loop_.unwatch(rank.process_watch);
-    groups_.drive(group);  // which is gone if this was to be its first
+    groups_.drive(group);  // which is gone if this would have been its first
     return refuse(status);
   }
   session.rank = rank.id;
@@ -203,7 +203,7 @@ void Ranks::forget_unwelcomed(const PeerCredentials& peer, const amem_v1_Hello& 
   if (found != node_.ranks.end()) remove(found->first, "it joins again");
 }
 
-/// From here on it may come back to the next broker, if that can tell whether it lives.
+/// From here on it may reconnect to the next broker, if that can tell whether it lives.
 Status Ranks::put_on_record(Rank& rank) {
   if (Status status = node_.records.used_rank(rank.id); !status.ok()) return status;
   Record& record = node_.records.record();

@@ -30,7 +30,7 @@ class Ranks final : public SessionHandler {
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  /// Of a rank that another broker has served: it may come back, until its process has ended.
+  /// Adds a rank that another broker has served. It may reconnect, until its process has ended.
   /// REQUIRES: its group is there and expects it.
   void expect(Rank rank);
   /// The ids before this one have been used.
@@ -46,9 +46,9 @@ class Ranks final : public SessionHandler {
     PeerCredentials peer;
     RankId rank = 0;
     EventLoop::TimerId hello_timer = {};
-    bool refused = false;    // it is to close: what it has sent still would make it miss why
+    bool refused = false;    // it must close: what it has sent still would make it miss why
     bool returning = false;  // it is saying what it holds
-    bool gate_shut = false;  // likewise
+    bool gate_shut = false;  // as it has said
     std::map<AllocationId, amem_v1_Holding_Item> holds = {};  // as far as it has said, and we know
     std::uint64_t unknown = 0;                                // what it holds besides
   };
@@ -57,14 +57,14 @@ class Ranks final : public SessionHandler {
   void forget_unwelcomed(const PeerCredentials& peer, const amem_v1_Hello& message);
   Status put_on_record(Rank& rank);
   void come_back(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
-  /// One that comes back says what it holds.
+  /// One that reconnects says what it holds.
   void holding(SessionId session, const amem_v1_Holding& message);
   /// It has memory still that is paused, since it never heard the command to let go of it, or did
   /// not get to it: it is told so again. `holds`: what it says that it has.
   void release_leftovers(const Rank& rank, bool gate_shut,
                          const std::map<AllocationId, amem_v1_Holding_Item>& holds);
   /// Its session has ended: it is removed, at once or when its process has ended too. One whose
-  /// process may be checkpointed may come back before.
+  /// process may be checkpointed may reconnect before.
   void lose(RankId id, const std::string& why);
   /// It has memory that a rank with a session has too, of its group or another.
   bool shares(const Rank& rank) const;

@@ -60,7 +60,7 @@ bool may_be_saving(const v1::record::Group& row) {
          row.under_way().waves();
 }
 
-/// What of its bytes is saved is not all of them yet, as far as is on record.
+/// Returns whether the record says that not all of its bytes are saved yet.
 bool is_being_saved(const v1::record::Group& group, const v1::record::Saved& saved) {
   if (saved.leaves()) return false;
   return saved.attempt() > group.epoch() ||
@@ -399,7 +399,7 @@ void Recovery::take_group(GroupId id, std::map<RankId, Member>& members,
     rank.key = token_of(member.row.session());
     rank.row = adopt(RowKind::kRank, rank_id);
     rank.kept = keep(rank_id, member.process.held, rank.peer.process);
-    // As far as is known; it says more when it comes back.
+    // What is known; it says more when it reconnects.
     if (may_be_saving(row)) rank.saving.insert(Epoch(row.epoch()));
     labels.add(rank_id, rank_label(rank));
     ranks.push_back(std::move(rank));
@@ -518,13 +518,13 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
                                 piece.checksum()});
     a.stayed = saved.stayed();
     a.saved.row = adopt(RowKind::kSaved, id);
-    // It came back in a resume that was opening.
+    // It has returned in a resume that was opening.
     const bool back = what && what->restart == OnRestart::kOpen && what->loaded;
     a.paused = !a.resident() ||
                (a.stayed ? saved.paused() : back && what->task.selection.takes(a.tag, a.sharers));
   }
-  // Of a pause that goes on in waves, what had been saved before its ranks were told: it needs its
-  // saver no more, even should that end before it has come back.
+  // A pause that goes on in waves had saved this before its ranks were told. It needs its saver no
+  // more, even if that ends before it has reconnected.
   const bool goes_on = what && what->restart == OnRestart::kRelease;
   if (goes_on && memory.saved != nullptr && memory.saved->leaves()) a.saved.saver = 0;
   const bool rest = what && rests(groups_read_.at(group.id), *what, memory);

@@ -1,5 +1,5 @@
 // Recovery: fills the broker's tables with what another amemd has left in the record and with the
-// holder. Ranks are expected then, and say the rest when they come back (daemon/broker/ranks.h);
+// holder. Ranks are expected then, and say the rest when they reconnect (daemon/broker/ranks.h);
 // what was under way goes on as the table of phases says.
 //
 // For the loop's thread, before anybody is served.
