@@ -108,7 +108,7 @@ class GroupOperation {
           go_on();
         });
   }
-  /// For callbacks after which nothing need be carried out.
+  /// For callbacks after which nothing has to be carried out.
   const CallbackScope& scope() const { return scope_; }
   /// Has all carried out that the group wants. This operation may have ended then.
   void go_on();

@@ -122,7 +122,7 @@ bool Operations::await_proof(const Evictor::Sets& visible, const Observer& obser
   return true;
 }
 
-// ---- what ranks do by themselves ----------------------------------------------------------------
+// ---- what ranks do on their own ----------------------------------------------------------------
 
 bool Operations::await_ranks_of(GroupId group) const {
   return std::any_of(await_ranks_.begin(), await_ranks_.end(), [&](const AwaitsRanks& waits) {

@@ -30,11 +30,10 @@ class Operations {
   /// `means` outlives this object. `duplex`: in a swap one comes in while the other goes out.
   Operations(const Means& means, bool duplex) : means_(means), node_(means.node), duplex_(duplex) {}
 
-  /// What is refused is told to the observer at once, and nothing has changed. `abroad`: other
-  /// nodes have a part of it, too; it is asked as long as the observer is told. `who`: has asked
-  /// for it. Returns the transaction's number; 0: refused, or it must be proven first that deep
-  /// pauses work here, or ranks of these groups pause or resume some of their own: nothing begins
-  /// before that.
+  /// Tells the observer of a refusal at once; then nothing has changed. `abroad`: other nodes have
+  /// a part of it, too; it is asked while the observer is told. `who`: has asked for it. Returns
+  /// the transaction's number; 0: refused, or it must be proven first that deep pauses work here,
+  /// or ranks of these groups pause or resume some of their own: nothing begins before that.
   std::uint64_t start(const Order& order, const Observer& observer, const Asker& who,
                       std::shared_ptr<Abroad> abroad = nullptr);
   /// The same, of an order that pauses groups and resumes others.

@@ -42,9 +42,9 @@ class Outbox {
   /// the rank answers; then a packet goes in any case.
   void send_copies(RankId rank, CopyKind kind, Epoch epoch, const std::vector<CopyRange>& copies,
                    bool last);
-  /// Likewise.
+  /// In the same way.
   void send_maps(RankId rank, Epoch epoch, const std::vector<const Allocation*>& maps, bool last);
-  /// What it has made is to be made anew; the answer has the number.
+  /// Asks the rank to make anew what it has made; the answer has the number.
   void send_make(RankId rank, Epoch epoch, std::uint64_t number,
                  const std::vector<AllocationId>& ids);
   /// Ranks are to free what they keep for later, since the owner's lack memory: the owner's own,

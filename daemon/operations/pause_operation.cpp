@@ -54,7 +54,7 @@ void PauseOperation::look_at_guests() {
   means_.loop.post(scope().bind([this, waits] {
     if (!waits()) return;
     run(action::AwaitGuests{});
-    // Driving looks again at all that wait: without news this would go on for ever.
+    // Driving looks again at all that wait: without news this would go on without end.
     if (!waits()) means_.drive(group_);
   }));
 }

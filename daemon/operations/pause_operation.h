@@ -53,8 +53,8 @@ class PauseOperation final : public GroupOperation {
   void run(const action::Drop& drop);
   void run(const action::Checkpoint& checkpoint);
 
-  /// The rank says that it has saved what it was last asked for. Not OK: it has not told of a part
-  /// that its place is too short for.
+  /// The rank says that it has saved what it was last asked for. Returns an error if it has not
+  /// named a part that its place is too short for.
   Status check_saved(const Rank& rank) const;
   /// Who has open what would leave.
   std::vector<GuestUse> find_guests() const;
@@ -76,8 +76,9 @@ class PauseOperation final : public GroupOperation {
                     const Workers::Uses& after);
   /// Takes what the pool must have space for, and chooses waves where there is need of them.
   Status prepare();
-  /// What is to be saved, before a rank can write there; and space for all that the release will
-  /// write, because from there on nothing is called off. kResourceExhausted: the record is full.
+  /// Records what is saved, before a rank can write there. Reserves space for all that the release
+  /// will write, because from there on nothing is called off. kResourceExhausted: the record is
+  /// full.
   Status put_on_record();
   /// Has the keepers save what leaves in this wave. It does nothing yet where it waits for devices
   /// or the pool.
@@ -89,7 +90,7 @@ class PauseOperation final : public GroupOperation {
   }
   /// Not OK: what no wave has taken stays on its devices.
   Status left_behind() const;
-  /// The pause has the bytes of this, as far as they are to be kept.
+  /// Returns whether the pause has the bytes of this that it keeps.
   bool can_be_released(const Allocation& a) const;
   /// It may leave in waves, so what comes in is looked at first.
   bool may_need_waves() const {
@@ -111,7 +112,7 @@ class PauseOperation final : public GroupOperation {
   const bool continues_;
   std::optional<Measurement> measured_;  // when the pool has no space for all bytes as they are
   std::optional<Waves> waves_;           // when what comes in has no space before
-  std::set<AllocationId> wave_;          // what of it leaves now
+  std::set<AllocationId> wave_;          // of waves_, what leaves now
   std::set<RankId> failed_savers_;
   std::set<RankId> have_let_go_;       // of what leaves in this wave, as they say
   std::optional<Workers::Uses> uses_;  // of the devices of what comes in

@@ -148,7 +148,7 @@ void ResumeOperation::look_at_devices() {
       [&means = means_, devices, answer](bool) { means.workers.look(devices, answer); });
 }
 
-/// For all that come in together: one for which there is no space comes back with none.
+/// Decides for all that come in together: one without enough space gets none.
 void ResumeOperation::admit(const Workers::Uses& uses, const BytesByDevice& leaves) {
   std::string missing;
   for (const auto& [uuid, bytes] : needs_of(exchange_.arriving, what_)) {

@@ -35,7 +35,7 @@ class ResumeOperation final : public GroupOperation {
   void made(RankId rank, const amem_v1_Made& message, std::vector<Fd> fds);
   /// The rank has gone, and is no sharer any more: what it was to make others may hold.
   void maker_gone(RankId rank);
-  /// So much has left the devices: who waits for it tries again.
+  /// So much device memory is free again: who waits for it tries again.
   static void left(Exchange& exchange, const BytesByDevice& bytes);
   /// Some memory has left: if it waits for that, it tries again.
   void look_for_space();
@@ -97,7 +97,7 @@ class ResumeOperation final : public GroupOperation {
   /// A callback for the workers: created(), if this still creates then.
   std::function<void(Workers::AllMade)> to_created(const std::shared_ptr<Batch>& batch);
   void created(Batch& batch, Workers::AllMade& made);
-  /// What finds no space while another group leaves is put back, and that is no failure.
+  /// Puts back what finds no space while another group leaves. This is not a failure.
   Status not_created(const Creation::Item& item, bool limited, const Status& why);
   /// To its keepers, who map and load it.
   void send(const std::vector<const Allocation*>& slice);

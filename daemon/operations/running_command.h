@@ -58,7 +58,7 @@ struct Asker {
   std::string who;         // for people; the ranks are told
   std::string stage = {};  // that switches its groups; empty: none
   std::string why = {};    // it does, for people
-  bool sees_all = false;   // is told of all owners
+  bool sees_all = false;   // may be told all owners
   bool by_broker = false;  // nobody has asked for it: deep.after
 };
 
@@ -121,7 +121,7 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   bool watched() const { return observer_ != nullptr; }
   /// What its operations share.
   Exchange& exchange() { return exchange_; }
-  /// An operator has asked for this: the whole group is to be resumed, and nothing else.
+  /// Returns whether an operator has asked for this: resume the whole group, and nothing else.
   bool resumes(std::size_t member) const;
   /// The group's share of a transaction over several nodes; nothing: it is of this node alone.
   std::optional<FleetShare> new_share(std::size_t member) const;

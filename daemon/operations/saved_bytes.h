@@ -31,10 +31,9 @@ class SavedBytes {
   /// What this pause must keep.
   std::vector<Allocation*> kept(const GroupEntry& group, const Task& pause);
   /// Takes extents for all of that: retained ones, or else extents that the keepers reach, if there
-  /// is space. With
-  /// `measured` no more than that says is needed. kResourceExhausted: the pool is too small,
-  /// nothing has changed. kUnavailable, with `measured`: likewise, but what is missing is being
-  /// made anew, and it may be asked for again when some of that has come.
+  /// is space. With `measured` no more than that says is needed. kResourceExhausted: the pool is
+  /// too small, nothing has changed. kUnavailable, with `measured`: nothing has changed, but what
+  /// is missing is being made anew, and it may be asked for again when some of that has come.
   Status take(const GroupEntry& group, const Task& pause, const Devices& devices,
               const Measurement* measured);
 
