@@ -1,4 +1,4 @@
-// What headers of CUDA declare that are newer than those that amem may be built with (13.0).
+// Declarations from headers of CUDA that are newer than those that amem may be built with (13.0).
 //
 // Whatever headers there are, amem uses its own declarations, so that a build knows the same calls
 // everywhere. tests/newest compares them with CUDA's.

@@ -23,7 +23,8 @@ namespace amem::sparse {
 constexpr uint64_t kBlock = 64U << 10;
 constexpr uint32_t kBlocksPerGroup = 32;
 constexpr uint64_t kGroup = kBlock * kBlocksPerGroup;
-/// What the kernels read and write at once: addresses and lengths must be multiples of it.
+/// The bytes that the kernels read and write at once: addresses and lengths must be multiples of
+/// it.
 constexpr uint64_t kUnit = 16;
 
 /// Which blocks of a group are stored, and where.
@@ -79,7 +80,7 @@ constexpr uint32_t kCopyParts = 4;  // thread blocks for each group, of gather a
 constexpr AMEM_GPU_TOO uint64_t blocks(uint64_t length) { return (length + kBlock - 1) / kBlock; }
 constexpr AMEM_GPU_TOO uint64_t groups(uint64_t length) { return (length + kGroup - 1) / kGroup; }
 
-/// Of the index, rounded up so that blocks begin where the link likes them to.
+/// Returns the size of the index, rounded up so that blocks begin where the link likes them to.
 constexpr AMEM_GPU_TOO uint64_t index_bytes(uint64_t length) {
   constexpr uint64_t kAlign = 4096;
   return (groups(length) * sizeof(Entry) + kAlign - 1) / kAlign * kAlign;
@@ -94,8 +95,8 @@ struct Content {
   uint64_t stored = 0;  // bytes of a sparse copy, index and blocks
 };
 
-/// Of a piece with so many blocks that are not zero; `last`: its last block is one of them.
-/// REQUIRES: length > 0.
+/// Returns the content of a piece with so many blocks that are not zero; `last`: its last block is
+/// one of them. REQUIRES: length > 0.
 constexpr Content content(uint64_t length, uint64_t not_zero, bool last) {
   Content content{not_zero, index_bytes(length) + not_zero * kBlock};
   // The last block may be shorter; in order, it has the last slot.
@@ -111,7 +112,7 @@ constexpr bool save_sparse(const Content& content, uint64_t length, bool wanted)
   return wanted || content.blocks * 100 <= blocks(length) * kSparsePercent;
 }
 
-/// Of a range's 8-byte word number `index`.
+/// Mixes a range's 8-byte word number `index`.
 constexpr AMEM_GPU_TOO uint64_t mix(uint64_t word, uint64_t index) {
   uint64_t x = word + 0xd6e8feb86659fd93U + index * 0x9e3779b97f4a7c15U;
   x = (x ^ (x >> 32)) * 0xbf58476d1ce4e5b9U;

@@ -47,7 +47,7 @@ Result<Fd> make_ticket(const Ticket& ticket);
 /// `fd`.
 std::optional<Ticket> read_ticket(int fd);
 
-/// What a rank passes to a peer as the CUipcMemHandle of brokered memory.
+/// The bytes that a rank passes to a peer as the CUipcMemHandle of brokered memory.
 ///
 /// The driver gives no such handle for mapped memory; ours holds a ticket in the same 64 bytes. Its
 /// offset and size are those of the program's own piece of memory within the allocation. Nothing

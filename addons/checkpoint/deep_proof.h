@@ -46,7 +46,7 @@ class DeepProof {
   /// Not OK, for people: kFailedPrecondition: deep pauses do not work here; else they could not be
   /// proven now.
   void prove(const Sets& sets, Done done);
-  /// Of what has been proven, for people: "with NCCL 2.27.3", "without NCCL, because ...".
+  /// Returns how far the proof goes, for people: "with NCCL 2.27.3", "without NCCL, because ...".
   std::string terms(const Sets& sets) const;
   /// Kills what runs. Nobody is told anything more.
   void shut();

@@ -38,7 +38,7 @@ bool may_have(std::string_view variable) {
   return name.starts_with("AMEM_SIM_") || name.ends_with("SAN_OPTIONS");
 }
 
-/// Of a process that sees these devices.
+/// Returns the environment of a process that sees these devices.
 std::vector<std::string> environment_for(const std::string& devices) {
   std::vector<std::string> environment(kNcclSettings.begin(), kNcclSettings.end());
   for (char** variable = environ; *variable != nullptr; ++variable)

@@ -40,7 +40,7 @@ class Listener {
   const std::string& place() const { return place_; }
   bool is_tcp() const { return path_.empty(); }
 
-  /// What to poll for: the socket, and the connections that are open.
+  /// Appends what to poll for: the socket, and the connections that are open.
   void append_to(std::vector<pollfd>& polled) const;
   /// Accepts who has connected, and gives each to `serve`. Forgets connections that have ended.
   /// `found`: what poll() has found of what append_to() has appended. Returns its end.

@@ -34,10 +34,10 @@
 namespace amem {
 namespace {
 
-/// Of a connection: calls under way, and the bytes of a request.
+/// The most calls under way on a connection, and the most bytes of a request.
 constexpr int kMostCalls = 8;
 constexpr int kMostBytes = 64 << 10;
-/// Of all calls under way: one each.
+/// One for each call under way.
 constexpr int kThreads = 64;
 constexpr int kPingsAtMostEveryMs = 1000;
 /// A connection ends after this multiple of the longest silence, whatever it does: otherwise one
@@ -74,7 +74,7 @@ void add_arguments(CLI::App& app, LlmdArguments& arguments) {
   app.add_flag("--deep", arguments.deep,
                "snapshots are deep pauses, which leave nothing on the GPUs. Requires deep.enabled "
                "of amemd");
-  // Of amemd, which starts this program while llm_d.enabled works.
+  // For amemd, which starts this program while llm_d.enabled works.
   app.add_option("--with-parent", arguments.parent, "end with the process that has this number")
       ->group("");
   app.add_option("--silence", arguments.silence_ms,

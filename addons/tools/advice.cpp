@@ -29,7 +29,7 @@ const v1::TagUsage* tag_of(const v1::GroupInfo& group, const std::string& tag) {
   return nullptr;
 }
 
-/// Of what is saved, when the group is paused, that is the figure; else what there is at most.
+/// Returns the bytes that are saved, if the group is paused; else the most that there can be.
 std::uint64_t copied_of(const v1::GroupInfo& group, const v1::TagUsage& tag) {
   if (group.state() == v1::GROUP_STATE_PAUSED) return tag.saved_bytes();
   const std::uint64_t stays = tag.discard_bytes() + tag.pinned_bytes();
@@ -151,7 +151,7 @@ void retained(const v1::GroupInfo& group, const v1::ListHistoryResponse& history
   }
 }
 
-/// Of the last pause: whether it mostly waited for the program.
+/// Reports whether the last pause mostly waited for the program.
 void quiesce(const v1::ListHistoryResponse& history, List& list) {
   const v1::PastOperation* const last = last_pause(history);
   if (last == nullptr) return;

@@ -19,7 +19,7 @@
 namespace amem::ctl {
 namespace {
 
-/// Of this process, which the command would inherit.
+/// Checks the limits of this process, which the command would inherit.
 Findings check_limits() {
   rlimit files{};
   rlimit locked{};

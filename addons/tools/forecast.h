@@ -1,5 +1,5 @@
-// What a pause would do, as `amemctl pause --dry-run` says it: from what the broker tells, without
-// a pause. Pure; any thread.
+// Forecasts what a pause would do, for `amemctl pause --dry-run`, from what the broker tells,
+// without a pause. Pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -49,9 +49,10 @@ struct Forecast {
   Fit fit = Fit::kCertain;
 };
 
-/// Of `pause` with these options. An error is what the pause would end with: kNotFound (a group, a
-/// tag), kFailedPrecondition (a state, guests that are refused, a library that keeps a group from
-/// pausing), kInvalidArgument (a tag that cannot be dropped). kUnimplemented: amemd is older.
+/// Forecasts `pause` with these options. An error is the one that the pause would return: kNotFound
+/// (a group, a tag), kFailedPrecondition (a state, guests that are refused, a library that keeps a
+/// group from pausing), kInvalidArgument (a tag that cannot be dropped). kUnimplemented: amemd is
+/// older.
 Result<Forecast> forecast_pause(const CommandLine& options, const Known& known);
 
 std::string forecast_view(const Forecast& forecast);

@@ -138,7 +138,7 @@ struct ControlClient::Impl {
 
   std::vector<std::string> nodes;  // that operations are about; empty: the broker's own
 
-  /// What stands in the way, as far as it can be seen from outside of gRPC.
+  /// Returns what prevents a connection, as far as it can be seen from outside of gRPC.
   Status look() const { return tls_dir.empty() ? probe(where) : check_tls_files(tls_dir); }
 
   class Call;
@@ -154,7 +154,7 @@ struct ControlClient::Impl {
                                                                Answer*),
                       const Request& request);
 
-  /// What both are in a call of their own.
+  /// Makes a call with one answer.
   template <class Answer, class Request>
   Result<Answer> one(Call& call,
                      grpc::Status (v1::Broker::Stub::*method)(grpc::ClientContext*, const Request&,

@@ -103,8 +103,8 @@ class ControlClient {
   /// This process is to start a group: waits for the group's first turn.
   Result<v1::StartResponse> start(const v1::StartRequest& request);
 
-  // Of all groups, or none. OK once the broker has reported the end. What is stopped or times out
-  // here goes on there.
+  // All groups take part, or none. Returns OK once the broker has reported the end. An operation
+  // that is stopped or times out here goes on there.
   Status pause(const Groups& groups, const Choice& what, std::uint32_t timeout_ms,
                const OnProgress& on_progress);
   Status resume(const Groups& groups, const Choice& what, std::uint32_t timeout_ms,

@@ -164,7 +164,7 @@ void add_selection(CLI::App& sub, CommandLine& o, const std::string& then) {
 constexpr const char* kDiscardHelp =
     "Drop the bytes of these tags in this pause, whatever their policy; a resume provides zeros";
 
-/// What `option` says may then be of the heap.
+/// Adds --force, with which `option` may name the heap.
 void add_force(CLI::App& sub, CommandLine& o, const std::string& option) {
   sub.add_flag("--force", o.force,
                "Allow " + option +
@@ -575,7 +575,7 @@ Parsed parse(std::vector<std::string> arguments) {
   CLI::App app;
   add_commands(app, options);
 
-  // What follows "--" is another program's command line: CLI11 is not to look at it.
+  // What follows "--" is another program's command line: CLI11 must not look at it.
   const auto separator = std::find(arguments.begin(), arguments.end(), "--");
   const bool separated = separator != arguments.end();
   options.separated = separated;

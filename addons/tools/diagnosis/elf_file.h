@@ -1,5 +1,5 @@
-// What a check has to know of an ELF file. The file may be damaged or hostile: every offset and
-// size in it is checked against the file's size before it is followed. Plain functions; any thread.
+// Facts of an ELF file that checks need. The file may be damaged or hostile: every offset and size
+// in it is checked against the file's size before it is followed. Plain functions; any thread.
 #pragma once
 
 #include <elf.h>

@@ -23,7 +23,7 @@ struct NcclVersion {
 std::string find_nccl(const std::string& program, const std::string& runpath,
                       const Environment& environment);
 
-/// What the library says of itself; nothing: it is not there, or does not say it.
+/// Returns the library's version. Returns nothing if it is not there, or does not say it.
 std::optional<NcclVersion> nccl_version(const std::string& library);
 
 }  // namespace amem::ctl

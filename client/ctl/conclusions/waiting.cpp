@@ -30,7 +30,7 @@ bool meets(const v1::GroupInfo& group, const WaitTarget& awaited) {
   return false;
 }
 
-/// What whoever waits can do about a group that is not as they want it.
+/// Returns what whoever waits can do about a group that is not as they want it.
 std::string remedy(const v1::GroupInfo& group, const WaitTarget& awaited) {
   const std::string& name = awaited.group;
   if (operates(group)) return "`amemctl ranks " + name + "` shows which ranks the broker waits for";

@@ -198,13 +198,13 @@ inline void resume(const Selection& what, Timeout timeout = Timeout::zero()) {
   detail::check(amem_resume_selected(&selection, detail::to_ms(timeout), &error), error);
 }
 
-/// Of a tag of this rank's group, from now on.
+/// Sets the policy of a tag of this rank's group, from now on.
 inline void set_policy(const std::string& tag, amem_policy policy) {
   amem_error error;
   detail::check(amem_set_tag_policy(tag.c_str(), policy, &error), error);
 }
 
-/// What this process holds: JSON, as amem/amem.h describes it.
+/// Returns what this process holds: JSON, as amem/amem.h describes it.
 inline std::string rank_stats() {
   return detail::json([](char** out, amem_error* e) { return amem_rank_stats(out, e); });
 }
@@ -222,8 +222,9 @@ class Region {
   ~Region() { static_cast<void>(amem_region_end(nullptr)); }
 };
 
-/// What this thread takes from the driver within a scope is the driver's own, and stays through a
-/// pause. Made and destroyed by the same thread; may lie within a Region, not within another one.
+/// A scope. Memory that this thread takes from the driver within it is the driver's own, and stays
+/// through a pause. Made and destroyed by the same thread; may lie within a Region, not within
+/// another one.
 class Unbrokered {
  public:
   Unbrokered() {
