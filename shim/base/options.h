@@ -80,8 +80,8 @@ struct Options {
   /// tests.
   using Getenv = const char* (*)(const char* name);
 
-  /// What cannot be understood keeps its default and adds a line to `complaints`. `library`: the
-  /// file name of the shim in this process.
+  /// Reads the options. A value that cannot be understood keeps its default and adds a line to
+  /// `complaints`. `library`: the file name of the shim in this process.
   static Options parse(Getenv getenv, std::vector<std::string>& complaints,
                        std::string_view library = {});
 };

@@ -215,8 +215,8 @@ std::optional<CUresult> Heap::allocate_pitch(CUdeviceptr* address, std::size_t* 
 
 // ---- freeing ----
 
-/// What the driver does before it frees: whoever may use the memory has come to the end of what it
-/// was given.
+/// Waits as the driver does before it frees: until whoever may use the memory has come to the end
+/// of what it was given.
 CUresult Heap::wait_until_unused(const Block& block) {
   CUcontext current = nullptr;
   driver_.cuCtxGetCurrent_(&current);
@@ -309,7 +309,7 @@ std::optional<CUresult> Heap::free_async(CUdeviceptr address, CUstream stream, b
       put_back(*block);
       return r;
     }
-    // Of a group that is paused no stream has anything to do.
+    // In a group that is paused no stream has anything to do.
     if (freed.event != nullptr && gate_.mode() == Gate::Mode::kRests &&
         freed_later_.passed(freed, true))
       freed.event = nullptr;
@@ -386,9 +386,9 @@ void Heap::drop(const std::vector<AddressRange>& ranges) {
   }
 }
 
-/// What no block needs any more leaves the books, and the caller drops it: what has waited behind
-/// streams, and what is kept since then or longer. Not what is on its way back, since whoever frees
-/// it waits until it is there, and may be who brings it. REQUIRES: the lock is held.
+/// Takes what no block needs any more out of the books, and the caller drops it: what has waited
+/// behind streams, and what is kept since then or longer. Not what is on its way back, since
+/// whoever frees it waits until it is there, and may be who brings it. REQUIRES: the lock is held.
 std::vector<AddressRange> Heap::take_unused(std::unique_lock<std::mutex>& lock,
                                             KeptSegments::Time since, Streams streams) {
   std::vector<AddressRange> ranges;

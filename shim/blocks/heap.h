@@ -64,7 +64,7 @@ class Heap {
   std::optional<Block> find(CUdeviceptr address);
   /// The address lies in a segment, whether or not in a block.
   bool owns(CUdeviceptr address);
-  /// What the caller's device may do with the block: CU_POINTER_ATTRIBUTE_ACCESS_FLAGS.
+  /// Returns what the caller's device may do with the block: CU_POINTER_ATTRIBUTE_ACCESS_FLAGS.
   unsigned access_flags(const Block& block);
   void set_sync_memops(CUdeviceptr address, bool value);
 
@@ -78,8 +78,8 @@ class Heap {
     kDone,     // memory whose streams have come so far
     kWaitFor,  // all, as the driver waits before it says that there is no memory
   };
-  /// What `ask` has answered; where that is "no memory", frees what is unused and asks again. The
-  /// caller is inside the gate.
+  /// Returns `answer`, which `ask` has given. If that is "no memory", frees what is unused and asks
+  /// again. The caller is inside the gate.
   template <class Ask>
   CUresult ask_again(CUresult answer, const Ask& ask) {
     return answer == CUDA_ERROR_OUT_OF_MEMORY && drop_unused(Streams::kWaitFor) ? ask() : answer;

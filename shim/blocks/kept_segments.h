@@ -36,7 +36,7 @@ class KeptSegments {
   std::vector<Address> keep(const Kind& kind, Address address, Time now);
   /// The one of this kind that was kept last, of those that are `usable`; it is the caller's.
   std::optional<Address> take(const Kind& kind, const std::function<bool(Address address)>& usable);
-  /// Of those that were kept at this time or before the `usable` ones; they are the caller's.
+  /// Takes the `usable` ones of those that were kept at this time or before; they are the caller's.
   std::vector<Address> take_older(Time time, const std::function<bool(Address address)>& usable);
   /// When the oldest was kept; nothing: there is none.
   std::optional<Time> oldest() const;

@@ -22,7 +22,8 @@ std::optional<CUresult> pointer_attribute(const Heap::Block& block, unsigned acc
 std::optional<CUresult> pointer_attribute(const Mappings::Absent& mapping, CUdeviceptr address,
                                           CUpointer_attribute attribute, void* data);
 
-/// What cuPointerGetAttributes writes where there is nothing to say. False: no such attribute.
+/// Writes what cuPointerGetAttributes writes where there is nothing to say. Returns false if there
+/// is no such attribute.
 bool no_pointer_attribute(CUpointer_attribute attribute, void* data);
 
 }  // namespace amem::shim

@@ -76,7 +76,7 @@ class SlabBook {
   static std::vector<CUmemAccessDesc> fresh(const Slab& slab, const CUmemAccessDesc* grants,
                                             std::size_t count);
   void grant(Address slab, const std::vector<CUmemAccessDesc>& grants);
-  /// Of our own slabs: where no buffer is, in gaps of `least` bytes and more.
+  /// Returns the gaps of our own slabs where no buffer is, of `least` bytes and more.
   Gaps unused(std::uint64_t least) const;
   SlabSizes& sizes() { return sizes_; }  // of our own slabs
 

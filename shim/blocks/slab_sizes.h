@@ -59,7 +59,8 @@ class SlabSizes {
     std::uint64_t row = 0;    // buffers of the last row, or of a longer one so far
   };
   std::size_t number(const Pool& pool);
-  /// Of this many bytes each, for which a new slab of their kind gets space.
+  /// Returns the number of buffers, of this many bytes each, that a new slab of their kind gets
+  /// space for.
   static std::uint64_t buffers(const BufferKind& kind, const Row& row, std::uint64_t size,
                                std::uint64_t shared);
 

@@ -62,7 +62,8 @@ bool can_be_packed(const CUmemAllocationProp& prop) {
 
 }  // namespace
 
-/// Of a handle that the program holds; nullptr: it is none. REQUIRES: the lock is held.
+/// Returns the buffer of a handle that the program holds; nullptr: it is none. REQUIRES: the lock
+/// is held.
 SlabBuffer* Slabs::find(CUmemGenericAllocationHandle handle) {
   SlabBuffer* buffer = book_.buffer(number_of(handle));
   return buffer == nullptr || buffer->refs == 0 ? nullptr : buffer;
@@ -78,7 +79,8 @@ CUmemGenericAllocationHandle Slabs::add_buffer(SlabBuffer buffer) {
   return number | kHandleTag;
 }
 
-/// What the driver makes of a size that only somebody can ask for who was told kGranularity.
+/// Returns what the driver makes of a size that only somebody can ask for who was told
+/// kGranularity.
 std::uint64_t Slabs::whole(std::uint64_t size) {
   return size % Handles::kUsualGranularity == 0 || size % kGranularity != 0
              ? size
@@ -162,7 +164,7 @@ std::optional<Address> Slabs::take(const SmallBlocks::Pool& pool, std::uint64_t 
   return space;
 }
 
-/// What is left empty in a slab is nothing to a device of many GiB, and much to a small one.
+/// Empty space in a slab is nothing to a device of many GiB, and much to a small one.
 std::uint64_t Slabs::most(int device) const {
   if (size_) return *size_;
   std::size_t memory = 0;
@@ -206,7 +208,8 @@ CUresult Slabs::make_slab(const SmallBlocks::Pool& pool, std::uint64_t size) {
   return CUDA_SUCCESS;
 }
 
-/// What the driver hands out is zero; so is what another buffer has been in.
+/// Clears the range: memory that the driver hands out is zero, so used space of a slab must be,
+/// too.
 CUresult Slabs::zero(Address address, std::uint64_t size, int device) {
   const LocalDevices::Use use(devices_, device);
   if (use.result() != CUDA_SUCCESS) return use.result();

@@ -35,7 +35,7 @@ namespace amem::shim {
 
 class Slabs {
  public:
-  /// What NCCL is told. Nothing of its buffers needs to be better aligned.
+  /// The granularity that NCCL is told. None of its buffers needs to be better aligned.
   static constexpr std::uint64_t kGranularity = 4096;
 
   /// `size`: of the largest slab, bytes; 0: none are made; nothing: kMost, and less on a device

@@ -83,7 +83,7 @@ void look_at(Gate::Submission& submission, CUstream stream) {
 void look_at(Gate::Submission& submission, const CUlaunchConfig* config) {
   if (config != nullptr) look_at(submission, config->hStream);
 }
-/// Of launches on several devices the first is looked at.
+/// Looks at the first of launches on several devices.
 void look_at(Gate::Submission& submission, CUDA_LAUNCH_PARAMS* launches) {
   if (launches != nullptr) look_at(submission, launches->hStream);
 }
@@ -313,7 +313,7 @@ constexpr std::string_view base_of(std::string_view symbol) {
   return versioned ? symbol.substr(0, end - 3) : symbol;
 }
 
-/// Of a row, or of several: "cuA, cuB".
+/// The names of a row, or of several: "cuA, cuB".
 constexpr std::string_view kKnownLists[] = {
 #define WRAPPED(api, version, type, symbol) #symbol,
 #define PASSED(reason, ...) #__VA_ARGS__,

@@ -247,7 +247,7 @@ CUresult answer_cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
     if (const auto types = handle_types(address); types.has_value())
       return put_handle_types(data, *types);
   const CUresult r = real<kRow_cuPointerGetAttribute>()(data, attribute, address);
-  // Of memory that is paused the driver knows nothing. No wait at the gate: whoever asks may hold a
+  // The driver knows nothing of memory that is paused. No wait at the gate: whoever asks may hold a
   // lock that the caller of a resume needs.
   if (r != CUDA_ERROR_INVALID_VALUE || data == nullptr || Runtime::get().forked()) return r;
   const auto absent = Runtime::get().memory().mappings.absent(address);
@@ -318,7 +318,7 @@ CUresult answer_cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   if (r != CUDA_SUCCESS || Runtime::get().devices() == nullptr) return r;
   Heap* heap = Runtime::get().heap();
   const CUresult granted = heap != nullptr ? heap->peer_enabled(peer) : CUDA_SUCCESS;
-  // Of the driver's own memory, too, there is all or nothing.
+  // There is all or nothing of the driver's own memory, too.
   if (granted != CUDA_SUCCESS) found<kRow_cuCtxDisablePeerAccess>()(peer);
   return granted;
 }

@@ -37,7 +37,7 @@ bool may_have(const char* name, const UnknownCalls::IsOf& is_of) {
   return UnknownCalls::get().may_have(name, is_of);
 }
 
-/// What a program asks for that was built with a newer toolkit than the driver's: said once.
+/// Logs once that a program was built with a newer toolkit than the driver's.
 template <class Lookup>
 void compare_with_driver(int version, const Lookup& lookup) {
   static std::atomic<int> compared = kOldestVersion;  // with what is not newer it is not compared
@@ -142,7 +142,7 @@ static SymbolAnswer driver_answer(void* handle, const char* name, const void* ca
   const Call* call = amem::shim::find_symbol(name);
   if (call == nullptr) return unwrapped_answer(handle, name, caller);
   void* real = amem::shim::driver_symbol(name);
-  // Of a library in front of us the next one lies between us, or is our own export.
+  // The next function after a library in front of us lies between us, or is our own export.
   const bool next = handle == RTLD_NEXT;
   if (next && real != nullptr && amem::shim::precedes_us(caller)) return {};
   void* found = amem::shim::real_dlsym()(handle, name);

@@ -363,7 +363,7 @@ CUresult answer_cuMemAddressFree(CUdeviceptr address, std::size_t size) {
     Slabs& slabs = Runtime::get().slabs();
     std::optional<FreePass> pass;
     const bool of_slab = slabs.holds(address);
-    // What is mapped is not freed. Of memory that is paused the driver does not know that it is.
+    // What is mapped is not freed. The driver does not know that paused memory is mapped.
     if (!of_slab && Runtime::get().memory().mappings.brokered(address, size))
       return CUDA_ERROR_INVALID_VALUE;
     if (of_slab) {

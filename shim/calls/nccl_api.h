@@ -16,7 +16,7 @@ void* find_nccl_call(const char* name);
 /// A lookup of this call of NCCL's own is answered by us.
 bool replaces_nccl_call(const char* name);
 
-/// What such a lookup of this caller's, which has found this, answers instead. REQUIRES:
+/// Returns what such a lookup of this caller's, which has found this, answers instead. REQUIRES:
 /// replaces_nccl_call(name).
 SymbolAnswer replace_nccl_call(const char* name, void* found, const void* caller);
 

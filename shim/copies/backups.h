@@ -60,7 +60,7 @@ class BackupReader {
     std::uint64_t offset = 0;  // in the piece
     std::uint64_t size = 0;
   };
-  /// What the range had, in order, readable for this process's own code.
+  /// Returns what the range had, in order, readable for this process's own code.
   Result<std::vector<SavedRange>> saved_ranges(CUdeviceptr address, std::uint64_t size);
 
   Memory& memory_;

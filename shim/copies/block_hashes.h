@@ -48,11 +48,12 @@ class BlockHashes {
  public:
   using Hashes = std::vector<block_hash::Hash>;
 
-  /// Of what the save of this epoch has put at the place. Null: they are not known.
+  /// Returns the hashes of what the save of this epoch has put at the place. Null: they are not
+  /// known.
   const Hashes* find(const SavedPlace& place, std::uint64_t epoch) const;
-  /// Of whatever save. Null: there are none.
+  /// Returns the hashes of any save. Null: there are none.
   const Hashes* of(const SavedPlace& place) const;
-  /// What is at this part of the allocation's place may be overwritten from now on.
+  /// The caller may overwrite what is at this part of the allocation's place from now on.
   void drop(std::uint64_t id, std::uint64_t offset);
   /// The save of this epoch has put there what has these hashes. Those of other saves of the
   /// allocation go. REQUIRES: epoch > 0.

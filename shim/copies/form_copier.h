@@ -38,7 +38,8 @@ struct Piece {
   SavedPlace place;             // of a save: what its hashes are kept by
   bool hash = false;            // of a save: take hashes; afterwards: they were taken
   std::uint64_t unchanged = 0;  // of a save: bytes that lay there already
-  // Of the allocation: what is not zero, and counts as zero. Somebody else's; nullptr: nothing.
+  // The parts of the allocation that are not zero, and count as zero. Somebody else's; nullptr:
+  // none.
   const std::vector<Gap>* left_out = nullptr;
 };
 

@@ -70,7 +70,8 @@ class Mover {
   bool under_way() const { return copies_began_.has_value(); }
   /// Waits for whatever was queued; nobody wants to know what has come of it.
   Status give_up();
-  /// Of what the finish has waited for last: from the first copy queued to the end of the last.
+  /// Returns the time of the copies that the finish has waited for last: from the first copy queued
+  /// to the end of the last.
   const CallTime& copies() const { return copies_; }
 
  private:

@@ -82,7 +82,7 @@ class MemfdView : public SegmentView {
   int registered_by_ = -1;  // in this device's context
 };
 
-/// Of a segment in this place.
+/// Returns the view of a segment in this place.
 std::unique_ptr<SegmentView> make_view(Place place, const Driver& driver, std::uint64_t size);
 #ifdef AMEM_TEST_SEAMS
 std::unique_ptr<SegmentView> make_test_view(const Driver& driver, std::uint64_t size);

@@ -57,7 +57,8 @@ class LocalDevices {
   /// not say. One that is older than CUDA 12.5 knows no such question, and then no work counts as
   /// left. REQUIRES: no stream capture is open or begins, as this would end it.
   std::optional<bool> work_left(int ordinal);
-  /// What the stream is given becomes part of a graph. False where the driver does not say.
+  /// Returns whether the stream's work becomes part of a graph. Returns false if the driver does
+  /// not say.
   bool capturing(CUstream stream) const;
   /// Until the work on a stream of the calling thread's context has ended. Where the driver refuses
   /// to wait for the stream, until all of the context's has: the error does not mean that nothing

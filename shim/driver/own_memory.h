@@ -13,7 +13,7 @@
 
 namespace amem::shim {
 
-/// What brokered memory of a device is asked for as, whoever makes it.
+/// Returns the properties with which brokered memory of a device is made, whoever makes it.
 CUmemAllocationProp brokered_properties(int device, bool gpu_direct_rdma);
 
 /// The driver binds such memory to multicast objects, and refuses what the process has imported.

@@ -43,8 +43,8 @@ class Gate {
     /// Whether nothing is left to do on a stream of this device. Must not pass a gate. Asked about
     /// a thread's own default stream in that thread, which alone can name it.
     bool (*stream_idle)(int device, CUstream stream) = nullptr;
-    /// Of an interpreter in the process, if there is one (shim/process/python.h); must not block.
-    /// Asked repeatedly while callers wait: nobody reports its end.
+    /// Whether an interpreter in the process ends, if there is one (shim/process/python.h); must
+    /// not block. Asked repeatedly while callers wait: nobody reports its end.
     bool (*interpreter_ends)() = nullptr;
     /// The calling thread is one that the interpreter ends when it returns to it.
     bool (*ends_with_interpreter)() = nullptr;

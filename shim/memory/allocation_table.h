@@ -183,7 +183,7 @@ class AllocationTable {
   std::map<Address, Mapping>& mappings() { return mappings_; }
   std::unordered_map<std::uint64_t, HeldAllocation>& allocations() { return allocations_; }
 
-  /// What is left of a range without the mappings in it for which `absent` is true.
+  /// Returns what is left of a range without the mappings in it for which `absent` is true.
   template <class Predicate>
   static std::vector<AddressRange> without(Address address, std::uint64_t size,
                                            const std::vector<Mapping*>& touched, Predicate absent) {

@@ -18,7 +18,7 @@ std::chrono::microseconds usual_answer(std::uint64_t created_bytes) {
   return kUsualAnswer + std::chrono::microseconds(created_bytes >> 20U);
 }
 
-/// What the program sees when the broker refuses. The broker's reason goes to the log.
+/// Returns what the program sees if the broker refuses. The broker's reason goes to the log.
 CUresult refuse(const Status& status, const std::string& what) {
   log_error(what + ": " + status.text());
   return status.code() == Code::kResourceExhausted ? CUDA_ERROR_OUT_OF_MEMORY
@@ -364,7 +364,7 @@ CUresult Handles::refuse_empty(const amem_v1_Reply& reply, unsigned mine, const 
                 what);
 }
 
-/// Of what a Reply gave us and we do not take. `mine`: calls under way for it that are the
+/// Gives back what a Reply gave us and we do not take. `mine`: calls under way for it that are the
 /// caller's. REQUIRES: the lock of the holdings is held.
 void Handles::give_back(const amem_v1_Reply& reply, unsigned mine) {
   for (const std::uint64_t id : given_by(reply)) {

@@ -46,7 +46,7 @@ struct Holdings {
   /// own.
   CUresult ensure_real(HeldAllocation& a) const;
   void drop_real(HeldAllocation& a);
-  /// What was made for a resume goes: that has failed, or nobody needs it.
+  /// Drops what was made for a resume: the resume has failed, or nobody needs it.
   void drop_made(HeldAllocation& a);
   /// After a reference or mapping went: lets go of what nothing needs any more.
   void settle(HeldAllocation& a);
@@ -56,7 +56,7 @@ struct Holdings {
   /// The mappings in a range once none of them is on its way back. Nothing: the time is up.
   std::optional<std::vector<Mapping*>> settled(std::unique_lock<std::mutex>& lock,
                                                CUdeviceptr address, std::size_t size);
-  /// What was on its way back has arrived, or has gone again.
+  /// Memory that was on its way back has arrived, or has gone again.
   void forget_arrivals();
   /// Tries again to release handles that the driver has refused to.
   Status release_refused();

@@ -66,8 +66,8 @@ Result<Residency::Site> Residency::site(std::uint64_t id) {
   return !borrowed.ok() && own ? Result<Site>(*own) : std::move(borrowed);
 }
 
-/// Of what is mapped nowhere that a copy could use: an address for the length of this phase.
-/// REQUIRES: the lock is held.
+/// Maps memory for the length of this phase, if a copy could use no other mapping of it. Returns
+/// the address. REQUIRES: the lock is held.
 Result<Residency::Site> Residency::borrow(HeldAllocation& a, int device) {
   if (CUresult r = holdings_.ensure_real(a); r != CUDA_SUCCESS)
     return driver_.error(r, "the handle of " + describe(a));
@@ -135,7 +135,7 @@ Status Residency::undo(std::uint64_t& bytes) {
   return status;
 }
 
-/// Of these what is there and not pinned. REQUIRES: the lock is held.
+/// Takes what is there of these and not pinned. REQUIRES: the lock is held.
 Status Residency::take(std::vector<HeldAllocation*> going, std::uint64_t& bytes) {
   returned_.clear();
   returned_bytes_ = 0;
@@ -195,7 +195,7 @@ void Residency::unmap_ahead(std::span<const std::uint64_t> ids) {
     for (const Address address : a->mapped_at) mapped.push_back(&holdings_.table.mapping(address));
   }
   unmap(std::move(mapped));
-  // What neighbours could not do together they may do one by one. The rest is left to leave().
+  // Neighbours may do one by one what they could not do together. The rest is left to leave().
   for (HeldAllocation* a : going)
     if (const Status s = drop_leftovers_of(*a); !s.ok()) log_debug(s.text());
 }

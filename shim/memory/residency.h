@@ -32,7 +32,7 @@ class Residency {
   /// Maps it at an address of its own when the program has it mapped nowhere;
   /// drop_temporary_mappings() undoes that.
   Result<Site> site(std::uint64_t id);
-  /// What the driver refuses is left to drop_leftovers().
+  /// Leaves what the driver refuses to drop_leftovers().
   void drop_temporary_mappings();
 
   /// Unmaps these already, if the program has mapped them and nothing else keeps them in place. The
@@ -74,7 +74,7 @@ class Residency {
   /// The resume has ended: what has returned is the program's again.
   void arrived();
 
-  /// What this has spent on driver calls since the last call.
+  /// Returns what this has spent on driver calls since the last call.
   Timings take_timings() { return std::exchange(timings_, {}); }
 
  private:

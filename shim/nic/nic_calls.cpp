@@ -340,7 +340,8 @@ SymbolAnswer find_nic_symbol(void* handle, const char* name, const char* version
 
 void* linked_nic_function(NicRow row, const void* caller) {
   const auto& [symbol, library, version] = nic_call(row);
-  // Of a module that was loaded with RTLD_LOCAL only its own scope knows the library.
+  // The library of a module that was loaded with RTLD_LOCAL is known only in the module's own
+  // scope.
   void* found = symbol_for(caller, symbol, version);
   if (found != nullptr && !is_nic_export(found)) return found;
   found = look_up(RTLD_NEXT, symbol, version);

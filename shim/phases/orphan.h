@@ -36,7 +36,7 @@ class Orphan {
     std::uint64_t id = 0;
     std::uint64_t size = 0;
   };
-  /// What is paused, if all of it can be brought back without a broker.
+  /// Returns what is paused, if all of it can be restored without a broker.
   Result<std::vector<Paused>> restorable();
   Status restore(RankState state, std::uint64_t bytes_paused);
   bool shares_memory();

@@ -13,7 +13,7 @@ namespace amem::shim {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{250};
-/// What a Release asks for.
+/// Returns the command that a Release asks for.
 RankCommand command_of(const amem_v1_Release& release) {
   if (release.undo) return RankCommand::kUndo;
   if (release.tags_count > 0) return RankCommand::kReleaseTags;
@@ -230,7 +230,7 @@ void Phases::release(const amem_v1_Release& release) {
   Status s = release.undo     ? undo(bytes)
              : release.listed ? memory_.residency.leave(listed, bytes)
                               : memory_.residency.leave(tags, release.except, bytes);
-  // What a pause has unmapped and does not take.
+  // Maps again what a pause has unmapped and does not take.
   if (const Status mapped = memory_.residency.map_again(); s.ok()) s = mapped;
   fault_point("releaseDone");
   copy_status_ = {};

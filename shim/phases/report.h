@@ -36,7 +36,7 @@ class Report {
   void hold() { held_ = true; }
   void go_on();
 
-  /// What is not brokered, as counted and as the driver says of pools and graphs.
+  /// Returns what is not brokered, as counted and as the driver says of pools and graphs.
   /// REQUIRES: the driver table and the devices are loaded.
   std::vector<UnbrokeredAmount> amounts();
 

@@ -39,7 +39,7 @@ constexpr const char* kHarmless[] = {
     "libcupti.so", "libnvperf_", "libcuinj64.so", "libaccinj64.so", "libToolsInjection",
     "libcuda-injection.so", "libInterceptorInjection", "libTreeLauncher", "libsanitizer-"};
 
-/// What a library has that looks the driver up.
+/// Returns whether a library has what one has that looks the driver up.
 bool signs_of_lookups(const LoadedObject& object) {
   return has_text(object, "cuGetProcAddress") || has_text(object, kDriver) ||
          needs_library(object, kDriver);

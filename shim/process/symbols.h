@@ -44,11 +44,12 @@ void* driver_symbol(const char* symbol);
 /// Answers a lookup as when no library has the symbol: nullptr, and dlerror says so.
 void* no_such_symbol(const char* symbol);
 
-/// What the libraries behind us have of this name; nullptr, with dlerror set, when they have none.
+/// Returns what the libraries behind us have of this name; nullptr, with dlerror set, if they have
+/// none.
 void* next_symbol(const char* symbol);
 
-/// What the library with this code, and those that it is linked to, have of this name; `version`
-/// may be nullptr.
+/// Returns what the library with this code, and those that it is linked to, have of this name;
+/// `version` may be nullptr.
 void* symbol_for(const void* code, const char* name, const char* version);
 
 /// A library that was preloaded in front of us, or the program, has this code.

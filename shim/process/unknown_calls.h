@@ -28,7 +28,8 @@ std::string cuda_version(int version);
 
 /// What the table says of a name, as libcuda exports it or as cuGetProcAddress takes it.
 enum class Knowledge : std::uint8_t { kKnown, kHidden, kUnknown };
-/// Of a name like a driver call's. Defined with the table (shim/calls/driver_calls.cpp).
+/// Returns what is known of a name like a driver call's. Defined with the table
+/// (shim/calls/driver_calls.cpp).
 Knowledge knowledge_of(std::string_view name);
 
 /// The driver's calls are named so; libcuda's other exports, such as cudbgApiInit, are not. For our

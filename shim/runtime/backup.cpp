@@ -28,7 +28,7 @@ constexpr std::chrono::seconds kDeadline{60};
 /// How late a caller may see that the process is ending.
 constexpr std::chrono::milliseconds kEndCheck{100};
 
-/// What the service thread is to do, and whether anybody still waits for it.
+/// What the service thread must do, and whether anybody still waits for it.
 struct Errand {
   std::mutex mutex;
   std::condition_variable done;

@@ -164,7 +164,7 @@ Runtime* runtime_if_made();
 
 /// Pause or resume asked from inside. 0: the configured time-out.
 Status group_request(Runtime& runtime, const GroupRequest& what, std::uint32_t timeout_ms);
-/// What a pause does from now on with the bytes of a tag of the group.
+/// Sets what a pause does from now on with the bytes of a tag of the group.
 Status set_policy(Runtime& runtime, const std::string& tag, amem_v1_RegionPolicy policy,
                   bool force);
 

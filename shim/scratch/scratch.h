@@ -81,7 +81,7 @@ class Scratch {
   Status find(std::vector<OwnBuffer> buffers, const ReadWords& read);
   /// Its device has access to it.
   bool readable(const OwnBuffer& buffer);
-  /// What the tables among these buffers say, by address.
+  /// Returns what the tables among these buffers say, by address.
   Result<std::vector<Fifo>> fifos(const std::vector<OwnBuffer>& buffers);
   /// The bytes of these ranges, one behind the other, until the next call.
   Result<std::span<const std::byte>> fetch(const std::vector<SlabRange>& ranges);

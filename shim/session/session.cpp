@@ -250,7 +250,7 @@ Status Session::send(const Message& message, std::vector<Fd> fds, Unanswered* re
   return {};
 }
 
-/// What this broker does, and no other may.
+/// Notes what this broker does and another may not do.
 void Session::heed(const amem_v1_Welcome& welcome) {
   withdraws_ = welcome.withdraws;
   keeps_spares_ = welcome.keeps_spares;
@@ -295,7 +295,7 @@ void Session::stop(Clock::time_point deadline) {
   served_.wait_until(lock, deadline, [&] { return !serving_; });
 }
 
-/// What may use the driver: not once that is about to end.
+/// Runs work that may use the driver: not once the driver is about to end.
 template <class Function>
 void Session::work(const Function& work) {
   {
@@ -428,8 +428,8 @@ void Session::set_alive(bool alive) {
 Status Session::leave(const Status& end) {
   std::lock_guard reading(reading_);
   online_.store(false, std::memory_order_release);
-  // Of a broker that has died with something of ours unread the kernel says so first: its last
-  // answers are still here.
+  // If a broker has died with something of ours unread, the kernel says so first: its last answers
+  // are still here.
   while (end.code() == Code::kUnavailable) {
     Packet packet;
     if (!receive(socket_.get(), MSG_DONTWAIT, packet).ok()) break;

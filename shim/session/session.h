@@ -75,8 +75,8 @@ class Session {
     /// The broker has ended, and the session looks for another, which knows nothing of what was
     /// under way.
     virtual void disconnected() = 0;
-    /// What the rank says to the next broker, without its key. Calls `mark` once, under the locks
-    /// that others hold when they change what the rank holds and post that.
+    /// Returns what the rank says to the next broker, without its key. Calls `mark` once, under the
+    /// locks that others hold when they change what the rank holds and post that.
     virtual Comeback comes_back(const Mark& mark) = 0;
     /// It has reconnected.
     virtual void returned() = 0;
@@ -99,7 +99,8 @@ class Session {
   /// Starts the service thread; commands may come from now on. The handler must live until the
   /// process ends. REQUIRES: connect() succeeded.
   Status start(Handler& handler);
-  /// What is asked is answered, or waits for a broker. False: it fails at once.
+  /// Returns whether requests are answered, or wait for a broker. Returns false if they fail at
+  /// once.
   bool alive() const { return alive_.load(std::memory_order_acquire); }
   /// A broker is connected now.
   bool online() const { return online_.load(std::memory_order_acquire); }
@@ -193,7 +194,7 @@ class Session {
   void run_due_tasks();
   template <class Function>
   void work(const Function& work);
-  /// Of work(): its end, however that comes.
+  /// Marks the end of work(), however that comes.
   class Served {
    public:
     explicit Served(Session& session) : session_(session) {}
