@@ -57,7 +57,8 @@ Fd take_signals() {
   return Fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
 }
 
-/// What an amemd and the one that follows it must have in common, or jobs that run are lost.
+/// Returns what an amemd and the one that follows it must have in common, or jobs that run are
+/// lost.
 std::string speaks() {
   return "session " + std::to_string(kProtocolVersion) + ", holder " +
          std::to_string(kHolderVersion) + ", " + kRecordMagic;

@@ -19,7 +19,7 @@ constexpr std::uint64_t kProofPool = 2 << 20;               // bytes
 constexpr Duration kProofLimit = std::chrono::seconds(15);  // of all that proves one set
 constexpr Duration kTellTrouble = std::chrono::minutes(1);  // no more often
 
-/// Of what is in the pool already; else the configured one.
+/// Returns the chunk size of what is in the pool already; else the configured one.
 std::uint64_t chunk_of(const Config& config, const Record* record) {
   if (record == nullptr || !record->keeps()) return config.pool_chunk;
   const Result<std::uint64_t> recorded = recorded_chunk(*record->log());
@@ -29,7 +29,8 @@ std::uint64_t chunk_of(const Config& config, const Record* record) {
   return recorded.value();
 }
 
-/// What operators ask for is always told; of others as many lines as their quota says.
+/// Logs what was asked for. Operators' requests are always logged; others' until their quota of
+/// lines is used.
 template <class... Arguments>
 void asked(const Caller& caller, spdlog::format_string_t<Arguments...> format,
            Arguments&&... arguments) {

@@ -71,7 +71,7 @@ class Broker {
                      std::shared_ptr<Abroad> abroad = nullptr);
   /// For what other nodes say of a transaction, and whether anything begins still.
   Operations& operations() { return operations_; }
-  /// What groups have, or had, of transactions over several nodes.
+  /// Returns the shares that groups have, or had, of transactions over several nodes.
   std::vector<FleetShare> shares() const;
   /// Has, by its record, what the amemd before it knew of them.
   bool remembers() const { return node_.records.record().keeps(); }
@@ -113,9 +113,9 @@ class Broker {
   /// holder; kUnavailable: this one is ending; kAborted: an operation is under way.
   Status may_hand_over(const Caller& caller);
   bool serves_groups() const { return !node_.groups.empty(); }
-  /// What it serves, in one line for people: groups, and how far the pool is.
+  /// Returns what it serves, in one line for people: groups, and how far the pool is.
   std::string summary() const;
-  /// What an end would call off, such as "group 'train' is pausing"; empty: nothing.
+  /// Returns what an end would call off, such as "group 'train' is pausing"; empty: nothing.
   std::string under_way() const;
   Accounts& accounts() { return accounts_; }
   EventHub& events() { return events_; }

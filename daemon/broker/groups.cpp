@@ -203,7 +203,7 @@ void Groups::act(GroupEntry& group, const action::StateChanged& changed) {
   stages_.changed(group);
 }
 
-/// What the pause that has just ended kept.
+/// Returns what the pause that has just ended kept.
 std::vector<TagSave> Groups::saves(const GroupEntry& group, const Task& task) const {
   std::map<std::string, TagSave> tags;
   for (const Allocation* a : std::as_const(node_.allocations).of_group(group.id)) {

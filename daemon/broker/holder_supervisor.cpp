@@ -8,7 +8,8 @@ namespace amem {
 namespace {
 
 constexpr Duration kAgain = std::chrono::seconds(1);
-/// Of a holder that is looked for while amemd serves: amemd's end waits no longer for the search.
+/// The limit for a holder that is looked for while amemd serves: amemd's end waits no longer for
+/// the search.
 constexpr Duration kWelcome = std::chrono::seconds(1);
 constexpr HolderKey kRecordKey = holder_key(HolderKind::kRecord, 0);
 
@@ -25,7 +26,7 @@ HolderLaunch launch_of(const Config& config) {
   return launch;
 }
 
-/// What the holder has cannot be made sense of; nothing of it is touched.
+/// Returns the error for a holder whose contents make no sense; they stay untouched.
 Status unusable(const std::string& path, const Status& why) {
   return {why.code(), why.text() + ". amemd does not change what the holder at " + path +
                           " keeps. To start without it, end the holder (amem-holder) first: this "

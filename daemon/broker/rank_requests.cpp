@@ -129,7 +129,7 @@ Status RankRequests::may_open(const Rank& rank, const DeviceUuid& device) const 
               "the process or its container this device, or set isolation.device_nodes"};
 }
 
-/// What it brings is charged for from now on, as it may wait.
+/// Charges for what it brings from now on, as it may wait.
 void RankRequests::asked_to_create(Rank& rank, Packet& packet) {
   const auto request = std::make_shared<Request>(
       Request{.seq = packet.message.seq, .message = packet.message.body.create});
@@ -250,7 +250,7 @@ void RankRequests::created(Rank& rank, const RequestPtr& request, Workers::AllMa
   std::vector<const Allocation*> all;
   for (AllocationId id = entered.value()->id; all.size() < count; ++id)
     all.push_back(node_.allocations.find(id));
-  // What the rank has made itself it has.
+  // The rank has what it has made itself.
   std::vector<SharedFd> fds;
   for (const Allocation* a : all)
     if (a->maker == 0) fds.push_back(a->fd);
@@ -350,7 +350,7 @@ void RankRequests::redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& m
 Result<Allocation*> RankRequests::share(const Rank& rank, AllocationId id, const Token& token) {
   const GroupEntry& group = node_.group_of(rank);
   const Allocation* const known = node_.allocations.find(id);
-  // Of memory that is not its to redeem it is told nothing, nor of the device.
+  // It is told nothing of memory that is not its to redeem, and nothing of the device.
   const bool its =
       known != nullptr && known->token == token && known->charge.account() == group.account;
   if (its)

@@ -62,7 +62,7 @@ class RankRequests {
   void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);
   /// The rank becomes a sharer of it, or a guest.
   Result<Allocation*> share(const Rank& rank, AllocationId id, const Token& token);
-  /// Of memory that is not its group's.
+  /// Opens memory that is not its group's.
   Result<Allocation*> open(const Rank& rank, const Allocation& a, const Token& token);
   /// A pause takes it, also one that an earlier amemd has begun: nobody new may share it.
   bool leaves(const Allocation& a) const;

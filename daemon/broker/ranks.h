@@ -18,7 +18,7 @@
 
 namespace amem {
 
-/// What the rank is called in messages: "rank 3 (pid 123)".
+/// Returns the rank's name in messages: "rank 3 (pid 123)".
 std::string rank_label(const Rank& rank);
 
 class Ranks final : public SessionHandler {

@@ -75,7 +75,7 @@ class Recovery {
   std::string find_lost(GroupId group) const;
   /// Which of the group's memory a rank may have open whose group is not taken up. Empty: none.
   std::string find_unknown_guest(const std::map<AllocationId, Memory>& memory) const;
-  /// What find_memory() has taken of the pool for it.
+  /// Gives back what find_memory() has taken of the pool for it.
   void give_back(GroupId id, std::map<AllocationId, Memory>& found);
   /// The group is not taken up.
   void leave(GroupId id, std::map<RankId, Member>& members, const std::string& why, Stock& stock);
@@ -88,7 +88,7 @@ class Recovery {
   /// `what`: the operation that was under way.
   void take_group(GroupId id, std::map<RankId, Member>& members, std::optional<Interrupted> what);
   void take_memory(GroupEntry& group, AllocationId id, const Memory& memory, Stock& stock);
-  /// What its row says.
+  /// Fills the allocation with what its row says.
   void fill(Allocation& a, const v1::record::Allocation& row,
             const std::shared_ptr<Account>& account);
   void put_on_device(Allocation& a, HolderKind kind, const std::shared_ptr<Account>& account,

@@ -51,8 +51,8 @@ class ControlServer {
   /// Creates the socket file, replacing one that nobody listens on.
   /// REQUIRES: the caller holds the runtime directory's lock; the loop does not run yet.
   Status start(const ControlSettings& settings);
-  /// What an end would call off, of this node's groups or of an operation that it leads, for
-  /// people; empty: nothing. The loop's thread.
+  /// Returns what an end would call off, of this node's groups or of an operation that it leads,
+  /// for people; empty: nothing. The loop's thread.
   std::string under_way() const;
   /// Takes no more connections, and removes the socket file. The loop's thread.
   void close();
@@ -65,7 +65,7 @@ class ControlServer {
   EventLoop& loop_;
   GrpcLog log_;
   Callers callers_;
-  // Of other nodes; made by start().
+  // To other nodes; made by start().
   std::unique_ptr<GrpcNodeLinks> links_;
   std::unique_ptr<Fleet> fleet_;
   std::unique_ptr<FleetService> fleet_service_;

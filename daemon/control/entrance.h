@@ -63,8 +63,8 @@ class Callers {
 
 class Entrance {
  public:
-  /// What others than operators may have open: each owner, and all together; of these an owner gets
-  /// another while more are free than it has.
+  /// The most connections that others than operators may have open: each owner, and all together;
+  /// of these an owner gets another while more are free than it has.
   static constexpr std::size_t kMaxOfOwner = 320;  // 256 of jobs that wait to start, and some
   static constexpr std::size_t kMaxOfOthers = 1024;
 

@@ -44,7 +44,7 @@ class Talk : public Base {
   }
 
  private:
-  /// Of one message, which has to be far below gRPC's limit of 4 MiB.
+  /// The most of one message, which has to be far below gRPC's limit of 4 MiB.
   static constexpr std::size_t kAtOnce = 512;
 
   void OnReadDone(bool ok) final {

@@ -20,7 +20,7 @@ struct Branch {
   std::vector<std::size_t> rest;  // the head passes on to them
 };
 
-/// Of nodes 0 to count - 1, each once. REQUIRES: count <= kMaxNodes.
+/// Returns branches with nodes 0 to count - 1, each once. REQUIRES: count <= kMaxNodes.
 std::vector<Branch> fan_out(std::size_t count);
 
 }  // namespace amem

@@ -46,7 +46,7 @@ class Inquiry {
   bool round_has_ended() const { return open_ == 0; }
   /// REQUIRES: the round has ended, or this is kGoOn.
   Verdict verdict() const;
-  /// Of a verdict that is not kAskAgain: the node, and what it says; nothing: all others.
+  /// Returns the node that a verdict other than kAskAgain comes from; nothing: all others.
   const std::optional<std::size_t>& by() const { return gone_on_ ? gone_on_ : given_up_; }
   /// From the end of the round to the next.
   Duration pause() const;
@@ -61,7 +61,7 @@ class Inquiry {
   const Side side_;
   std::optional<std::size_t> leader_;
   unsigned round_ = 0;
-  // Of this round.
+  // The state of this round.
   std::size_t open_ = 0;             // questions without an answer
   std::vector<std::size_t> silent_;  // nodes whose state is not known
   bool led_ = false;                 // the leader lives, and will decide, or some node thinks so

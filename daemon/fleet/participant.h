@@ -35,7 +35,7 @@
 
 namespace amem {
 
-/// What an operation over several nodes is to do on each of them.
+/// What an operation over several nodes must do on each of them.
 struct FleetTransaction {
   Task task = Operation::kPause;
   bool swap = false;
@@ -47,7 +47,7 @@ struct FleetTransaction {
   Side last() const { return swap || task.op == Operation::kResume ? Side::kIn : Side::kOut; }
 };
 
-/// What a participant has its own node do: of Broker and Operations as much as that.
+/// What a participant has its own node do: the part of Broker and Operations that it needs.
 class Here {
  public:
   virtual ~Here() = default;

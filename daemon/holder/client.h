@@ -107,7 +107,7 @@ class HolderClient {
   Status ask(HolderMessage message, std::uint64_t number, std::uint32_t detail, Time until);
   /// The next packet. kDeadlineExceeded: none came by then.
   Status receive(Time until, HolderPacket& packet, std::vector<Fd>& fds);
-  /// What came while nothing, or something else, was waited for.
+  /// Takes what came while nothing, or something else, was waited for.
   Status heard(const HolderPacket& packet);
   Status lose(const std::string& why);
 

@@ -13,7 +13,7 @@
 
 namespace amem {
 
-/// What a descriptor is kept under: its kind in the top byte, the rest an id that is amemd's own.
+/// A descriptor's key: its kind in the top byte, the rest an id that is amemd's own.
 using HolderKey = std::uint64_t;
 
 enum class HolderKind : std::uint8_t {

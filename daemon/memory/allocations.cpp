@@ -163,7 +163,7 @@ Allocation& Allocations::add(Allocation allocation) {
   by_id_.emplace(id, &added);
   ++table.tags[added.tag];
   enter(table.sums, added, 1);
-  // Of one from before a restart they may be several: they are charged for, quota or not.
+  // One from before a restart may have several: they are charged for, quota or not.
   Amounts one;
   one[Resource::kAllocations] = 1;
   const std::shared_ptr<Account>& owner = added.charge.account();

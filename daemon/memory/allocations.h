@@ -37,7 +37,7 @@ namespace amem {
 
 /// The tag of NCCL's own buffers, which are never dropped: it is not proven that they may be.
 inline constexpr std::string_view kNcclTag = "nccl";
-/// What ranks allocate in no region.
+/// The tag of memory that ranks allocate in no region.
 inline constexpr std::string_view kHeapTag = "heap";
 
 /// What the region in which memory was allocated says about its bytes.
@@ -65,7 +65,7 @@ struct Pinner {
   friend bool operator==(const Pinner&, const Pinner&) = default;
 };
 
-/// What belongs to no group: its guests are all that is left.
+/// The group of memory that belongs to none: its guests are all that is left.
 inline constexpr GroupId kNoGroup = 0;
 
 /// A rank of another group that has opened an allocation.
@@ -152,7 +152,7 @@ struct Allocation : AllocationIdentity, Residence {
   std::uint64_t hashed_by() const;
   /// Every piece that is longer than its extent is known to be sparse.
   bool fits() const;
-  /// Of each extent, how the bytes lie in it.
+  /// Returns how the bytes lie in each extent.
   std::vector<Stored> pieces() const;
   /// Returns whether it has left its device and its bytes are nowhere. A resume zeroes it.
   bool dropped() const { return paused && !resident() && saved.empty(); }
@@ -207,9 +207,9 @@ class Allocations {
   /// REQUIRES: the rank's group may open memory of the allocation's.
   Result<Allocation*> open(AllocationId id, const Token& token, const Guest& guest,
                            bool loaded = false);
-  /// What the rank holds.
+  /// Returns what the rank holds.
   std::vector<const Allocation*> shared_by(RankId rank) const;
-  /// What the rank has opened of other groups.
+  /// Returns what the rank has opened of other groups.
   std::vector<Allocation*> opened_by(RankId rank);
   std::vector<const Allocation*> opened_by(RankId rank) const;
   /// As a guest the rank has let go of all its mappings, or has them again.
@@ -239,7 +239,7 @@ class Allocations {
   /// Returns whether this is true for an allocation of the group.
   bool any(GroupId group, const Filter& filter) const;
 
-  /// Of what the group has now; a device and a tag without memory are missing.
+  /// Returns the sums of what the group has now; a device and a tag without memory are missing.
   const SumsByDevice& sums(GroupId group) const;
   /// `how` changes where the allocation is (Residence).
   template <class How>
@@ -286,8 +286,8 @@ class Allocations {
   AllocationId next_id_ = 1;
 };
 
-/// What is said of a ticket for an allocation that does not exist, or that is none of the asker's
-/// business.
+/// Returns the error for a ticket of an allocation that does not exist, or that is none of the
+/// asker's business.
 Status freed(AllocationId id);
 
 }  // namespace amem

@@ -19,16 +19,16 @@ class BlockMap {
   /// REQUIRES: size > 0.
   explicit BlockMap(std::uint64_t size) : size_(size) {}
 
-  /// What follows what is known so far: a mask for each group of blocks (common/sparse.h). False:
-  /// that would be behind the end; nothing has changed.
+  /// Appends a mask for each group of blocks (common/sparse.h). Returns false if they would go
+  /// behind the end; then nothing has changed.
   bool add(std::span<const std::uint32_t> masks);
   /// Groups that are known.
   std::uint64_t known() const { return masks_.size(); }
   bool complete() const { return known() == sparse::groups(size_); }
 
   std::uint64_t size() const { return size_; }
-  /// Of the bytes [offset, offset + length). REQUIRES: complete; length > 0; both ends are borders
-  /// of blocks, or the allocation's.
+  /// Returns the content of the bytes [offset, offset + length). REQUIRES: complete; length > 0;
+  /// both ends are borders of blocks, or the allocation's.
   sparse::Content content(std::uint64_t offset, std::uint64_t length) const;
 
  private:

@@ -67,7 +67,7 @@ class Devices {
   /// Bytes of all devices.
   std::uint64_t total() const;
   const Device* find(const DeviceUuid& uuid) const;
-  /// Of the host, nearest to the device; -1: unknown.
+  /// Returns the host's NUMA node nearest to the device; -1: unknown.
   int numa_node(const DeviceUuid& uuid) const;
   const Driver& driver() const { return driver_; }
   /// In which of its lanes (daemon/holder/wire.h) the holder closes memory of this device.
@@ -80,8 +80,8 @@ class Devices {
   Result<CreatedMemory> create(const Device& device, std::uint64_t size,
                                bool gpu_direct_rdma) const;
 
-  /// What a process says is memory of `device` that it has made. kInvalidArgument: the descriptor
-  /// is of something else, or size is not a multiple of the granularity.
+  /// Checks what a process says is memory of `device` that it has made. kInvalidArgument: the
+  /// descriptor is of something else, or size is not a multiple of the granularity.
   Status check(const Device& device, std::uint64_t size, const Fd& fd) const;
 
   /// The NUMA nodes of the devices; empty when unknown.

@@ -32,7 +32,7 @@ struct Packing {
   std::uint64_t missing = 0;  // not 0: so many bytes more are needed, and nothing has been taken
 };
 
-/// What the request takes, in whole chunks, where it may lie in one piece.
+/// Returns the bytes that the request takes, in whole chunks, where it may lie in one piece.
 std::uint64_t packed_size(const PackRequest& request, std::uint64_t chunk);
 
 /// All or nothing. REQUIRES: every order names every segment; the pool's chunk is a multiple of

@@ -115,13 +115,13 @@ class Pools {
   /// Those who have a part.
   using EachOwner = std::function<void(const std::shared_ptr<Account>&, const OwnPool&)>;
   void each_owner(const EachOwner& owner) const;
-  /// Of all owners, and those in stock.
+  /// Calls `segment` for the segments of all owners, and those in stock.
   void each(const std::function<void(const RecordedSegment&)>& segment) const;
   /// Bytes that are being made anew and are likely to come soon.
   std::uint64_t coming() const { return expect_renewals_ ? renewing_ : 0; }
   /// Bytes that are being made anew.
   std::uint64_t renewing() const { return renewing_; }
-  /// Of these, what this owner may have.
+  /// Returns the part of these that this owner may have.
   std::uint64_t coming(const Account& account) const;
 
   std::uint64_t chunk() const { return chunk_; }
@@ -131,11 +131,11 @@ class Pools {
   std::uint64_t used(const std::function<bool(const Account&)>& owners) const;
   /// Bytes that hold something of these owners which has been loaded again.
   std::uint64_t retained(const std::function<bool(const Account&)>& owners) const;
-  /// Of the newest segment; empty: there is nothing.
+  /// Returns the place of the newest segment; empty: there is none.
   std::string place() const;
   /// Bytes that nobody has, with what is coming().
   std::uint64_t unowned() const;
-  /// Of the largest segment, whoever has it.
+  /// Returns the size of the largest segment, whoever has it.
   std::uint64_t largest_segment() const;
 
  private:

@@ -71,7 +71,8 @@ class Reach {
   };
 
   std::optional<std::uint32_t> best(RankReach& reach, int node) const;
-  /// Of so many bytes that a rank of the group has to save, those that the pool can have space for.
+  /// Returns how many of the bytes that a rank of the group has to save the pool can have space
+  /// for.
   std::uint64_t share(GroupId group, std::uint64_t bytes, std::uint64_t most) const;
 
   std::vector<Segment> segments_;

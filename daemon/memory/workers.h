@@ -137,7 +137,7 @@ class Workers {
   /// The descriptor is closed on the device's thread when the last who has it lets go.
   SharedFd closing(const DeviceUuid& device, Fd fd);
 
-  /// What hangs on this device, for people; empty: nothing.
+  /// Returns what hangs on this device, for people; empty: nothing.
   std::string hangs(const DeviceUuid& device) const;
 
   /// No callback runs any more. What is queued to be closed is closed.

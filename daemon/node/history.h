@@ -62,8 +62,8 @@ class History {
   static constexpr std::size_t kMost = 256;          // operations
   static constexpr std::size_t kMostSpans = 50'000;  // in all: about 10 MB
 
-  /// Of too many, the oldest of the owner that has the most goes, so that nobody can push out what
-  /// is others'. An operation that alone has too many spans keeps none.
+  /// If there are too many, the oldest of the owner that has the most goes, so that nobody can push
+  /// out what is others'. An operation that alone has too many spans keeps none.
   void add(PastOperation operation);
   /// As they ended.
   const std::deque<PastOperation>& all() const { return operations_; }
@@ -105,15 +105,15 @@ class Histogram {
   std::uint64_t sum_ = 0;
 };
 
-/// What operations have come to since the broker began: how many, with what result, how long they
-/// took, and how much they copied. Bounds never change, so totals can be added up over brokers.
+/// The totals of operations since the broker began: how many, with what result, how long they took,
+/// and how much they copied. Bounds never change, so totals can be added up over brokers.
 class Totals {
  public:
   static constexpr std::string_view kSwap = "swap";
 
-  /// Of one group, whoever asked for it, with tags or without.
+  /// Adds an operation of one group, whoever asked for it, with tags or without.
   void add(const Outcome& outcome);
-  /// Of an operation, also of one that failed.
+  /// Adds the memory of an operation, also of one that failed.
   void add(const MovedMemory& memory);
   /// Adds a swap as a whole. Its pauses and resumes are added separately.
   void add_swap(Code result, Duration time);
@@ -125,7 +125,8 @@ class Totals {
   }
   /// In microseconds, of what succeeded, by operation and phase; kNone: the whole.
   const std::map<std::pair<std::string_view, Phase>, Histogram>& times() const { return times_; }
-  /// What was copied to the pool by a pause, and from it by a resume, of what succeeded.
+  /// Returns the bytes that pauses copied to the pool, and resumes from it, without operations that
+  /// failed.
   const std::map<std::string_view, Histogram>& bytes() const { return bytes_; }
   /// What pauses that succeeded have kept, in bytes.
   struct KeptBytes {
@@ -134,7 +135,7 @@ class Totals {
     std::uint64_t unchanged = 0;  // of these, not copied
   };
   const KeptBytes& kept() const { return kept_; }
-  /// What is handed on has left and come in, and counts once.
+  /// Memory that is handed on has left and come in, and counts once.
   const MovedMemory& memory() const { return memory_; }
 
  private:

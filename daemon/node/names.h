@@ -28,8 +28,8 @@ GroupEntry* own_group(Node& node, const Account& owner, const std::string& whole
 Result<GroupEntry*> find_group(Node& node, const Caller& caller, const std::string& name);
 /// The same for groups that the caller may control. kPermissionDenied: it only sees it.
 Result<GroupEntry*> find_to_steer(Node& node, const Caller& caller, const std::string& name);
-/// What a setting by this name is of: the groups of all jobs of one owner that have it. Errors as
-/// above; the list is not empty.
+/// Returns the groups that a setting by this name concerns: those of all jobs of one owner that
+/// have it. Errors as above; the list is not empty.
 Result<std::vector<GroupEntry*>> find_all_to_steer(Node& node, const Caller& caller,
                                                    const std::string& name);
 /// A group, and what the caller has called it.

@@ -176,7 +176,7 @@ struct GroupEntry {
   bool paused_by_stage = false;   // of a group that is paused
   bool leased = false;            // it has asked for its turn and had it
   FirstTurn first_turn = FirstTurn::kOver;
-  // Of a group without ranks: the devices that its first process will see; none: not known.
+  // The devices that the first process of a group without ranks will see; none: not known.
   std::set<DeviceUuid> starts_on;
   Row row;
 };
@@ -213,7 +213,7 @@ struct Node {
     return set != group.tag_forms.end() ? set->second : pool_form;
   }
 
-  /// Of this device, what ranks have and what changes hands.
+  /// Returns the bytes that ranks have on this device, plus those that change hands.
   std::uint64_t brokered(const DeviceUuid& device) const {
     std::uint64_t bytes =
         allocations.usage([&device](const Allocation& a) { return a.device == device; }).resident;
@@ -224,7 +224,7 @@ struct Node {
   GroupEntry& group_of(const Rank& rank) { return groups.at(rank.group); }
   /// The part of the pool that the rank's owner has.
   OwnPool& pool_of(const Rank& rank) { return pools.of(rank.peer.account); }
-  /// What the rank is called in messages.
+  /// Returns the rank's name in messages.
   const std::string& label(const Rank& rank) {
     return group_of(rank).machine.members().label(rank.id);
   }

@@ -31,13 +31,14 @@ class Records {
   Status write(GroupEntry& group, bool waves = false, RowReservation* space = nullptr);
   Status write(Rank& rank);
   Status write(Allocation& allocation);
-  /// What a pause takes of it. `leaves`: of a pause in waves, its ranks are told to let go of it.
+  /// Writes what a pause takes of it. `leaves`: in a pause in waves, its ranks are told to let go
+  /// of it.
   Status write_saved(Allocation& allocation, bool leaves = false, RowReservation* space = nullptr);
   Status write_limbo(Rank& rank);
-  /// Of a rank that may have gone. `limbo` says which process it is or was.
+  /// Writes the extents of a rank that may have gone. `limbo` says which process it is or was.
   Status write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner,
                      v1::record::Limbo limbo);
-  /// What the release of a pause writes of these, at the most.
+  /// Returns the most bytes that the release of a pause writes of these.
   std::uint64_t bytes_of_release(const GroupEntry& group) const;
   std::uint64_t bytes_of_release(const Allocation& allocation) const;
 
@@ -46,7 +47,8 @@ class Records {
   Status used_rank(RankId id);
   Status used_group(GroupId id);
   Status used_segment(std::uint64_t id);
-  /// Of a record without rows: bytes of a chunk of the pool. Of one with rows: what they say.
+  /// Begins a record. `chunk`: bytes of a chunk of the pool, in a record without rows. One with
+  /// rows says it itself.
   void begin(std::uint64_t chunk);
   void go_on(const v1::record::Life& life);
   const v1::record::Life& life() const { return life_; }

@@ -45,8 +45,8 @@ struct Means {
   Duration evict_limit;   // for all processes of a group; shorter than the phase
 };
 
-/// What the ranks of the group see, each its own. kFailedPrecondition: a rank does not say, or sees
-/// a device that amemd does not: no deep pause of it is proven.
+/// Returns the devices that each rank of the group sees. kFailedPrecondition: a rank does not say,
+/// or sees a device that amemd does not: no deep pause of it is proven.
 Result<Evictor::Sets> visible_to(const Means& means, const GroupEntry& group);
 
 class GroupOperation {
@@ -66,7 +66,7 @@ class GroupOperation {
 
   GroupEntry& group() const { return group_; }
   const Membership& of() const { return of_; }
-  /// What people should know of it, a sentence each.
+  /// Returns what people should know of it, a sentence each.
   const std::vector<std::string>& remarks() const { return remarks_; }
   const MovedMemory& memory() const { return memory_; }
   /// For who watches, once it has succeeded.

@@ -13,7 +13,8 @@
 namespace amem {
 namespace {
 
-/// Of a group, for nodes that ask late: after the next operation on it, and two more.
+/// The shares kept of a group, for nodes that ask late: after the next operation on it, and two
+/// more.
 constexpr std::size_t kSharesKept = 4;
 
 }  // namespace

@@ -70,7 +70,7 @@ class Operations {
   /// Whether this node lets groups do that, whoever asks.
   Status allows(const Task& task) const;
 
-  /// What is under way; null: nothing.
+  /// Returns what is under way; null: nothing.
   GroupOperation* of(GroupId group) const {
     const auto it = running_.find(group);
     return it != running_.end() ? it->second.get() : nullptr;
@@ -115,9 +115,9 @@ class Operations {
   bool local(const Groups& groups) const;
   Status set_ranks_aside(const Groups& groups);
   void look_at_ranks();
-  /// What ranks of these groups ask for begins, if it can.
+  /// Begins what ranks of these groups ask for, if it can.
   void look_at_requests(const Groups& groups);
-  /// What the ranks of these groups see. REQUIRES: check() of a deep pause has passed.
+  /// Returns what the ranks of these groups see. REQUIRES: check() of a deep pause has passed.
   Evictor::Sets visible_to(const Groups& groups) const;
   /// Whether all of these can begin: each is named once, and in the right state.
   Status check(const Groups& groups, const Task& task, const Parts& parts);
@@ -128,7 +128,8 @@ class Operations {
   std::uint64_t run(const Order& order, const Observer& observer, const Asker& who,
                     std::shared_ptr<Abroad> abroad);
   void deepen(GroupId id);
-  /// Of a transaction over several nodes that has not ended; null: there is none of that number.
+  /// Returns the command of a transaction over several nodes that has not ended; null: there is
+  /// none of that number.
   std::shared_ptr<RunningCommand> abroad(std::uint64_t number) const;
   void remember(const GroupOperation& operation, const Outcome& outcome);
 

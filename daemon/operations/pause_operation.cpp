@@ -120,7 +120,7 @@ void PauseOperation::run(const action::Measure& measure) {
 }
 
 bool PauseOperation::measured(RankId rank, const amem_v1_Measured& told) {
-  // Of an attempt that has been called off, or of none.
+  // It belongs to an attempt that has been called off, or to none.
   if (!measured_ || group_.machine.phase() != Phase::kMeasure ||
       group_.machine.epoch() != Epoch(told.epoch))
     return true;
@@ -261,7 +261,7 @@ Status PauseOperation::check_saved(const Rank& rank) const {
 bool PauseOperation::can_be_released(const Allocation& a) const {
   if (a.saved.saver == 0 || a.pinned()) return true;  // nothing of it is kept, or it stays
   const Rank* rank = means_.node.find_rank(a.saved.saver);
-  // Of no wave, this or an earlier one, is its answer still to come.
+  // No answer for a wave, this or an earlier one, is still to come.
   return rank != nullptr && !failed_savers_.contains(rank->id) && rank->saving.empty();
 }
 

@@ -69,7 +69,7 @@ class PauseOperation final : public GroupOperation {
   /// In use beside the memory of ranks, which others create and free while processes are
   /// checkpointed.
   BytesByDevice unbrokered(const Workers::Uses& uses) const;
-  /// Of its first deep pause: what its proof is worth.
+  /// Remarks, at its first deep pause, what its proof is worth.
   void remark_on_proof(const Evictor::Sets& visible);
   /// With what was in use of the devices before, beside the memory of ranks, and afterwards.
   void checkpointed(const Status& status, bool deep, const BytesByDevice& before,
@@ -105,7 +105,7 @@ class PauseOperation final : public GroupOperation {
   bool keeps_spares() const {
     return means_.node.keeps_spares() && !task_.deep && !group_.paused_by_stage;
   }
-  /// What comes in has no space before this group leaves. REQUIRES: exchange_.
+  /// Returns whether what comes in has no space before this group leaves. REQUIRES: exchange_.
   bool lacks_space(const Workers::Uses& uses) const;
 
   Exchange* const exchange_;

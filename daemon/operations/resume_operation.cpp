@@ -62,7 +62,7 @@ void ResumeOperation::make_space_for_restore(Time by, const Space& answer) {
   try_restore_space(by - means_.evictor.restore_time(means_.evict_limit), answer);
 }
 
-/// What is seen of the devices comes first: a trial takes memory from all others for a moment.
+/// Looks at the devices first: a trial takes memory from all others for a moment.
 void ResumeOperation::try_restore_space(Time until, const Space& answer) {
   std::set<DeviceUuid> devices;
   for (const auto& [device, bytes] : group_.restore_needs) devices.insert(device);
@@ -556,7 +556,7 @@ void ResumeOperation::run(const action::Release& release) {
 
 void ResumeOperation::run(const action::Drop&) {
   created_.clear();
-  // What it was to bring back, not what was there all the time.
+  // Only what it would have restored, not what was there all the time.
   drop({.filter = [](const Allocation& a) { return a.paused; }});
 }
 

@@ -86,7 +86,7 @@ class ResumeOperation final : public GroupOperation {
   using Taken = std::map<AllocationId, Spare>;
   /// `spares`: of these items, what takes the place of new memory.
   Status create(const std::vector<Creation::Item>& slice, Taken& spares);
-  /// What groups that leave may hand on.
+  /// Returns what groups that leave may hand on.
   KindCounts awaited_spares() const;
   /// Spares that nobody lacks are closed.
   void close_spares();
@@ -102,7 +102,7 @@ class ResumeOperation final : public GroupOperation {
   /// To its keepers, who map and load it.
   void send(const std::vector<const Allocation*>& slice);
   bool creates() const;
-  /// What its ranks have opened of other groups is there to be mapped.
+  /// Checks that what its ranks have opened of other groups is there to be mapped.
   Status check_opened() const;
 
   Exchange alone_;  // of one that ranks have asked for

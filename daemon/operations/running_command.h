@@ -62,12 +62,12 @@ struct Asker {
   bool by_broker = false;  // nobody has asked for it: deep.after
 };
 
-/// Of groups that go out, where only this leaves; they do not run on without it.
+/// The parts of groups that go out, where only this leaves; they do not run on without it.
 using Parts = std::map<GroupId, Selection>;
-/// What a task of all that go out means for this group.
+/// Returns what a task of all that go out means for this group.
 Task part_of(Task task, GroupId group, const Parts& parts);
 
-/// What a command is to do: all of it, or nothing.
+/// What a command must do: all of it, or nothing.
 struct Order {
   std::vector<NamedGroup> out;  // are paused
   std::vector<NamedGroup> in;   // are resumed
@@ -119,7 +119,7 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   bool of_several(const Account& owner) const;
   bool has(GroupId group) const;
   bool watched() const { return observer_ != nullptr; }
-  /// What its operations share.
+  /// Returns what its operations share.
   Exchange& exchange() { return exchange_; }
   /// Returns whether an operator has asked for this: resume the whole group, and nothing else.
   bool resumes(std::size_t member) const;
@@ -135,7 +135,7 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   /// The operation under way on this member; null: it has ended.
   GroupOperation* operation(std::size_t member) const;
   FleetShare* share_of(GroupEntry& group) const;
-  /// Of these groups' shares that have not gone on, on record.
+  /// Notes this on record in these groups' shares that have not gone on.
   Status note(const std::vector<GroupId>& groups, bool FleetShare::*what);
   void finish();
 

@@ -28,7 +28,7 @@ class SavedBytes {
  public:
   SavedBytes(Node& node, EventLoop& loop) : node_(node), loop_(loop) {}
 
-  /// What this pause must keep.
+  /// Returns what this pause must keep.
   std::vector<Allocation*> kept(const GroupEntry& group, const Task& pause);
   /// Takes extents for all of that: retained ones, or else extents that the keepers reach, if there
   /// is space. With `measured` no more than that says is needed. kResourceExhausted: the pool is

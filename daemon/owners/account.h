@@ -97,7 +97,8 @@ class Account : public std::enable_shared_from_this<Account> {
   /// have, and the setting.
   Result<Charge> take(const Amounts& amounts);
   Result<Charge> take(Resource resource, std::uint64_t amount);
-  /// What the owner has already, from before a restart: over its quotas if they are smaller now.
+  /// Charges for what the owner has already, from before a restart: over its quotas if they are
+  /// smaller now.
   Charge charge(const Amounts& amounts);
 
   /// When ranks were last told to free what they keep because this owner's lacked memory: the

@@ -32,8 +32,9 @@ std::string to_string(const Owner& owner);
 /// "1000", "/kubepods/pod12ab": what follows the @ in the name of a group.
 std::string key_of(const Owner& owner);
 
-/// Of a process that is certain to live meanwhile: the caller looks at its pidfd afterwards.
-/// kPermissionDenied: its compartment cannot be told, and it must not pass for somebody else.
+/// Returns the owner of a process. REQUIRES: the process lives meanwhile; the caller looks at its
+/// pidfd afterwards. kPermissionDenied: its compartment cannot be told, and it must not pass for
+/// somebody else.
 Result<Owner> owner_of(pid_t pid, uid_t uid, Isolation by);
 
 /// Whether this host tells processes apart in this way. kFailedPrecondition: why not, and what to

@@ -25,7 +25,7 @@ Course::Course(Home home, Terms terms, Epoch epoch, Time now)
 
 // ---- a restart of the broker --------------------------------------------------------------------
 
-/// What is not brought to its end is an error, to those who look for it.
+/// An operation that is not brought to its end is an error, to those who look for it.
 void Course::take_up(const Interrupted& interrupted, Time now) {
   if (interrupted.failed || interrupted.restart == OnRestart::kCallOff ||
       interrupted.restart == OnRestart::kRollBack)

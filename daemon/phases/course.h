@@ -57,7 +57,7 @@ struct Interrupted {
 
 class Course {
  public:
-  /// What is its group's.
+  /// The group's part.
   struct Home {
     const Deadlines& deadlines;
     const Members& members;

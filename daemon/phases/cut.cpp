@@ -44,7 +44,7 @@ void Cut::report(RankId rank, CutReport report, Time now) {
   Rank& r = it->second;
   r.reported = true;
   r.last = std::move(report);
-  // What it does not report any more is forgotten: a rank cannot make us remember without end.
+  // Forgets what it does not report any more: a rank cannot make us remember without end.
   std::set<DeviceUuid> reported;
   for (const CutReport::Device& device : r.last.devices) {
     reported.insert(device.device);

@@ -37,7 +37,7 @@ struct MemoryView {
   Question paused = [](const Selection&) { return false; };
   /// Ranks of other groups have open some memory that would leave.
   Question opened = [](const Selection&) { return false; };
-  /// Of a group that is paused: some of it is on a device and free to leave.
+  /// Whether some of a paused group's memory is on a device and free to leave.
   Question has_rest = [](const Selection&) { return false; };
   /// The ranks that share some of what the selection takes with this rank; with it or without.
   std::function<std::set<RankId>(RankId, const Selection&)> sharers = [](RankId, const Selection&) {
@@ -85,7 +85,7 @@ class Group {
   void expect(RankId rank);
   /// Whether Create and Redeem of this rank are served now.
   bool may_allocate(RankId rank) const;
-  /// What is under way is of other ranks.
+  /// Returns whether the operation under way is of other ranks.
   bool aside(RankId rank) const;
   /// Returns whether all that a resume restores is there, and some ranks may run already: also
   /// where the broker's end has interrupted that.
@@ -108,9 +108,10 @@ class Group {
   /// Whether start() would be refused, and how.
   Status can_start(const Task& task) const;
   void tell(Event event, Time now);
-  /// What is under way is of some ranks, who have asked for it.
+  /// Returns whether the operation under way is of some ranks, which have asked for it.
   bool local() const;
-  /// Of that: if it waits for its devices still, it ends, and begins again after what is next.
+  /// If such an operation still waits for its devices, it ends, and begins again after what is
+  /// next.
   void set_aside(Time now);
 
   // ---- for reports ----
@@ -137,7 +138,8 @@ class Group {
   Time since() const { return since_; }
   /// How the last operation failed, and which ranks were lost while it was paused.
   std::string note() const { return note_ + (note_.empty() || lost_.empty() ? "" : "; ") + lost_; }
-  /// Of that, the ranks. A router must not send requests to such a group.
+  /// Returns which ranks were lost while it was paused. A router must not send requests to such a
+  /// group.
   const std::string& lost() const { return lost_; }
   /// Returns the phase in which the broker waits for this rank now; "comeback": it has no session
   /// and may reconnect; empty: the broker does not wait for it.
@@ -149,7 +151,7 @@ class Group {
 
  private:
   friend Standing standing_of(const Group& group);
-  /// Of the ranks that take part in what is under way.
+  /// Returns whether the gates are open of the ranks that take part in what is under way.
   bool gates_open() const {
     if (course_) return course_->gates_open();
     // Memory that was returning to a group that runs goes away again; the group runs.
@@ -172,7 +174,7 @@ class Group {
   bool waits_for_operator(const Task& task) const;
   /// It is of the ranks that ask for it, and of no others.
   bool is_local(const Task& task) const;
-  /// Of the ranks that wait for it.
+  /// Returns the units of the ranks that wait for it.
   std::vector<RankUnit> units(const Task& task) const;
   /// Begins what complete units wait for. True: something has begun.
   bool begin_local(const Task& task, Time now);
@@ -180,7 +182,7 @@ class Group {
   /// `again`: it was called off because devices were busy.
   void answer_local(const Task& task, const Status& status, bool again, Time now);
   void answer_withdrawn(const Task& task);
-  /// What the rank has asked for.
+  /// Returns whether the operation under way does what the rank has asked for.
   bool under_way(const Task& task, RankId rank) const;
   std::string what_it_waits_for(const Task& task, const RankUnit& unit) const;
   void tell_waits(Time now);

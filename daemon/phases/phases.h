@@ -184,7 +184,7 @@ inline constexpr Phase kDeepeningBegins = Phase::kDetach;  // of what is paused 
 inline constexpr Phase kDeepResumeBegins = Phase::kRestore;
 inline constexpr Phase kRollbackBegins = Phase::kRollback;
 
-/// What the next broker begins with.
+/// Returns the phase that the next broker begins with.
 constexpr Phase first_phase(OnRestart restart) {
   switch (restart) {
     case OnRestart::kRelease:

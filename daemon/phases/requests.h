@@ -69,7 +69,7 @@ class Requests {
   /// The rank has gone: its requests are forgotten.
   void forget(RankId rank);
 
-  /// What is asked for, each once, in the order in which it was first asked.
+  /// Returns what is asked for, each once, in the order in which it was first asked.
   std::vector<Task> tasks() const;
 
   /// All requests for `task`, which leave this object.
@@ -84,8 +84,8 @@ class Requests {
   /// All requests for `task`, in order.
   const std::vector<Request>& of(const Task& task) const;
 
-  /// What the ranks that have asked for `task` are parts of; each rank is in one. `linked`: ranks
-  /// that must ask with this one.
+  /// Returns the units of the ranks that have asked for `task`; each rank is in one. `linked`:
+  /// ranks that must ask with this one.
   std::vector<RankUnit> units(const Task& task,
                               const std::function<std::set<RankId>(RankId)>& linked) const;
 

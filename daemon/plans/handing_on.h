@@ -20,7 +20,7 @@ inline bool may_change_hands(const Allocation& a) { return a.maker == 0; }
 /// Returns what a resume of these groups lacks: memory that is not on its device, and returns.
 KindCounts lacking(const Allocations& table, const std::vector<GroupId>& groups);
 
-/// What may still come from a group that leaves, of what `leaves`.
+/// Returns what may still come from a group that leaves, of what `leaves`.
 KindCounts to_come(const Allocations& table, GroupId group, const Allocations::Filter& leaves);
 
 }  // namespace amem

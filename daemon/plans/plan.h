@@ -52,7 +52,7 @@ Status check_tags(const Allocations& table, GroupId group, const Task& task);
 /// any of it that the job can lose it. A tag of a region has the name that the program gave to it.
 Status may_drop(const Allocations& table, GroupId group, const std::string& tag, bool force);
 
-/// What a policy of a tag is to say: that pauses drop its bytes, and whether also the heap's.
+/// What a policy of a tag says: whether pauses drop its bytes, and whether also the heap's.
 enum class TagDrop : std::uint8_t { kNo, kYes, kForced };
 constexpr TagDrop tag_drop(bool discard, bool force) {
   if (!discard) return TagDrop::kNo;
@@ -75,8 +75,8 @@ Plan plan_save(
 BytesByDevice needs(const Allocations& table, const std::vector<GroupId>& groups,
                     const Selection& what);
 
-/// What a resume brings back: everything that the ranks have let go of, by `order` of the tags,
-/// then what is copied before what is cleared, then oldest first. What is of no tag of these comes
+/// Returns what a resume restores: everything that the ranks have let go of, by `order` of the
+/// tags, then what is copied before what is cleared, then oldest first. Memory of other tags comes
 /// last.
 std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId group,
                                           const Selection& what,

@@ -150,7 +150,7 @@ class Record {
 
   /// The holder gets the descriptor with the next flush(). `lane`: in which it closes it.
   Kept keep(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane = 0);
-  /// What it has already.
+  /// Takes over what the holder has already.
   Kept adopt(HolderKind kind, std::uint64_t id) { return {this, holder_key(kind, id)}; }
   /// Once this has returned, what was kept before survives this process, unless the holder is lost,
   /// or takes nothing for a second. Such a holder is given the rest as soon as it takes it, and

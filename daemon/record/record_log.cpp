@@ -23,7 +23,7 @@ constexpr std::uint32_t kErased = 1;
 constexpr std::uint64_t kReserve = 1ULL << 20;
 /// Below this much nothing is copied over, however little of it counts.
 constexpr std::uint64_t kWorthCompacting = 1ULL << 20;
-/// Of the word that makes rows count: the half, above the bytes of it that are written.
+/// In the word that makes rows count: the bit of the half, above the bytes of it that are written.
 constexpr unsigned kHalfBit = 63;
 
 constexpr std::uint64_t kMix = 0x9e3779b97f4a7c15ULL;
@@ -191,7 +191,7 @@ void RecordLog::write(std::byte* half, std::uint64_t at, RowKey key, std::string
   if (!row.empty()) std::memcpy(half + at + sizeof header, row.data(), row.size());
 }
 
-/// What was written before it is there for whoever reads this.
+/// Makes rows count. Whoever reads this word finds all that was written before it.
 void RecordLog::publish(unsigned half, std::uint64_t end) {
   reinterpret_cast<Header*>(base_)->committed.store((std::uint64_t{half} << kHalfBit) | end,
                                                     std::memory_order_release);

@@ -34,8 +34,8 @@ class RecordLog {
 
   /// A record without rows, in a memfd of this size, which can never change.
   static Result<RecordLog> create(std::size_t size = kSize);
-  /// What another process has written. kDataLoss: it is torn, or no record; kFailedPrecondition: of
-  /// another version. The text says where.
+  /// Opens what another process has written. kDataLoss: it is torn, or no record;
+  /// kFailedPrecondition: of another version. The text says where.
   static Result<RecordLog> open(Fd memory);
 
   RecordLog(RecordLog&& other) noexcept;

@@ -21,7 +21,7 @@ constexpr seconds kTryAgain{10};       // for the port
 constexpr char kRequestMs[] = "5000";  // for a scraper to send, and to read
 constexpr char kThreads[] = "4";
 
-/// What the process does not close at its end.
+/// Returns the exposers that the process does not close at its end.
 std::vector<std::unique_ptr<prometheus::Exposer>>& exposers() {
   static auto* const all = new std::vector<std::unique_ptr<prometheus::Exposer>>;
   return *all;

@@ -115,7 +115,7 @@ void add_pool(Book& book, const Measured& m, const Caller& caller) {
       .add({}, m.node.pools.retained([](const Account&) { return true; }));
 }
 
-/// Of a group's memory of one tag on one device.
+/// The bytes of a group's memory of one tag on one device.
 struct Share {
   std::uint64_t resident = 0;
   std::uint64_t saved = 0;    // paused, and its bytes are kept
@@ -258,7 +258,7 @@ void add_operations(Book& book, const Measured& m) {
 
 double in_seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
 
-/// Of what the stages' groups do, those that the caller may see.
+/// Adds what the stages' groups do, if the caller may see them.
 void add_turns(Book& book, const Measured& m, const Caller& caller) {
   Family& turns = book.counter(
       "amem_group_turn_seconds_total",

@@ -29,8 +29,8 @@ struct Measured {
   std::chrono::system_clock::time_point began;
 };
 
-/// Of groups, those that the caller may see; of what operations have come to, nothing to who does
-/// not see all. Use of devices is as last seen. Without empty families.
+/// Returns the families with the groups that the caller may see. Totals of operations are only for
+/// a caller who sees all. Use of devices is as last seen. Without empty families.
 Families metric_families(const Measured& measured, const Caller& caller);
 
 }  // namespace amem

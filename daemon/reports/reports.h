@@ -28,7 +28,8 @@ v1::Form to_proto(Form form);
 /// Nothing for a number that is none of them.
 std::optional<Form> from_proto(v1::Form form);
 
-// What a caller is told: of groups that it may see, by the names by which it can call them.
+// Fills in what a caller is told: of groups that it may see, by the names by which it can call
+// them.
 void report_group(const Node& node, const Caller& caller, const GroupEntry& group,
                   v1::GroupInfo& info);
 /// Devices and the pool as a whole; of what is in them, the part of the groups that it may see.
@@ -75,8 +76,8 @@ using RankNumber = std::function<int(RankId)>;
 void report_phase_times(const std::vector<PhaseTime>& times, const RankNumber& number,
                         google::protobuf::RepeatedPtrField<v1::PhaseTime>& messages);
 
-/// What the caller may see of what it asks for. kNotFound, kInvalidArgument: as find_group(), where
-/// nothing is remembered of such a group either.
+/// Fills in what the caller may see of what it asks for. kNotFound, kInvalidArgument: as
+/// find_group(), where nothing is remembered of such a group either.
 Status report_history(Node& node, const Caller& caller, const v1::ListHistoryRequest& request,
                       v1::ListHistoryResponse& response);
 

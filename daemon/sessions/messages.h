@@ -18,7 +18,8 @@ namespace amem {
 Message quiesce_message(Epoch epoch, const std::string& paused_by);
 Message step_message(Epoch epoch, const Cut::Step& step);
 Message release_message(Epoch epoch, const Selection& what, bool undo);
-/// Of these alone; `more`: another packet follows. REQUIRES: at most kMaxReleasesPerMessage.
+/// A release of these alone; `more`: another packet follows. REQUIRES: at most
+/// kMaxReleasesPerMessage.
 inline constexpr std::ptrdiff_t kMaxReleasesPerMessage =
     sizeof(amem_v1_Release::ids) / sizeof(amem_v1_Release::ids[0]);
 Message release_message(Epoch epoch, const AllocationId* begin, const AllocationId* end, bool more,

@@ -91,15 +91,15 @@ struct Config {
   /// deadlines.end: for operations under way, when amemd is told to end.
   Duration end = std::chrono::seconds(30);
 
-  /// Of the pool: as asked for, or small enough that a rank with little to save gets access to
-  /// little, and large enough that no pool has thousands.
+  /// Returns the size of the pool's segments: as asked for, or small enough that a rank with little
+  /// to save gets access to little, and large enough that no pool has thousands.
   std::uint64_t segment() const;
 
   /// The defaults of a broker for everybody (run by root) or of one user's.
   static Config defaults(bool system, std::string runtime_dir);
 };
 
-/// What is wrong, one line each: "amemd.toml:3: pool.size: …".
+/// Errors, one line each: "amemd.toml:3: pool.size: …".
 using ConfigErrors = std::vector<std::string>;
 
 struct Setting {

@@ -161,7 +161,8 @@ OthersUse StageViews::others_use(const StageRules& stage, const StageMemory& mem
 StageView StageViews::of(const StageRules& stage, const StageMemory& memory, const OthersUse& seen,
                          Time now) const {
   StageView view{stage.name, stage.rules, stage.devices, seen.all, {}};
-  // What they have got since counts at once. What they have freed does when it is seen to be free.
+  // What they have got since counts at once. What they have freed counts when it is seen to be
+  // free.
   const DeviceBytes brokered = resident(stage, memory, false);
   for (std::size_t i = 0; i < brokered.size(); ++i)
     view.taken[i] += brokered[i] - std::min(brokered[i], seen.brokered[i]);

@@ -32,8 +32,8 @@
 
 namespace amem {
 
-/// Of stages and this node's devices: kInvalidArgument: a device is not there or is in two stages,
-/// or a rule makes no sense; the text names the setting.
+/// Checks stages against this node's devices. kInvalidArgument: a device is not there or is in two
+/// stages, or a rule makes no sense; the text names the setting.
 Status check_stages(const std::vector<StageSettings>& settings, const Devices& devices);
 
 class Stages {
@@ -73,8 +73,8 @@ class Stages {
   /// Whether a process of this caller can start this group in the stage. kInvalidArgument,
   /// kFailedPrecondition; kNotFound: no such stage.
   Status check_start(const Caller& caller, const std::string& name, const std::string& stage) const;
-  /// Of a group that is not there. False: it begins without a first turn. Not OK: it can take no
-  /// turns. REQUIRES: check_start().
+  /// Returns whether a group that is not there gets a first turn. Returns false if it begins
+  /// without one. Returns an error if it can take no turns. REQUIRES: check_start().
   Result<bool> may_begin(const Caller& caller, const std::string& name,
                          const std::string& stage) const;
   /// A process of this caller is to start the ranks of the group: waits for the group's first turn.

@@ -53,7 +53,7 @@ class StageWaits {
   /// The caller of a start has its turn, and starts ranks now. It stays until it ends, or for
   /// `unseen` where nobody can tell that.
   void answer_start(Number number, Duration unseen);
-  /// Of this group, in the order in which they came.
+  /// Returns this group's waits, in the order in which they came.
   std::vector<Number> of(GroupId group, For what) const;
   bool any(GroupId group, For what) const { return !of(group, what).empty(); }
   /// Somebody still waits.

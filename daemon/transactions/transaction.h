@@ -72,7 +72,7 @@ class Transaction {
   Steps left(std::size_t member);
   Steps ended(std::size_t member, const Status& status);
 
-  /// Of a member that has begun: whether it began held, which lasts until kGoOn or kGiveUp.
+  /// Returns whether a member that has begun began held, which lasts until kGoOn or kGiveUp.
   bool held(std::size_t member) const { return members_[member].held; }
   /// Returns whether the member is held, and by what.
   Held hold(std::size_t member) const {
@@ -104,7 +104,7 @@ class Transaction {
 
   std::size_t first(Side side) const { return side == Side::kOut ? 0 : outgoing_; }
   std::size_t end(Side side) const { return side == Side::kOut ? outgoing_ : members_.size(); }
-  /// Of all members that go out, or come in.
+  /// Returns whether `is` holds for all members that go out, or come in.
   template <class Is>
   bool all(Side side, Is is) const;
   void begin(Side side, bool held, Steps& steps);
@@ -112,7 +112,7 @@ class Transaction {
   void give_up(Side side, Steps& steps);
   void release_if_all_may(Steps& steps);
   void open_if_all_may(Steps& steps);
-  /// Of a swap: begins what comes in, or lets it go on, as far as what goes out has left.
+  /// In a swap, begins what comes in, or lets it go on, as far as what goes out has left.
   void bring_in(Steps& steps);
   /// Goes on, or asks first.
   void go_on_or_ask(Side side, Steps& steps);
@@ -141,7 +141,7 @@ class Transaction {
 class Abroad {
  public:
   virtual ~Abroad() = default;
-  /// What the transaction is called on all nodes.
+  /// Returns the transaction's name on all nodes.
   virtual const std::string& transaction() const = 0;
   /// These ranks of a group that goes out are told to be quiet. Answered by step() and cut_taken().
   virtual void quiesces(const std::string& group, const std::vector<RankId>& ranks) = 0;

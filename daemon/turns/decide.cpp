@@ -129,7 +129,7 @@ class Decision {
                        [&](const Earlier& each) { return fits_beside(m, each); });
   }
 
-  /// What it has on the devices, when what was decided before has left.
+  /// Returns what it has on the devices, when what was decided before has left.
   DeviceShares there(const StageMember& m) const {
     DeviceShares shares = m.there();
     if (const auto count = parts_.find(&m); count != parts_.end())
@@ -215,7 +215,7 @@ class Decision {
       left = with;
       chosen.erase(chosen.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    // Of some a part may do.
+    // A part of some may suffice.
     std::map<const StageMember*, std::size_t> parts;
     for (std::size_t i = chosen.size(); i-- > 0;) {
       const StageMember& m = *chosen[i];

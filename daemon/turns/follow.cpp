@@ -29,7 +29,7 @@ std::size_t places(const StageView& view, const StageMemory& memory,
       }));
 }
 
-/// What no other group can change.
+/// Checks what no other group can change.
 Status check_alone(const StageView& view, const GroupView& group) {
   if (!group.refusal.empty()) return {Code::kInvalidArgument, group.refusal};
   for (std::size_t i = 0; i < view.devices.size(); ++i) {
@@ -157,7 +157,7 @@ void fail(const TurnRules& rules, GroupMemory& m, const std::string& why, bool w
   m.not_before = later(now, std::min(wait, rules.last_retry));
 }
 
-/// What others have has changed: what was tried in vain was decided on by other figures.
+/// If others' memory has changed, failures do not count: they were decided on by other figures.
 void forget_failures_if_others_changed(const StageView& view, StageMemory& memory) {
   bool changed = false;
   for (std::size_t i = 0; i < view.devices.size() && i < memory.taken.size(); ++i) {
@@ -193,7 +193,7 @@ void follow_admission(const StageView& view, StageMemory& memory, const GroupVie
   if (m.presence == Presence::kIn) arrive_unasked(view, memory, m, now);
 }
 
-/// What check_longest_waits() depends on.
+/// Returns a hash of what check_longest_waits() depends on.
 std::size_t hash_of(const StageView& view, const std::vector<TurnTaker>& takers) {
   std::size_t hash = 0;
   const auto add = [&hash](auto value) {

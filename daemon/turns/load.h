@@ -23,11 +23,11 @@ using DeviceShares = std::vector<DeviceShare>;
 
 /// While it runs. In its first turn it is alone on the devices that it uses.
 DeviceShares running(const GroupView& group);
-/// What it needs to come in: as running(), and what its restore needs.
+/// Returns what it needs to come in: as running(), and what its restore needs.
 DeviceShares coming(const GroupView& group);
-/// What stays on the devices when the group has left.
+/// Returns what stays on the devices when the group has left.
 DeviceShares left_over(const GroupView& group);
-/// What a group that is out still has on the devices.
+/// Returns what a group that is out still has on the devices.
 DeviceShares remaining(const GroupView& group);
 
 class StageLoad {
@@ -42,7 +42,8 @@ class StageLoad {
   std::size_t lacks_space(const DeviceShares& shares) const;
   /// Beside what others than groups have there.
   std::uint64_t free_on(std::size_t device) const;
-  /// What a group that is alone really has there does not count, nor what others have.
+  /// Returns whether it is within limits. Does not count what a group that is alone really has
+  /// there, or what others have.
   bool within_limits() const;
   /// Returns whether it is within limits, and whoever must be alone is.
   bool fits() const;

@@ -41,7 +41,7 @@ struct WorstWait {
   const GroupView* longest = nullptr;  // whose turn is the longest of these; null: there is none
 };
 
-/// Of terms[index].
+/// Returns the worst wait of terms[index].
 WorstWait worst_wait(const StageView& view, const std::vector<TurnTaker>& terms, std::size_t index);
 
 /// kFailedPrecondition: a longest wait cannot be promised; the text says whose, how long it may

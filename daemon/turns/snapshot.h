@@ -43,7 +43,7 @@ struct StageMember {
            std::any_of(is_out.begin(), is_out.end(),
                        [](const DeviceShare& each) { return each.user; });
   }
-  /// What it has on the devices now.
+  /// Returns what it has on the devices now.
   const DeviceShares& there() const { return present() ? runs : is_out; }
 };
 
