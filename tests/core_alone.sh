@@ -13,7 +13,7 @@ Usage: tests/core_alone.sh [--quick] [NAME | all]...
 For each argument: copies what git knows of this tree, deletes the files of the add-on (addons/where.txt) or of all of them,
 builds, and runs the tests. Without an argument: each add-on alone, and then all. Exit status 0 when all tests passed.
 Add-ons: $names
-  --quick   not optimised, and without the tests of whole programs (labels sim, python and integration)
+  --quick   not optimised, and only the unit tests of amemd's logic, of the broker and of amemctl
 Environment: AMEM_CMAKE_ARGS  more arguments for cmake's configuration
 END
 }
@@ -40,17 +40,40 @@ done
 # shellcheck disable=SC2206  # names are words
 [[ ${#chosen[@]} -gt 0 ]] || chosen=($names all)
 
+if [[ -z ${CMAKE_CXX_COMPILER_LAUNCHER:-}${CCACHE_DISABLE:-} ]] && command -v ccache >/dev/null; then
+  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_C_COMPILER_LAUNCHER=ccache
+fi
 read -r -a cmake_args <<<"${AMEM_CMAKE_ARGS:-}"
 targets=()
-# Packages, wheels and pages are those of the whole product.
-tests=(--exclude-regex '^(bench|checks|gpu|newest|packages)|^python.wheel')
 if [[ $quick == 1 ]]; then
   cmake_args+=(-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O0 -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0 -DAMEM_UNITY=ON)
-  targets=(--target amemd amemctl amem_shim amem_client amem_python unit_tests)
-  tests=(--label-regex unit --exclude-regex '^newest')
+  programs=(logic_test broker_test client_test client_broker_test)
+  targets=(--target amemd amemctl amem_shim amem_client amem_python sim_cuda sim_nvml "${programs[@]}")
 fi
 
 tree=$root/build/core_alone
+
+# In the copy. Checks, packages, wheels and pages are those of the whole product.
+run_tests() {
+  if [[ $quick == 0 ]]; then
+    ctest --test-dir build/release --output-on-failure --parallel "$(nproc)" --exclude-regex '^(bench|checks|gpu|newest|packages)[.]|^python.wheel'
+    return
+  fi
+  for program in "${programs[@]}"; do
+    LD_LIBRARY_PATH=build/release/lib/sim timeout 600 "build/release/bin/$program" --gtest_brief=1 || return 1
+  done
+}
+build_and_test() {
+  cd "$tree/source" &&
+    watched "$tree/configure.log" cmake --preset release "${cmake_args[@]}" &&
+    watched "$tree/build.log" cmake --build --preset release "${targets[@]}" || return 1
+  run_tests >"$tree/tests.log" 2>&1 || {
+    tail -n 60 "$tree/tests.log"
+    return 1
+  }
+  grep -E 'tests passed|PASSED' "$tree/tests.log"
+}
+
 failed=()
 for name in "${chosen[@]}"; do
   rm -rf "$tree/source"
@@ -59,16 +82,7 @@ for name in "${chosen[@]}"; do
   awk -v name="$name" '!/^#/ && (name == "all" || $1 == name) { for (i = 2; i <= NF; ++i) print $i }' "$root/addons/where.txt" |
     (cd "$tree/source" && xargs rm -rf)
   echo "core_alone.sh: building without ${name/#all/all add-ons}"
-  if (
-    cd "$tree/source"
-    watched "$tree/configure.log" cmake --preset release "${cmake_args[@]}"
-    watched "$tree/build.log" cmake --build --preset release "${targets[@]}"
-  ) && ctest --test-dir "$tree/source/build/release" --output-on-failure --parallel "$(nproc)" "${tests[@]}" >"$tree/tests.log" 2>&1; then
-    grep -E 'tests passed' "$tree/tests.log"
-  else
-    [[ ! -f $tree/tests.log ]] || tail -n 60 "$tree/tests.log"
-    failed+=("$name")
-  fi
+  (build_and_test) || failed+=("$name")
 done
 [[ ${#failed[@]} -eq 0 ]] || {
   echo "core_alone.sh: failed without: ${failed[*]}" >&2

@@ -49,6 +49,8 @@ asan              2h  tests/analysis.sh asan
 tsan              2h  tests/analysis.sh tsan
 clang             2h  tests/analysis.sh clang
 fuzz              3h  tests/fuzz/run.sh 600
+# folders, or what the core knows of add-ons
+core_alone        4h  tests/core_alone.sh
 # installed files, packages, services, image
 rpm               1h  /usr/bin/python3 -m pytest --build-dir build/release tests/packages/test_life.py -k rpm
 root              2h  deploy/packages.sh DIST && tests/packages/root.sh DIST

@@ -77,6 +77,7 @@ Shipped shipped() {
 }
 
 TEST_F(HostMemoryTest, ThePoolOfTheShippedManifestFitsIntoItsContainerOnAnyHost) {
+  if (!std::filesystem::exists(AMEM_MANIFEST)) GTEST_SKIP() << "this tree has no manifest";
   const auto [limit, pool] = shipped();
   ASSERT_GT(pool, 0U) << AMEM_MANIFEST;
   ASSERT_GT(limit, pool) << AMEM_MANIFEST;
