@@ -36,10 +36,10 @@ def cycle(node, job):
     return group["allocated_bytes"], group["saved_bytes"]
 
 
-@pytest.mark.parametrize("form, share", [("auto", 0.4), ("sparse", 0.4), ("dense", 1)])
-def test_each_form(bare_node, form, share):
+@pytest.mark.parametrize("flags, share", [((), 0.4), (("--pool-save", "sparse"), 0.4), (("--without", "sparse"), 1)])
+def test_each_form(bare_node, flags, share):
     node = bare_node
-    node.start_broker("--pool-save", form)
+    node.start_broker(*flags)
     job = node.job(**WITH_ZEROS)
     allocated, saved = cycle(node, job)
     assert saved == allocated if share == 1 else 0 < saved < share * allocated
@@ -82,14 +82,14 @@ def test_many_pieces(node):
 def test_a_pool_of_memfds(bare_node):
     """As it is where the driver has no host memory to share."""
     node = bare_node
-    node.start_broker("--pool-place", "memfd")
+    node.start_broker("--without", "host_numa")
     assert node.ctl.status()["pool"]["place"] == "memfd"
     allocated, saved = cycle(node, node.job(**WITH_ZEROS))
     assert saved < 0.4 * allocated
 
 
 def test_a_rank_cannot_change_the_size_of_a_pool_of_memfds(bare_node):
-    bare_node.start_broker("--pool-place", "memfd")
+    bare_node.start_broker("--without", "host_numa")
     directory = f"/proc/{bare_node.broker.pid}/fd"
     segments = [f"{directory}/{name}" for name in os.listdir(directory)
                 if "/memfd:amem-pool" in os.readlink(f"{directory}/{name}")]

@@ -120,7 +120,7 @@ def test_a_job_of_several_ranks(node):
 
 
 def test_off(bare_node):
-    node = start(bare_node, "--pool-retain", "off")
+    node = start(bare_node, "--without", "retain")
     memory = Memory(node, 4 * MIB)
     for _ in range(3):
         cycle(node)

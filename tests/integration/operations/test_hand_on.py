@@ -40,7 +40,7 @@ def twins(bare_node):
     assert bare_node.broker.alive()
 
 
-@pytest.mark.parametrize("flags", [(), ("--swap-wave", "4MiB"), ("--swap-duplex", "false")])
+@pytest.mark.parametrize("flags", [(), ("--swap-wave", "4MiB"), ("--without", "duplex")])
 def test_twins_need_nothing_new(twins, flags):
     node, train, rollout = twins(*flags)
     for out, back in [(train, rollout), (rollout, train)] * 2:
@@ -55,19 +55,19 @@ def test_twins_need_nothing_new(twins, flags):
     rollout.check()
 
 
-@pytest.mark.parametrize("hand_on", ["true", "false"])
-def test_the_driver_makes_nothing_while_twins_swap(twins, bare_node, hand_on):
+@pytest.mark.parametrize("without", ["", "hand_on"])
+def test_the_driver_makes_nothing_while_twins_swap(twins, bare_node, without):
     create_us = 50_000  # of both devices, one after the other
     bare_node.settings["AMEM_SIM_DRIVER_TIMES"] = f"{create_us},0,0,0"
-    node, _, rollout = twins("--swap-hand-on", hand_on)
+    node, _, rollout = twins("--without", without)
     answer = node.ctl("swap", "train", "rollout")
     took_us = max(int(line.get("swap_us", 0)) for line in answer.lines)
-    assert (0 < took_us < 2 * ALLOCATIONS * create_us) == (hand_on == "true")
+    assert (0 < took_us < 2 * ALLOCATIONS * create_us) == (without == "")
     rollout.check()
 
 
 def test_it_can_be_switched_off(twins):
-    node, _, rollout = twins("--swap-hand-on", "false")
+    node, _, rollout = twins("--without", "hand_on")
     answer = node.ctl("swap", "train", "rollout")
     assert moved(answer, "rollout")["handed_on"] == moved(answer, "train")["handed_on"] == 0
     rollout.check()

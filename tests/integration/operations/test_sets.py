@@ -171,14 +171,14 @@ def test_tags_of_a_set(node, engines):
 
 
 # ---- swaps of sets ------------------------------------------------------------------------------
-@pytest.fixture(params=[("true", "1GiB"), ("true", "1MiB"), ("false", "1GiB")], ids=["duplex", "waves", "in-turn"])
+@pytest.fixture(params=[("", "1GiB"), ("", "1MiB"), ("duplex", "1GiB")], ids=["duplex", "waves", "in-turn"])
 def sets(request, bare_node):
     """a and b run, c and d are paused; there is no space for all."""
-    duplex, wave = request.param
+    without, wave = request.param
     node = bare_node
     node.settings["AMEM_SIM_MEMORY"] = str(40 << 20)
     node.settings["AMEM_SHIM_WITHOUT"] = "slabs"
-    node.start_broker("--swap-duplex", duplex, "--swap-wave", wave, "--pool-size", "128MiB")
+    node.start_broker("--without", without, "--swap-wave", wave, "--pool-size", "128MiB")
     jobs = {}
     for name in ("c", "d", "a", "b"):
         jobs[name] = node.job(name, allocations=4, size="2MiB", shared=0.4)

@@ -15,10 +15,10 @@ SPACE = {"plenty": 3, "little": 6, "none": 9}
 @pytest.fixture
 def swapping(bare_node):
     """Makes a node with group train running and rollout paused; bytes differ."""
-    def start(space="plenty", duplex="true"):
+    def start(space="plenty", without=""):
         bare_node.settings["AMEM_SIM_MEMORY"] = str(MEMORY)
         bare_node.settings["AMEM_SHIM_WITHOUT"] = "slabs"  # space is counted in allocations
-        bare_node.start_broker("--swap-duplex", duplex, "--pool-size", "80MiB")
+        bare_node.start_broker("--without", without, "--pool-size", "80MiB")
         size = {"allocations": SPACE[space], "size": "2MiB", "shared": 0.4}
         rollout = bare_node.job("rollout", **size)
         rollout.ask("rewrite")
@@ -70,24 +70,24 @@ def test_many_swaps_each_way(swapping, space):
         assert device["used_bytes"] == contexts + device["brokered_bytes"]
 
 
-@pytest.mark.parametrize("duplex", ["true", "false"])
-def test_what_overlaps(swapping, duplex):
-    node, train, rollout = swapping(duplex=duplex)
+@pytest.mark.parametrize("without", ["", "duplex"])
+def test_what_overlaps(swapping, without):
+    node, train, rollout = swapping(without=without)
     train.ranks[0].faults("cuMemcpyDtoHAsync:1:hold")
     swap = node.ctl.start("swap", "train", "rollout")
-    swap.wait_phase("turn" if duplex == "true" else "save")
+    swap.wait_phase("turn" if not without else "save")
     train.ranks[0].faults()
     answer = swap.finish()
     assert answer.code == 0, answer
     saved = lines(answer, "train", "release")[0]
-    if duplex == "true":
+    if not without:
         assert lines(answer, "rollout", "turn")[0] < saved, "it has loaded before the other has saved"
     else:
         assert lines(answer, "rollout")[0] > saved
     assert lines(answer, "rollout", "open")[0] > lines(answer, "train", "drop")[0], "never do both run"
     told = re.search(r" began ([0-9.]+) ms (before|after) the end", node.broker.wait_for("swap of 'train' for 'rollout' took"))
-    assert told[2] == ("before" if duplex == "true" else "after")
-    if duplex == "true":
+    assert told[2] == ("before" if not without else "after")
+    if not without:
         assert float(told[1]) > 0
     assert_usable(node, train, rollout)
 

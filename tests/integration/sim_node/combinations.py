@@ -14,7 +14,7 @@ COMBINATIONS = {
     **{f"form-{form}": {"AMEM_POOL_SAVE": form} for form in ("dense", "sparse", "xor")},
     # A place for tests: segments that no device reaches.
     "place-pageable": {"AMEM_POOL_PLACE": "pageable", "AMEM_SIM_PAGEABLE": "refuse"},
-    "place-memfd": {"AMEM_POOL_PLACE": "memfd"},
+    "place-memfd": {"AMEM_WITHOUT": "host_numa"},
     "phase-test": {"AMEM_TEST_PHASE": "1"},
     "spares": {"AMEM_SPARE_IDLE": "1s"},
     **{f"without-{switch}": settings for switch, settings in SWITCHES.items()},
