@@ -5,30 +5,15 @@
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/top_view.h"
 #include "client/ctl/views/views.h"
+#include "tests/unit/fixtures/past_operation.h"
 
 namespace amem::ctl {
 namespace {
 
+using test::make_past;
 using testing::HasSubstr;
 
 constexpr Style kUncoloured;
-
-v1::PastOperation make_past(const std::string& group, const std::string& operation) {
-  v1::PastOperation past;
-  past.set_transaction(7);
-  past.set_swap(true);
-  past.set_group(group);
-  past.set_operation(operation);
-  past.set_began_us(1'714'567'890'123'000);
-  past.set_us(30'000);
-  past.set_bytes(640ULL << 20);
-  v1::PhaseTime& save = *past.add_times();
-  save.set_phase("save");
-  save.set_us(21'000);
-  save.set_broker_us(500);
-  past.add_times()->set_phase("drop");
-  return past;
-}
 
 TEST(HistoryView, ALineEachAndTheErrors) {
   v1::ListHistoryResponse history;
