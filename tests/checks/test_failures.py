@@ -8,13 +8,13 @@ CELL = re.compile(r"`([\w./*…]+)`")
 
 
 def unit_tests():
-    for file in (ROOT / "tests" / "unit").rglob("*.cpp"):
+    for file in (*(ROOT / "tests" / "unit").rglob("*.cpp"), *ROOT.glob("addons/*/tests/*.cpp")):
         for suite, name in re.findall(r"TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\)", file.read_text(encoding="utf-8")):
             yield from (f"{suite}.{name}", f"{suite}.*")
 
 
 def integration_tests():
-    for file in (ROOT / "tests" / "integration").rglob("test_*.py"):
+    for file in (*(ROOT / "tests" / "integration").rglob("test_*.py"), *ROOT.glob("addons/*/tests/test_*.py")):
         for name in re.findall(r"^def test_(\w+)", file.read_text(encoding="utf-8"), re.MULTILINE):
             yield f"{file.stem.removeprefix('test_')}/{name}"
 

@@ -124,8 +124,9 @@ TEST_F(CheckpointerTest, ALockGivesUpBeforeItsDeadline) {
   const CheckpointResult result = result_of(CheckpointAction::kLock, seconds(20));
   EXPECT_EQ(result.state, ProcessState::kLocked);
   int timeout = 0;
-  ASSERT_EQ(std::sscanf(file("words").c_str(), "lock 4711 --with-parent %*d --timeout-ms %d", &timeout),
-            1)
+  ASSERT_EQ(
+      std::sscanf(file("words").c_str(), "lock 4711 --with-parent %*d --timeout-ms %d", &timeout),
+      1)
       << file("words");
   EXPECT_GT(timeout, 10000);
   EXPECT_LE(timeout, 15000);
