@@ -383,8 +383,8 @@ class Program:
         self.words, self.own = [], []
         for word in build.link_command(name):
             target = re.fullmatch(r"lib/lib(\w+)\.a", word)
-            # Those of a library of tests may contain a header that a mutant changes.
-            inside = sorted(each for each in build.commands if target and f"/{target[1]}.dir/" in each and each.startswith("tests/"))
+            # Those of a library of tests or of an add-on may contain a header that a mutant changes.
+            inside = sorted(each for each in build.commands if target and f"/{target[1]}.dir/" in each and each.startswith(("tests/", "addons/")))
             self.words += inside or [word]
             self.own += inside or ([word] if word.endswith(".o") else [])
         self.near = self.reached()
@@ -397,7 +397,7 @@ class Program:
             if file not in includes:
                 path = self.build.tree / file
                 text = path.read_text(encoding="utf-8") if path.is_file() else ""
-                includes[file] = re.findall(r'^#include "((?:daemon|common)/[^"]*)"', text, re.M)
+                includes[file] = re.findall(r'^#include "((?:addons|daemon|common)/[^"]*)"', text, re.M)
             return includes[file]
 
         found = set()
