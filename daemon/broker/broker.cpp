@@ -68,23 +68,23 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
                              [this](const auto&... asked) { make_proof_pool(asked...); })
                    : no_evictor(loop)),
       restore_space_(workers_),
-      means_{node_,
-             devices,
-             workers_,
-             outbox_,
-             saved_,
-             loop,
-             *evictor_,
-             restore_space_,
-             [this](GroupEntry& group) { groups_.drive(group); },
-             config.deadlines.create * 9 / 10,
-             evict_limit_},
-      operations_(means_, config.swap_duplex),
+      context_{node_,
+               devices,
+               workers_,
+               outbox_,
+               saved_,
+               loop,
+               *evictor_,
+               restore_space_,
+               [this](GroupEntry& group) { groups_.drive(group); },
+               config.deadlines.create * 9 / 10,
+               evict_limit_},
+      operations_(context_, config.swap_duplex),
       stages_are_good_(check_stages(config.stages, devices)),
-      stages_(means_, sessions_, events_, operations_),
+      stages_(context_, sessions_, events_, operations_),
       groups_(node_, loop, config.deadlines, sessions_, events_, operations_, stages_),
-      requests_(means_, nodes_, sessions_, operations_, groups_, stages_),
-      ranks_(means_, sessions_, events_, operations_, groups_, requests_, stages_),
+      requests_(context_, nodes_, sessions_, operations_, groups_, stages_),
+      ranks_(context_, sessions_, events_, operations_, groups_, requests_, stages_),
       pool_(devices, config.pool_place) {
   node_.pool_configured = config.pool_size;
   node_.retain = config.pool_retain;
@@ -113,7 +113,7 @@ Status Broker::take_up(Stock stock) {
     records.begin(node_.pools.chunk());
     return {};
   }
-  Status status = Recovery(means_, accounts_, groups_, ranks_, stages_).run(std::move(stock));
+  Status status = Recovery(context_, accounts_, groups_, ranks_, stages_).run(std::move(stock));
   next_segment_ = std::max(next_segment_, records.life().segments());
   return status;
 }

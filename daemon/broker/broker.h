@@ -157,7 +157,7 @@ class Broker {
   const Duration evict_limit_;  // for all of a phase's driver calls; shorter than the phase
   const std::unique_ptr<Evictor> evictor_;
   RestoreSpace restore_space_;
-  const Means means_;
+  const OperationContext context_;
   Operations operations_;
   const Status stages_are_good_;
   Stages stages_;

@@ -36,11 +36,12 @@ std::optional<std::vector<std::uint64_t>> in_parts(std::uint64_t size, std::uint
 
 }  // namespace
 
-RankRequests::RankRequests(const Means& means, const DeviceNodes& nodes, SessionServer& sessions,
-                           Operations& operations, Groups& groups, Stages& stages)
-    : means_(means),
+RankRequests::RankRequests(const OperationContext& context, const DeviceNodes& nodes,
+                           SessionServer& sessions, Operations& operations, Groups& groups,
+                           Stages& stages)
+    : context_(context),
       nodes_(nodes),
-      node_(means.node),
+      node_(context.node),
       sessions_(sessions),
       operations_(operations),
       groups_(groups),
@@ -92,7 +93,7 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
           event::Copied{rank.id, Epoch(copied.epoch, copied.wave), copied.bytes, copied.of});
     }
     case amem_v1_SessionMessage_saved_tag:
-      if (Status s = means_.saved.stored(node_.group_of(rank), rank, message.body.saved); !s.ok())
+      if (Status s = context_.saved.stored(node_.group_of(rank), rank, message.body.saved); !s.ok())
         sessions_.close(rank.session, s.text());
       return;
     case amem_v1_SessionMessage_measured_tag:
@@ -148,9 +149,9 @@ void RankRequests::asked_to_create(Rank& rank, Packet& packet) {
 /// The rank is inside a call: until it is answered, a pause of its group waits in quiesce, too.
 bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
   const DeviceUuid device = make_uuid(request->message.device);
-  if (!means_.restore_space.held(device) || !may_allocate(rank).ok()) return false;
+  if (!context_.restore_space.held(device) || !may_allocate(rank).ok()) return false;
   const Time now = Clock::now();
-  const Duration limit = std::min(kRestoreLimit, means_.create_limit);
+  const Duration limit = std::min(kRestoreLimit, context_.create_limit);
   if (request->until == Time{}) request->until = now + limit;
   if (now >= request->until) {
     request->tries = std::size(kLookAgainAfter);
@@ -160,8 +161,8 @@ bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
                                                format_duration(limit)});
     return true;
   }
-  means_.loop.at(now + RestoreSpace::kAgain,
-                 rank.scope.bind([this, &rank, request] { create(rank, request); }));
+  context_.loop.at(now + RestoreSpace::kAgain,
+                   rank.scope.bind([this, &rank, request] { create(rank, request); }));
   return true;
 }
 
@@ -179,7 +180,7 @@ void RankRequests::create(Rank& rank, const RequestPtr& request) {
                                      format_size(message.part) + " are more than " +
                                      std::to_string(kMaxMapsPerMessage) + " allocations"});
   const DeviceUuid device = make_uuid(message.device);
-  means_.workers.look(
+  context_.workers.look(
       {device}, rank.scope.bind([this, &rank, request, device, sizes](const Workers::Uses& uses) {
         const std::uint64_t size = request->message.size;
         const auto use = uses.find(device);
@@ -193,24 +194,24 @@ void RankRequests::create_in(const std::vector<std::uint64_t>& sizes, Rank& rank
   if (const Status status = admit(rank, *request, sizes); !status.ok())
     return not_created(rank, request, status);
   const amem_v1_Create& message = request->message;
-  const Device& device = *means_.devices.find(make_uuid(message.device));
+  const Device& device = *context_.devices.find(make_uuid(message.device));
   const auto answer = rank.scope.bind(
       [this, &rank, request](Workers::AllMade made) { created(rank, request, std::move(made)); });
   if (!message.made) {
     std::vector<Workers::Wish> wishes;
     for (const std::uint64_t size : sizes) wishes.push_back({size, message.gpu_direct_rdma});
-    return means_.workers.create(device, std::move(wishes), means_.create_limit, answer);
+    return context_.workers.create(device, std::move(wishes), context_.create_limit, answer);
   }
   std::vector<Workers::Brought> brought;
   brought.push_back({message.size, std::move(request->made.front())});
-  means_.workers.take(device, std::move(brought), means_.create_limit, answer);
+  context_.workers.take(device, std::move(brought), context_.create_limit, answer);
 }
 
 Status RankRequests::admit(const Rank& rank, Request& request,
                            const std::vector<std::uint64_t>& sizes) {
   if (Status status = may_allocate(rank); !status.ok()) return status;
   const DeviceUuid uuid = make_uuid(request.message.device);
-  if (means_.devices.find(uuid) == nullptr)
+  if (context_.devices.find(uuid) == nullptr)
     return {Code::kInvalidArgument, "the broker has no device " + to_string(uuid)};
   if (Status status = may_open(rank, uuid); !status.ok()) return status;
   if (request.message.made && request.made.size() != 1)
@@ -227,7 +228,7 @@ Status RankRequests::admit(const Rank& rank, Request& request,
   for (const std::uint64_t size : sizes) {
     Result<Charge> entry = account.take(Resource::kAllocations, 1);
     if (!entry.ok()) return entry.status();
-    Result<Charge> memory = means_.workers.charge(account, size);
+    Result<Charge> memory = context_.workers.charge(account, size);
     if (!memory.ok()) return memory.status();
     request.parts.push_back({size, std::move(entry).value(), std::move(memory).value()});
   }
@@ -265,9 +266,9 @@ void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Stat
     // Who has reached a quota is helped by what its own ranks keep.
     Amounts all = of_device_memory(request->message.size);
     all[Resource::kAllocations] = 1;
-    if (request->tries == 0) means_.outbox.trim(*group.account, !group.account->has_space(all));
-    means_.loop.at(Clock::now() + kLookAgainAfter[request->tries++],
-                   rank.scope.bind([this, &rank, request] { create(rank, request); }));
+    if (request->tries == 0) context_.outbox.trim(*group.account, !group.account->has_space(all));
+    context_.loop.at(Clock::now() + kLookAgainAfter[request->tries++],
+                     rank.scope.bind([this, &rank, request] { create(rank, request); }));
     return;
   }
   --rank.creating;
@@ -282,8 +283,8 @@ void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Stat
 void RankRequests::let_reach_pool(const Allocation& a) {
   if (a.region == RegionPolicy::kDiscard) return;
   const Rank& keeper = node_.ranks.at(a.keeper());
-  node_.pool_of(keeper).reach.keep(keeper.id, means_.devices.numa_node(a.device), a.size);
-  means_.outbox.extend_reach(keeper.id);
+  node_.pool_of(keeper).reach.keep(keeper.id, context_.devices.numa_node(a.device), a.size);
+  context_.outbox.extend_reach(keeper.id);
 }
 
 Result<Allocation*> RankRequests::enter(Rank& rank, Request& request, Workers::AllMade made) {
@@ -312,7 +313,7 @@ Result<Allocation*> RankRequests::enter(Rank& rank, Request& request, Workers::A
   Status status = node_.records.used_allocation(entered.back()->id);
   for (Allocation* each : entered)
     each->kept =
-        record.keep(HolderKind::kMemory, each->id, each->fd, means_.devices.lane(each->device));
+        record.keep(HolderKind::kMemory, each->id, each->fd, context_.devices.lane(each->device));
   record.flush();
   for (Allocation* each : entered)
     if (status.ok()) status = node_.records.write(*each);
@@ -401,7 +402,8 @@ void RankRequests::free(Rank& rank, AllocationId id) {
   const bool guest = a != nullptr && a->opened_by(rank.id);
   const bool keeper = a != nullptr && a->shared_by(rank.id) && a->keeper() == rank.id;
   const bool kept = keeper && a->region != RegionPolicy::kDiscard;
-  if (kept) node_.pool_of(rank).reach.let_go(rank.id, means_.devices.numa_node(a->device), a->size);
+  if (kept)
+    node_.pool_of(rank).reach.let_go(rank.id, context_.devices.numa_node(a->device), a->size);
   if (a != nullptr && a->resident()) rank.freed.insert(a->device);
   Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
   if (!freed.ok()) {
@@ -410,14 +412,14 @@ void RankRequests::free(Rank& rank, AllocationId id) {
     return;
   }
   if (std::optional<Allocation>& orphan = freed.value(); orphan.has_value())
-    means_.saved.give_back(*orphan);
+    context_.saved.give_back(*orphan);
   else if (a->group == kNoGroup)
-    means_.saved.give_back(*node_.allocations.find(id));  // of no group's resume any more
+    context_.saved.give_back(*node_.allocations.find(id));  // of no group's resume any more
   if (guest || freed.value().has_value() || a->opened()) operations_.look_at_guests();
   if (guest) return;
   if (freed.value().has_value() || a->group == kNoGroup) return;  // nobody else holds it
   if (keeper)
-    means_.saved.forget_retained(*a);  // the next sharer is its keeper now, without hashes
+    context_.saved.forget_retained(*a);  // the next sharer is its keeper now, without hashes
   if (kept) let_reach_pool(*a);
   if (const ResumeOperation* resume = operations_.resume_of(group.id)) {
     const auto loader = resume->loaders().find(id);
@@ -429,14 +431,14 @@ void RankRequests::free(Rank& rank, AllocationId id) {
 /// Memory is free once its descriptor is closed on its device's thread, and by the holder.
 void RankRequests::settle(Rank& rank, std::uint64_t seq, const amem_v1_Settle& message) {
   std::set<DeviceUuid> devices = std::exchange(rank.freed, {});
-  if (message.close_spares) devices.merge(means_.workers.close_spares_on(rank.devices));
+  if (message.close_spares) devices.merge(context_.workers.close_spares_on(rank.devices));
   std::set<std::uint32_t> lanes;
-  for (const DeviceUuid& device : devices) lanes.insert(means_.devices.lane(device));
+  for (const DeviceUuid& device : devices) lanes.insert(context_.devices.lane(device));
   const DeviceUuid asked = make_uuid(message.device);
   const auto answer = rank.scope.bind([this, &rank, seq, asked](bool) {
-    sessions_.send(rank.session, settled_message(seq, means_.workers.spares().bytes(asked)));
+    sessions_.send(rank.session, settled_message(seq, context_.workers.spares().bytes(asked)));
   });
-  means_.workers.settle(devices, [this, lanes, answer] {
+  context_.workers.settle(devices, [this, lanes, answer] {
     node_.records.record().settle(lanes, kSettleLimit, answer);
   });
 }
@@ -459,7 +461,7 @@ void RankRequests::pin(Rank& rank, const amem_v1_Pin& message) {
                                              node_.label(rank), status.text());
     return;
   }
-  means_.saved.give_back(*a);  // a pause under way leaves it where it is
+  context_.saved.give_back(*a);  // a pause under way leaves it where it is
   if (const PauseOperation* pause = operations_.pause_of(group.id); pause && pause->takes(*a)) {
     node_.allocations.move(*a, [&] { a->stayed = true; });
     (void)node_.records.write_saved(*a);

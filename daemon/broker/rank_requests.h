@@ -21,7 +21,7 @@ namespace amem {
 class RankRequests {
  public:
   /// Everything passed in outlives this object.
-  RankRequests(const Means& means, const DeviceNodes& nodes, SessionServer& sessions,
+  RankRequests(const OperationContext& context, const DeviceNodes& nodes, SessionServer& sessions,
                Operations& operations, Groups& groups, Stages& stages);
 
   /// One packet of a rank that has joined. The rank may be gone afterwards.
@@ -79,7 +79,7 @@ class RankRequests {
   void unbrokered(Rank& rank, const amem_v1_Unbrokered& message);
   void unknown_calls(Rank& rank, const amem_v1_UnknownCalls& message);
 
-  const Means& means_;
+  const OperationContext& context_;
   const DeviceNodes& nodes_;
   Node& node_;
   SessionServer& sessions_;

@@ -58,13 +58,13 @@ std::string rank_label(const Rank& rank) {
   return "rank " + number + " (pid " + std::to_string(rank.peer.pid) + ")";
 }
 
-Ranks::Ranks(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations,
-             Groups& groups, RankRequests& requests, Stages& stages)
-    : node_(means.node),
-      loop_(means.loop),
-      workers_(means.workers),
-      saved_(means.saved),
-      outbox_(means.outbox),
+Ranks::Ranks(const OperationContext& context, SessionServer& sessions, EventHub& events,
+             Operations& operations, Groups& groups, RankRequests& requests, Stages& stages)
+    : node_(context.node),
+      loop_(context.loop),
+      workers_(context.workers),
+      saved_(context.saved),
+      outbox_(context.outbox),
       sessions_(sessions),
       events_(events),
       operations_(operations),

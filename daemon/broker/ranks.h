@@ -24,8 +24,8 @@ std::string rank_label(const Rank& rank);
 class Ranks final : public SessionHandler {
  public:
   /// Everything passed in outlives this object.
-  Ranks(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations,
-        Groups& groups, RankRequests& requests, Stages& stages);
+  Ranks(const OperationContext& context, SessionServer& sessions, EventHub& events,
+        Operations& operations, Groups& groups, RankRequests& requests, Stages& stages);
   ~Ranks() override;
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;

@@ -34,10 +34,11 @@ Result<std::uint64_t> recorded_chunk(const RecordLog& log);
 class Recovery {
  public:
   /// Everything passed in outlives this object.
-  Recovery(const Means& means, Accounts& accounts, Groups& groups, Ranks& ranks, Stages& stages)
-      : node_(means.node),
-        workers_(means.workers),
-        saved_(means.saved),
+  Recovery(const OperationContext& context, Accounts& accounts, Groups& groups, Ranks& ranks,
+           Stages& stages)
+      : node_(context.node),
+        workers_(context.workers),
+        saved_(context.saved),
         accounts_(accounts),
         groups_(groups),
         ranks_(ranks),

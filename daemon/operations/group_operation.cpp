@@ -26,12 +26,12 @@ constexpr Duration kLettingGo = std::chrono::seconds(1);
 
 void GroupOperation::tell(Event event) {
   group_.machine.tell(std::move(event), Clock::now());
-  means_.drive(group_);
+  context_.drive(group_);
 }
 
 void GroupOperation::go_on() {
   tell_wait();
-  means_.drive(group_);
+  context_.drive(group_);
 }
 
 void GroupOperation::tell_wait() {
@@ -62,7 +62,7 @@ void GroupOperation::run(const action::Progress& progress) {
 
 void GroupOperation::report(const Outcome& outcome, v1::Progress& last) const {
   const auto number = [this](RankId id) {
-    const Rank* const rank = means_.node.find_rank(id);
+    const Rank* const rank = context_.node.find_rank(id);
     return rank != nullptr ? rank->number : -1;
   };
   report_phase_times(outcome.times, number, *last.mutable_times());
@@ -70,26 +70,26 @@ void GroupOperation::report(const Outcome& outcome, v1::Progress& last) const {
 }
 
 void GroupOperation::run(const action::Ask& ask) {
-  (void)means_.node.records.write(group_);
+  (void)context_.node.records.write(group_);
   // One that detaches lets go of segments, and its answer may come when it is too late.
   if (ask.what == RankPhase::kDetach)
     for (const RankId id : ask.ranks)
-      if (const Rank* const rank = means_.node.find_rank(id))
-        means_.node.pool_of(*rank).reach.doubt(id);
-  means_.outbox.send_all(ask.ranks, ask_message(ask.epoch, ask.what));
+      if (const Rank* const rank = context_.node.find_rank(id))
+        context_.node.pool_of(*rank).reach.doubt(id);
+  context_.outbox.send_all(ask.ranks, ask_message(ask.epoch, ask.what));
 }
 
 void GroupOperation::run(const action::Arrived& arrived) {
   if (arrived.loaded)
     for (const RankId rank : group_.machine.members().ids())
-      means_.node.allocations.set_paused(rank, false);
-  for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
+      context_.node.allocations.set_paused(rank, false);
+  for (Allocation* a : context_.node.allocations.of_group(group_.id)) {
     const bool in_place =
         a->resident() && (!a->paused || (arrived.loaded && arrived.what.takes(a->tag, a->sharers)));
     if (!in_place) continue;
-    means_.saved.retain(*a);
+    context_.saved.retain(*a);
     a->saved.saver = 0;
-    means_.node.allocations.move(*a, [&] { a->paused = a->stayed = false; });
+    context_.node.allocations.move(*a, [&] { a->paused = a->stayed = false; });
     a->saved.row.erase();
   }
 }
@@ -118,18 +118,18 @@ void GroupOperation::drop(Leaves leaves) {
   const auto leaving = std::make_shared<Leaving>();
   leaving->how = std::move(leaves);
   const Leaves& how = leaving->how;
-  for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
+  for (Allocation* a : context_.node.allocations.of_group(group_.id)) {
     if (!a->resident() || !what_.takes(a->tag, a->sharers) || !how.filter(*a)) continue;
     const bool stays = a->stayed || a->pinned();
     const bool handed_on = !stays && how.handed_on && how.handed_on(*a);
     SharedFd fd;
-    means_.node.allocations.move(*a, [&] {
+    context_.node.allocations.move(*a, [&] {
       a->paused = true;
       a->stayed = stays;
       if (!stays) fd = std::exchange(a->fd, nullptr);
     });
     if (stays) {
-      (void)means_.node.records.write_saved(*a);
+      (void)context_.node.records.write_saved(*a);
       continue;
     }
     (handed_on ? leaving->handed_on : leaving->closing)
@@ -152,7 +152,7 @@ void GroupOperation::drop(Leaves leaves) {
         leaving->closing.push_back(std::move(each));
     close(leaving);
   });
-  means_.node.records.record().settle(lanes_of(devices), kLettingGo, hand_on);
+  context_.node.records.record().settle(lanes_of(devices), kLettingGo, hand_on);
 }
 
 void GroupOperation::close(const std::shared_ptr<Leaving>& leaving) {
@@ -164,17 +164,18 @@ void GroupOperation::close(const std::shared_ptr<Leaving>& leaving) {
   const auto report = later([this, leaving](const Workers::Uses& after) {
     if (leaving->number == drops_) dropped(*leaving, after);
   });
-  const auto close = [&means = means_, leaving, devices, report,
+  const auto close = [&context = context_, leaving, devices, report,
                       lanes = lanes_of(devices)](const Workers::Uses& before) {
     leaving->before = before;
     for (Leaving::Memory& each : leaving->closing) {
       each.spare.fd = nullptr;
       each.kept.drop();
     }
-    means.node.records.record().settle(
-        lanes, kClosing, [&means, devices, report](bool) { means.workers.look(devices, report); });
+    context.node.records.record().settle(lanes, kClosing, [&context, devices, report](bool) {
+      context.workers.look(devices, report);
+    });
   };
-  means_.workers.look(devices, close);
+  context_.workers.look(devices, close);
 }
 
 void GroupOperation::dropped(const Leaving& leaving, const Workers::Uses& after) {
@@ -201,17 +202,17 @@ void GroupOperation::dropped(const Leaving& leaving, const Workers::Uses& after)
 
 BytesByDevice GroupOperation::needs_of(const std::vector<GroupId>& groups,
                                        const Selection& what) const {
-  BytesByDevice bytes = needs(means_.node.allocations, groups, what);
+  BytesByDevice bytes = needs(context_.node.allocations, groups, what);
   for (const GroupId id : groups)
-    if (const auto group = means_.node.groups.find(id); group != means_.node.groups.end())
+    if (const auto group = context_.node.groups.find(id); group != context_.node.groups.end())
       for (const auto& [device, size] : group->second.restore_needs) bytes[device] += size;
   return bytes;
 }
 
-Result<Evictor::Sets> visible_to(const Means& means, const GroupEntry& group) {
+Result<Evictor::Sets> visible_to(const OperationContext& context, const GroupEntry& group) {
   Evictor::Sets sets;
   for (const RankId id : group.machine.members().ids()) {
-    const Rank* const rank = means.node.find_rank(id);
+    const Rank* const rank = context.node.find_rank(id);
     const std::string who =
         "group '" + group.machine.name() + "': " + group.machine.members().label(id);
     const auto refuse = [&who](const std::string& why) {
@@ -226,7 +227,7 @@ Result<Evictor::Sets> visible_to(const Means& means, const GroupEntry& group) {
                     ") is older than amemd (" + kVersion +
                     "). Restart the job with the shim of amemd's version, or pause without --deep");
     for (const DeviceUuid& device : rank->devices)
-      if (means.devices.find(device) == nullptr)
+      if (context.devices.find(device) == nullptr)
         return refuse(" sees device " + to_string(device) +
                       ", which amemd does not see, so amemd cannot prove that a deep pause of it "
                       "works. Start amemd with all GPUs, or pause without --deep");
@@ -237,14 +238,14 @@ Result<Evictor::Sets> visible_to(const Means& means, const GroupEntry& group) {
 
 bool GroupOperation::calls_go_on(const std::function<void()>& again) {
   if (group_.process_calls.expired()) return false;
-  means_.loop.at(Clock::now() + RestoreSpace::kAgain, later(again));
+  context_.loop.at(Clock::now() + RestoreSpace::kAgain, later(again));
   return true;
 }
 
 std::vector<EvictedProcess> GroupOperation::processes_of(const std::vector<RankId>& ranks) const {
   std::vector<EvictedProcess> processes;
   for (const RankId id : ranks)
-    if (const Rank* const rank = means_.node.find_rank(id); rank != nullptr)
+    if (const Rank* const rank = context_.node.find_rank(id); rank != nullptr)
       processes.push_back({rank->peer.pid, group_.machine.members().label(id),
                            [peer = rank->peer] { return peer.lives(); }});
   return processes;
@@ -252,7 +253,7 @@ std::vector<EvictedProcess> GroupOperation::processes_of(const std::vector<RankI
 
 std::set<std::uint32_t> GroupOperation::lanes_of(const std::set<DeviceUuid>& devices) const {
   std::set<std::uint32_t> lanes;
-  for (const DeviceUuid& device : devices) lanes.insert(means_.devices.lane(device));
+  for (const DeviceUuid& device : devices) lanes.insert(context_.devices.lane(device));
   return lanes;
 }
 

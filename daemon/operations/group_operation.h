@@ -30,7 +30,7 @@
 namespace amem {
 
 /// All of it outlives every operation.
-struct Means {
+struct OperationContext {
   Node& node;
   const Devices& devices;
   Workers& workers;
@@ -47,7 +47,7 @@ struct Means {
 
 /// Returns the devices that each rank of the group sees. kFailedPrecondition: a rank does not say,
 /// or sees a device that amemd does not: no deep pause of it is proven.
-Result<Evictor::Sets> visible_to(const Means& means, const GroupEntry& group);
+Result<Evictor::Sets> visible_to(const OperationContext& context, const GroupEntry& group);
 
 class GroupOperation {
  public:
@@ -75,8 +75,9 @@ class GroupOperation {
   virtual Status for_operators(const Status& status) const { return status; }
 
  protected:
-  GroupOperation(const Means& means, GroupEntry& group, const Task& task, Membership of)
-      : means_(means), group_(group), task_(task), of_(std::move(of)) {}
+  GroupOperation(const OperationContext& context, GroupEntry& group, const Task& task,
+                 Membership of)
+      : context_(context), group_(group), task_(task), of_(std::move(of)) {}
 
   void run(const action::Ask& ask);
   void run(const action::Arrived& arrived);
@@ -139,7 +140,7 @@ class GroupOperation {
   /// In which lanes of the holder memory of these devices is.
   std::set<std::uint32_t> lanes_of(const std::set<DeviceUuid>& devices) const;
 
-  const Means& means_;
+  const OperationContext& context_;
   GroupEntry& group_;
   const Task task_;
   const Selection& what_ = task_.selection;

@@ -49,7 +49,7 @@ Status Operations::check(const Groups& groups, const Task& of_all, const Parts& 
       status = {Code::kFailedPrecondition,
                 "group '" + name + "' has no rank yet, so there is nothing to be made deep"};
     if (status.ok() && task.deep)
-      if (const auto visible = amem::visible_to(means_, group); !visible.ok())
+      if (const auto visible = amem::visible_to(context_, group); !visible.ok())
         status = visible.status();
     if (!status.ok()) return status;
   }
@@ -59,7 +59,7 @@ Status Operations::check(const Groups& groups, const Task& of_all, const Parts& 
 Evictor::Sets Operations::visible_to(const Groups& groups) const {
   Evictor::Sets all;
   for (const NamedGroup& group : groups)
-    all.merge(amem::visible_to(means_, node_.groups.at(group.id)).value());
+    all.merge(amem::visible_to(context_, node_.groups.at(group.id)).value());
   return all;
 }
 
@@ -80,7 +80,7 @@ std::uint64_t Operations::start(const Order& order, const Observer& observer, co
     const Evictor::Sets visible = visible_to(order.out);
     if (await_proof(visible, observer, [=, this] { start(order, observer, who, abroad); }))
       return 0;
-    if (const std::optional<Status> proven = means_.evictor.verdict(visible)) status = *proven;
+    if (const std::optional<Status> proven = context_.evictor.verdict(visible)) status = *proven;
   }
   if (!status.ok()) {
     observer->finished(status);
@@ -107,14 +107,14 @@ std::uint64_t Operations::swap(const Order& order, const Observer& observer, con
 
 bool Operations::await_proof(const Evictor::Sets& visible, const Observer& observer,
                              std::function<void()> go_on) {
-  if (means_.evictor.verdict(visible) || !closed_.ok() || !refusal_.ok()) return false;
+  if (context_.evictor.verdict(visible) || !closed_.ok() || !refusal_.ok()) return false;
   await_proof_.insert(observer);
   observer->on_wait([this, waits = std::weak_ptr(observer)] {
     const Observer gone = waits.lock();
     if (await_proof_.erase(gone) > 0)
       gone->finished({Code::kCancelled, "the caller has disconnected"});
   });
-  means_.evictor.prove(visible, [this, observer, go_on = std::move(go_on)](const Status& now) {
+  context_.evictor.prove(visible, [this, observer, go_on = std::move(go_on)](const Status& now) {
     const auto waits = await_proof_.find(observer);
     if (waits == await_proof_.end()) return;  // its caller has gone, or amemd ends
     await_proof_.erase(waits);
@@ -171,10 +171,10 @@ Status Operations::set_ranks_aside(const Groups& groups) {
     const auto group = node_.groups.find(each.id);
     if (group == node_.groups.end() || !group->second.machine.local()) continue;
     group->second.machine.set_aside(Clock::now());
-    means_.drive(group->second);
+    context_.drive(group->second);
   }
   // What was set aside has ended already, and begins again if nothing else does.
-  means_.loop.post([this, groups] { look_at_requests(groups); });
+  context_.loop.post([this, groups] { look_at_requests(groups); });
   for (const NamedGroup& each : groups)
     if (local({each}))
       return {Code::kFailedPrecondition, node_.groups.at(each.id).machine.what_is_under_way() +
@@ -186,7 +186,7 @@ void Operations::look_at_requests(const Groups& groups) {
   for (const NamedGroup& each : groups)
     if (const auto group = node_.groups.find(each.id); group != node_.groups.end()) {
       group->second.machine.tick(Clock::now());
-      means_.drive(group->second);
+      context_.drive(group->second);
     }
 }
 
@@ -206,7 +206,7 @@ void Operations::look_at_ranks() {
 
 /// In a turn of its own: the group's actions are being carried out.
 void Operations::overdue(GroupId group) {
-  means_.loop.post([this, group] { deepen(group); });
+  context_.loop.post([this, group] { deepen(group); });
 }
 
 void Operations::deepen(GroupId id) {
@@ -222,7 +222,7 @@ void Operations::deepen(GroupId id) {
   if (const Status status = check({{id, name}}, task, {}); !status.ok())
     return spdlog::warn("group '{}': deep.after: {}", name, status.text());
   // Refused for good: a first try has said so.
-  const auto proven = means_.evictor.verdict(visible_to({{id, name}}));
+  const auto proven = context_.evictor.verdict(visible_to({{id, name}}));
   if (proven && !proven->ok()) return;
   spdlog::info("group '{}' has been paused for deep.after: amemd makes it deep", name);
   Asker asker("amemd (deep.after)");
@@ -240,7 +240,7 @@ std::uint64_t Operations::run(const Order& order, const Observer& observer, cons
   }
   const std::uint64_t number = ++last_number_;
   const bool spans_nodes = abroad != nullptr;
-  const auto command = std::make_shared<RunningCommand>(*this, means_, number, order, duplex_,
+  const auto command = std::make_shared<RunningCommand>(*this, context_, number, order, duplex_,
                                                         observer, who, std::move(abroad));
   if (spans_nodes) abroad_[number] = command;
   command->start();
@@ -274,7 +274,7 @@ Status Operations::begin(GroupEntry& group, const Task& task, Duration timeout, 
   if (status.ok()) status = group.machine.start(task, timeout, Clock::now(), held);
   if (!status.ok()) return status;
   begins_[group.id] = std::move(of);
-  means_.drive(group);
+  context_.drive(group);
   return {};
 }
 
@@ -296,24 +296,24 @@ void Operations::began(GroupEntry& group, const action::Begun& begun) {
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   std::unique_ptr<GroupOperation>& operation = running_[group.id];
   if (begun.task.op == Operation::kResume) {
-    operation = std::make_unique<ResumeOperation>(means_, group, begun.task, std::move(of));
+    operation = std::make_unique<ResumeOperation>(context_, group, begun.task, std::move(of));
     return;
   }
   if (!begun.deepens)
     group.paused_by = command != nullptr ? command->asker().who : std::string(kPausedByItself);
   Exchange* const exchange =
       command != nullptr && command->swaps() ? &of.command->exchange() : nullptr;
-  operation = std::make_unique<PauseOperation>(means_, group, begun.task, exchange, begun.continues,
-                                               std::move(of));
+  operation = std::make_unique<PauseOperation>(context_, group, begun.task, exchange,
+                                               begun.continues, std::move(of));
 }
 
 void Operations::tell(GroupEntry& group, Event event) {
   group.machine.tell(std::move(event), Clock::now());
-  means_.drive(group);
+  context_.drive(group);
 }
 
 void Operations::answered(GroupEntry& group, Rank& rank, event::PhaseDone done) {
-  means_.saved.answered(rank, done.epoch, done.phase);
+  context_.saved.answered(rank, done.epoch, done.phase);
   if (GroupOperation* const operation = of(group.id)) operation->answered(rank, done);
   if (!done.status.ok() && (done.phase == RankPhase::kSave || done.phase == RankPhase::kLoad))
     node_.pool_of(rank).reach.doubt(rank.id);
@@ -321,7 +321,7 @@ void Operations::answered(GroupEntry& group, Rank& rank, event::PhaseDone done) 
 }
 
 void Operations::answered(GroupEntry& group, Rank& rank, event::CutStatus status) {
-  means_.saved.answered(rank, status.epoch, RankPhase::kQuiet);
+  context_.saved.answered(rank, status.epoch, RankPhase::kQuiet);
   tell(group, std::move(status));
 }
 
@@ -331,10 +331,10 @@ void Operations::look_at_guests() {
 }
 
 void Operations::close_spares() {
-  if (means_.workers.spares().empty()) return;
+  if (context_.workers.spares().empty()) return;
   std::vector<GroupId> groups;
-  for (const auto& [id, group] : means_.node.groups) groups.push_back(id);
-  means_.workers.close_spares_but(lacking(means_.node.allocations, groups));
+  for (const auto& [id, group] : context_.node.groups) groups.push_back(id);
+  context_.workers.close_spares_but(lacking(context_.node.allocations, groups));
 }
 
 void Operations::look_at_pool() {
@@ -355,7 +355,7 @@ void Operations::ended(GroupEntry& group, const Outcome& outcome) {
   const std::unique_ptr<GroupOperation> operation = std::move(it->second);
   running_.erase(it);
   if (outcome.task.selection.local() && !await_ranks_.empty())
-    means_.loop.post([this] { look_at_ranks(); });
+    context_.loop.post([this] { look_at_ranks(); });
   if (outcome.again) return;
   remember(*operation, outcome);
   if (RunningCommand* const command = operation->of().command.get())

@@ -27,8 +27,9 @@ class Operations {
   using Observer = RunningCommand::Observer;
   using Groups = std::vector<NamedGroup>;  // names: what the observer is told
 
-  /// `means` outlives this object. `duplex`: in a swap one comes in while the other goes out.
-  Operations(const Means& means, bool duplex) : means_(means), node_(means.node), duplex_(duplex) {}
+  /// `context` outlives this object. `duplex`: in a swap one comes in while the other goes out.
+  Operations(const OperationContext& context, bool duplex)
+      : context_(context), node_(context.node), duplex_(duplex) {}
 
   /// Tells the observer of a refusal at once; then nothing has changed. `abroad`: other nodes have
   /// a part of it, too; it is asked while the observer is told. `who`: has asked for it. Returns
@@ -133,7 +134,7 @@ class Operations {
   std::shared_ptr<RunningCommand> abroad(std::uint64_t number) const;
   void remember(const GroupOperation& operation, const Outcome& outcome);
 
-  const Means& means_;
+  const OperationContext& context_;
   Node& node_;
   bool duplex_;
   std::map<GroupId, std::unique_ptr<GroupOperation>> running_;

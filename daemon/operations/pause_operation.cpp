@@ -33,29 +33,29 @@ void PauseOperation::answered(Rank& rank, event::PhaseDone& done) {
   if (done.status.ok()) done.status = check_saved(rank);
   if (done.status.ok()) return;
   failed_savers_.insert(rank.id);
-  means_.saved.failed(group_, rank, done.epoch);
+  context_.saved.failed(group_, rank, done.epoch);
 }
 
 void PauseOperation::report(const Outcome& outcome, v1::Progress& last) const {
   GroupOperation::report(outcome, last);
-  const Leftover stays = leftover(means_.node, group_, what_);
+  const Leftover stays = leftover(context_.node, group_, what_);
   last.set_pinned_bytes(stays.pinned);
   last.set_unbrokered_bytes(stays.unbrokered);
   last.set_unknown_calls(stays.unknown_calls);
-  last.set_dropped_bytes(amem::dropped(means_.node, group_, what_));
+  last.set_dropped_bytes(amem::dropped(context_.node, group_, what_));
   report_saves(outcome.saves, *last.mutable_saves());
-  for (const GuestUse& use : guests_) report_guest(means_.node, use, *last.add_guests());
+  for (const GuestUse& use : guests_) report_guest(context_.node, use, *last.add_guests());
   for (const std::string& remark : remarks_) last.add_remarks(remark);
 }
 
 void PauseOperation::look_at_guests() {
   const auto waits = [this] { return group_.machine.phase() == Phase::kGuests; };
   if (!waits()) return;
-  means_.loop.post(scope().bind([this, waits] {
+  context_.loop.post(scope().bind([this, waits] {
     if (!waits()) return;
     run(action::AwaitGuests{});
     // Driving looks again at all that wait: without news this would go on without end.
-    if (!waits()) means_.drive(group_);
+    if (!waits()) context_.drive(group_);
   }));
 }
 
@@ -64,17 +64,17 @@ void PauseOperation::look_at_pool() {
     return group_.machine.phase() == Phase::kSave && !group_.waits_for.empty();
   };
   if (!waits()) return;
-  means_.loop.post(scope().bind([this, waits] {
+  context_.loop.post(scope().bind([this, waits] {
     if (!waits()) return;
     save(group_.machine.epoch());
-    if (group_.waits_for.empty()) means_.drive(group_);
+    if (group_.waits_for.empty()) context_.drive(group_);
   }));
 }
 
 void PauseOperation::run(const action::AwaitGuests& await) {
   const std::vector<GuestUse> guests = find_guests();
   const auto can_close = [this](const GuestUse& use) {
-    const GroupEntry& group = means_.node.groups.at(use.guest.group);
+    const GroupEntry& group = context_.node.groups.at(use.guest.group);
     // A process that ends loses its session first. One that lives on holds the pause up to the
     // deadline, as does any guest that does not close.
     return group.lost.contains(use.guest.rank) || group.machine.may_allocate(use.guest.rank);
@@ -84,39 +84,39 @@ void PauseOperation::run(const action::AwaitGuests& await) {
 }
 
 std::vector<GuestUse> PauseOperation::find_guests() const {
-  return guests_of(means_.node.allocations, group_.id, [this](const Allocation& a) {
+  return guests_of(context_.node.allocations, group_.id, [this](const Allocation& a) {
     return what_.takes(a.tag, a.sharers) && a.may_leave();
   });
 }
 
 Status PauseOperation::accept(const std::vector<GuestUse>& guests) const {
   const GuestPolicy policy =
-      task_.guests == GuestPolicy::kDefault ? means_.node.guests : task_.guests;
+      task_.guests == GuestPolicy::kDefault ? context_.node.guests : task_.guests;
   if (guests.empty() || policy == GuestPolicy::kPin) return {};
   return {Code::kFailedPrecondition,
-          describe(means_.node, guests) +
+          describe(context_.node, guests) +
               ". Close it there, or pause with guests = pin, which leaves it on its device"};
 }
 
 void PauseOperation::run(const action::Quiesce& quiesce) {
-  means_.outbox.send_all(quiesce.ranks, quiesce_message(quiesce.epoch, group_.paused_by));
+  context_.outbox.send_all(quiesce.ranks, quiesce_message(quiesce.epoch, group_.paused_by));
   GroupOperation::run(quiesce);
 }
 
 void PauseOperation::run(const action::Step& step) {
-  means_.outbox.send(step.step.rank, step_message(step.epoch, step.step));
+  context_.outbox.send(step.step.rank, step_message(step.epoch, step.step));
 }
 
 void PauseOperation::run(const action::Measure& measure) {
   std::map<RankId, std::vector<MeasureRange>> ranges;
   measured_.emplace();
-  for (const Allocation* a : means_.saved.kept(group_, task_)) {
-    if (!allows(means_.node.form(group_, *a), Form::kSparse)) continue;
+  for (const Allocation* a : context_.saved.kept(group_, task_)) {
+    if (!allows(context_.node.form(group_, *a), Form::kSparse)) continue;
     measured_->ask(a->id, a->keeper(), a->size);
     ranges[a->keeper()].push_back({a->id, a->size});
   }
   for (const RankId rank : measure.ranks)
-    means_.outbox.send_measure(rank, measure.epoch, ranges[rank]);
+    context_.outbox.send_measure(rank, measure.epoch, ranges[rank]);
 }
 
 bool PauseOperation::measured(RankId rank, const amem_v1_Measured& told) {
@@ -141,11 +141,11 @@ void PauseOperation::run(const action::Save& save) {
 }
 
 void PauseOperation::save(Epoch epoch) {
-  Node& node = means_.node;
+  Node& node = context_.node;
   if (epoch.wave == 0 && may_need_waves() && !uses_) {
     std::set<DeviceUuid> devices;
     for (const auto& [device, bytes] : needs_of(exchange_->arriving, {})) devices.insert(device);
-    return means_.workers.look(
+    return context_.workers.look(
         devices, later([this, epoch](const Workers::Uses& uses) {
           if (group_.machine.phase() != Phase::kSave || group_.machine.epoch() != epoch) return;
           uses_ = uses;
@@ -174,8 +174,8 @@ void PauseOperation::save(Epoch epoch) {
       Rank* rank = node.find_rank(id);
       if (rank == nullptr) continue;
       for (const CopyRange& copy : plan.copies) node.allocations.find(copy.id)->saved.sent = true;
-      means_.saved.sent(*rank, epoch);
-      means_.outbox.send_copies(id, CopyKind::kSave, epoch, plan.copies, true);
+      context_.saved.sent(*rank, epoch);
+      context_.outbox.send_copies(id, CopyKind::kSave, epoch, plan.copies, true);
       sent.ranks.push_back(id);
     }
   }
@@ -185,7 +185,7 @@ void PauseOperation::save(Epoch epoch) {
 
 Status PauseOperation::for_operators(const Status& status) const {
   if (!pool_is_short_ || status.ok()) return status;
-  const std::string keepers = means_.saved.keepers(group_);
+  const std::string keepers = context_.saved.keepers(group_);
   return keepers.empty() ? status
                          : Status(status.code(), status.text() + "; of the pool, " + keepers);
 }
@@ -196,7 +196,7 @@ Status PauseOperation::prepare() {
   if (Status status = accept(guests_); !status.ok()) return status;
   // A share that has come since its ranks asked for it is of a rank that runs on.
   if (what_.local())
-    for (const Allocation* a : std::as_const(means_.node.allocations).of_group(group_.id))
+    for (const Allocation* a : std::as_const(context_.node.allocations).of_group(group_.id))
       for (const RankId rank : a->sharers)
         if (what_.takes(a->tag) && !what_.takes(a->tag, a->sharers) && what_.of(rank))
           return {Code::kAborted, "memory of tag '" + a->tag + "' of " +
@@ -204,22 +204,22 @@ Status PauseOperation::prepare() {
                                       " is shared with another rank since the pause began. Pause "
                                       "again: that rank must ask for it, too"};
   // What an earlier pause in waves took space for and could not save.
-  for (Allocation* a : means_.node.allocations.of_group(group_.id))
+  for (Allocation* a : context_.node.allocations.of_group(group_.id))
     if (what_.takes(a->tag, a->sharers) && a->may_leave() && !a->saved.empty())
-      means_.saved.give_back(*a);
+      context_.saved.give_back(*a);
   const Measurement* measured = measured_ ? &*measured_ : nullptr;
-  if (Status status = means_.saved.take(group_, task_, means_.devices, measured); !status.ok())
+  if (Status status = context_.saved.take(group_, task_, context_.devices, measured); !status.ok())
     return status;
   settled_ = true;
   // What is not saved must not leave, though those who keep it here may go before the drop.
-  for (Allocation* a : means_.node.allocations.of_group(group_.id))
+  for (Allocation* a : context_.node.allocations.of_group(group_.id))
     if (what_.takes(a->tag, a->sharers) && a->resident() && !a->paused &&
         (a->pinned() || a->opened()))
       stay(*a);
   if (!guests_.empty())
     spdlog::info("group '{}': memory stays on its device: {}", group_.machine.name(),
-                 describe(means_.node, guests_));
-  const Node& node = means_.node;
+                 describe(context_.node, guests_));
+  const Node& node = context_.node;
   if (!may_need_waves() || !lacks_space(*uses_)) return {};
   std::vector<Waves::Item> items;
   for (const Allocation* a : node.allocations.of_group(group_.id))
@@ -232,9 +232,9 @@ Status PauseOperation::prepare() {
 }
 
 Status PauseOperation::put_on_record() {
-  Records& records = means_.node.records;
+  Records& records = context_.node.records;
   std::uint64_t bytes = records.bytes_of_release(group_);
-  for (Allocation* a : means_.node.allocations.of_group(group_.id)) {
+  for (Allocation* a : context_.node.allocations.of_group(group_.id)) {
     if (!what_.takes(a->tag, a->sharers) || !a->resident() || a->stayed) continue;
     if (!a->saved.empty())
       if (Status status = records.write_saved(*a); !status.ok()) return status;
@@ -248,7 +248,7 @@ Status PauseOperation::put_on_record() {
 
 Status PauseOperation::check_saved(const Rank& rank) const {
   if (!measured_) return {};
-  for (const Allocation* a : means_.node.allocations.of_group(group_.id)) {
+  for (const Allocation* a : context_.node.allocations.of_group(group_.id)) {
     const bool asked =
         a->saved.saver == rank.id && a->resident() && (!waves_ || wave_.contains(a->id));
     if (asked && !a->fits())
@@ -260,14 +260,14 @@ Status PauseOperation::check_saved(const Rank& rank) const {
 
 bool PauseOperation::can_be_released(const Allocation& a) const {
   if (a.saved.saver == 0 || a.pinned()) return true;  // nothing of it is kept, or it stays
-  const Rank* rank = means_.node.find_rank(a.saved.saver);
+  const Rank* rank = context_.node.find_rank(a.saved.saver);
   // No answer for a wave, this or an earlier one, is still to come.
   return rank != nullptr && !failed_savers_.contains(rank->id) && rank->saving.empty();
 }
 
 void PauseOperation::choose_wave() {
   const std::vector<AllocationId> next = waves_->next([&](AllocationId id) {
-    const Allocation* a = means_.node.allocations.find(id);
+    const Allocation* a = context_.node.allocations.find(id);
     if (a == nullptr || a->group != group_.id || !a->resident() || !can_be_released(*a))
       return false;
     // The pool's extents are of the rank that was to save it.
@@ -277,23 +277,23 @@ void PauseOperation::choose_wave() {
 }
 
 void PauseOperation::stay(Allocation& a) {
-  means_.node.allocations.move(a, [&] { a.stayed = true; });
-  (void)means_.node.records.write_saved(a);  // also without it, for nothing of it is saved
+  context_.node.allocations.move(a, [&] { a.stayed = true; });
+  (void)context_.node.records.write_saved(a);  // also without it, for nothing of it is saved
 }
 
 /// From here on a restart goes on with the release. So what leaves is on record before.
 void PauseOperation::run(const action::Release& release) {
   settled_ = true;
   have_let_go_.clear();
-  Records& records = means_.node.records;
+  Records& records = context_.node.records;
   if (release.undo) {
     (void)records.write(group_);
     for (const RankId rank : release.ranks)
-      means_.outbox.send_release(rank, release.epoch, {}, false);
+      context_.outbox.send_release(rank, release.epoch, {}, false);
     return;
   }
   if (!waves_) {
-    for (Allocation* a : means_.node.allocations.of_group(group_.id))
+    for (Allocation* a : context_.node.allocations.of_group(group_.id))
       if (what_.takes(a->tag, a->sharers) && a->resident() && !a->stayed && a->saved.empty() &&
           !rests(*a)) {
         a->saved.attempt = release.epoch.attempt;
@@ -306,10 +306,10 @@ void PauseOperation::run(const action::Release& release) {
   std::map<RankId, std::vector<AllocationId>> lists;
   if (release.epoch.wave == 0 && what_.all())
     for (const RankId rank : release.ranks)
-      for (const Allocation* a : std::as_const(means_.node.allocations).opened_by(rank))
+      for (const Allocation* a : std::as_const(context_.node.allocations).opened_by(rank))
         lists[rank].push_back(a->id);
   std::erase_if(wave_, [&](AllocationId id) {
-    Allocation* a = means_.node.allocations.find(id);
+    Allocation* a = context_.node.allocations.find(id);
     if (a == nullptr || !can_be_released(*a)) return true;
     for (RankId rank : a->sharers)
       if (!keeps(rank, *a)) lists[rank].push_back(id);
@@ -319,11 +319,11 @@ void PauseOperation::run(const action::Release& release) {
   });
   (void)records.write(group_, true, &space_);
   for (const RankId rank : release.ranks)
-    means_.outbox.send_release(rank, release.epoch, lists[rank], !waves_->done());
+    context_.outbox.send_release(rank, release.epoch, lists[rank], !waves_->done());
 }
 
 void PauseOperation::release_all(const action::Release& release) {
-  const Allocations& table = means_.node.allocations;
+  const Allocations& table = context_.node.allocations;
   std::set<RankId> keepers;  // of something
   for (const Allocation* a : table.of_group(group_.id))
     if (what_.takes(a->tag, a->sharers) && a->maker != 0 && keeps(a->maker, *a))
@@ -331,7 +331,7 @@ void PauseOperation::release_all(const action::Release& release) {
   for (const RankId rank : release.ranks) {
     // With tags alone a rank would take it that its group runs on.
     if (!keepers.contains(rank) && !task_.partial) {
-      means_.outbox.send(rank, release_message(release.epoch, what_, false));
+      context_.outbox.send(rank, release_message(release.epoch, what_, false));
       continue;
     }
     std::vector<AllocationId> ids;
@@ -340,14 +340,14 @@ void PauseOperation::release_all(const action::Release& release) {
         ids.push_back(a->id);
     if (what_.all())
       for (const Allocation* a : table.opened_by(rank)) ids.push_back(a->id);
-    means_.outbox.send_release(rank, release.epoch, ids, false);
+    context_.outbox.send_release(rank, release.epoch, ids, false);
   }
 }
 
 Status PauseOperation::left_behind() const {
   std::uint64_t bytes = 0;
   std::set<RankId> keepers;
-  for (const Allocation* a : std::as_const(means_.node.allocations).of_group(group_.id)) {
+  for (const Allocation* a : std::as_const(context_.node.allocations).of_group(group_.id)) {
     if (!what_.takes(a->tag, a->sharers) || !a->may_leave() || wave_.contains(a->id)) continue;
     bytes += a->size;
     keepers.insert(a->keeper());
@@ -362,7 +362,7 @@ Status PauseOperation::left_behind() const {
 void PauseOperation::run(const action::Drop&) {
   if (what_.all())
     for (const RankId rank : group_.machine.members().ids())
-      means_.node.allocations.set_paused(rank, true);
+      context_.node.allocations.set_paused(rank, true);
   const bool last = waves_ && waves_->done();
   Leaves how{
       .filter = [this](const Allocation& a) { return waves_ ? wave_.contains(a.id) : !rests(a); },
@@ -381,7 +381,7 @@ void PauseOperation::run(const action::Drop&) {
   } else if (keeps_spares()) {
     how.handed_on = [this](const Allocation& a) { return is_let_go(a); };
     how.take = [this](const MemoryKind& kind, Spare spare) {
-      means_.workers.keep_spare(kind, std::move(spare), Clock::now() + means_.node.spare_idle);
+      context_.workers.keep_spare(kind, std::move(spare), Clock::now() + context_.node.spare_idle);
     };
   }
   drop(std::move(how));
@@ -397,12 +397,12 @@ bool PauseOperation::is_let_go(const Allocation& a) const {
 
 /// A deep group that arrives needs memory that is free before it can take any.
 Allocations::Filter PauseOperation::handed_on() const {
-  if (!means_.node.hand_on) return nullptr;
-  KindCounts wanted = lacking(means_.node.allocations, exchange_->arriving);
+  if (!context_.node.hand_on) return nullptr;
+  KindCounts wanted = lacking(context_.node.allocations, exchange_->arriving);
   for (auto& [kind, count] : wanted) count -= std::min(count, exchange_->spares.count(kind));
   BytesByDevice closes;  // first
   for (const GroupId id : exchange_->arriving)
-    if (const auto group = means_.node.groups.find(id); group != means_.node.groups.end())
+    if (const auto group = context_.node.groups.find(id); group != context_.node.groups.end())
       for (const auto& [device, size] : group->second.restore_needs) closes[device] += size;
   for (auto& [device, size] : closes) size -= std::min(size, exchange_->closed[device]);
   return [this, wanted, closes](const Allocation& a) mutable {
@@ -424,38 +424,38 @@ void PauseOperation::run(const action::Checkpoint& checkpoint) {
   if (!checkpoint_began_) checkpoint_began_ = Clock::now();
   // An operator's pause has been proven before it began; a swap's, one from inside, and one that
   // amemd begins or continues have not.
-  const Result<Evictor::Sets> visible = visible_to(means_, group_);
+  const Result<Evictor::Sets> visible = visible_to(context_, group_);
   const std::optional<Status> proven =
-      visible.ok() ? means_.evictor.verdict(visible.value()) : visible.status();
+      visible.ok() ? context_.evictor.verdict(visible.value()) : visible.status();
   const auto refused = [this](const Status& why) {
     group_.machine.tell(event::Checkpointed{why, false}, Clock::now());
   };
   if (!proven)
-    return means_.evictor.prove(visible.value(),
-                                later([this, checkpoint, refused](const Status& now) {
-                                  now.ok() ? run(checkpoint) : refused(now);
-                                }));
+    return context_.evictor.prove(visible.value(),
+                                  later([this, checkpoint, refused](const Status& now) {
+                                    now.ok() ? run(checkpoint) : refused(now);
+                                  }));
   if (!proven->ok()) return refused(*proven);
   remark_on_proof(visible.value());
   // The next amemd must know that processes may be locked.
-  if (const Status written = means_.node.records.write(group_); !written.ok())
+  if (const Status written = context_.node.records.write(group_); !written.ok())
     return group_.machine.tell(event::Checkpointed{written, false}, Clock::now());
   std::set<DeviceUuid> devices;
-  for (const Device& device : means_.devices.all()) devices.insert(device.uuid);
+  for (const Device& device : context_.devices.all()) devices.insert(device.uuid);
   // What a restore will need is what the processes free.
   const auto begin = [this, devices, ranks = checkpoint.ranks](const BytesByDevice& before) {
     const auto done = later([this, devices, before](const Status& status, bool all_run) {
-      means_.workers.look(devices,
-                          later([this, status, all_run, before](const Workers::Uses& after) {
-                            checkpointed(status, !all_run, before, after);
-                          }));
+      context_.workers.look(devices,
+                            later([this, status, all_run, before](const Workers::Uses& after) {
+                              checkpointed(status, !all_run, before, after);
+                            }));
     });
     auto& calls = group_.process_calls;  // without processes the operation ends at once
-    calls = means_.evictor.evict(processes_of(ranks),
-                                 means_.evict_limit - (Clock::now() - *checkpoint_began_), done);
+    calls = context_.evictor.evict(
+        processes_of(ranks), context_.evict_limit - (Clock::now() - *checkpoint_began_), done);
   };
-  means_.workers.look(devices,
-                      later([this, begin](const Workers::Uses& uses) { begin(unbrokered(uses)); }));
+  context_.workers.look(
+      devices, later([this, begin](const Workers::Uses& uses) { begin(unbrokered(uses)); }));
 }
 
 void PauseOperation::remark_on_proof(const Evictor::Sets& visible) {
@@ -463,7 +463,7 @@ void PauseOperation::remark_on_proof(const Evictor::Sets& visible) {
   remarks_ = {
       "this is the group's first deep pause. The driver has checkpointed and restored a process of "
       "amemd before, " +
-      means_.evictor.terms(visible) +
+      context_.evictor.terms(visible) +
       ". That is no guarantee: it may still lose a process in the lock, the checkpoint or the "
       "restore"};
   spdlog::info("group '{}': {}", group_.machine.name(), remarks_.front());
@@ -472,7 +472,7 @@ void PauseOperation::remark_on_proof(const Evictor::Sets& visible) {
 BytesByDevice PauseOperation::unbrokered(const Workers::Uses& uses) const {
   BytesByDevice bytes;
   for (const auto& [uuid, use] : uses)
-    bytes[uuid] = use.used - std::min(use.used, means_.node.brokered(uuid));
+    bytes[uuid] = use.used - std::min(use.used, context_.node.brokered(uuid));
   return bytes;
 }
 
@@ -484,7 +484,7 @@ void PauseOperation::checkpointed(const Status& status, bool deep, const BytesBy
     const auto was = before.find(device);
     const std::uint64_t left = all_left.at(device);
     if (!deep || was == before.end() || left >= was->second) continue;
-    const std::uint64_t most = use.free + means_.node.brokered(device);
+    const std::uint64_t most = use.free + context_.node.brokered(device);
     group_.restore_needs[device] = Headroom::for_restore(was->second - left, most, use.total);
   }
   group_.was_deep |= deep;

@@ -21,9 +21,9 @@ namespace amem {
 class PauseOperation final : public GroupOperation {
  public:
   /// `exchange`: of a swap; else null. `continues`: an earlier amemd has begun it.
-  PauseOperation(const Means& means, GroupEntry& group, const Task& task, Exchange* exchange,
-                 bool continues, Membership of)
-      : GroupOperation(means, group, task, std::move(of)),
+  PauseOperation(const OperationContext& context, GroupEntry& group, const Task& task,
+                 Exchange* exchange, bool continues, Membership of)
+      : GroupOperation(context, group, task, std::move(of)),
         exchange_(exchange),
         continues_(continues) {}
 
@@ -94,7 +94,7 @@ class PauseOperation final : public GroupOperation {
   bool can_be_released(const Allocation& a) const;
   /// It may leave in waves, so what comes in is looked at first.
   bool may_need_waves() const {
-    return exchange_ != nullptr && exchange_->at_once && means_.node.swap_wave > 0;
+    return exchange_ != nullptr && exchange_->at_once && context_.node.swap_wave > 0;
   }
   /// Amemd makes it for its ranks, and none of those that had it can touch it any more.
   bool is_let_go(const Allocation& a) const;
@@ -103,7 +103,7 @@ class PauseOperation final : public GroupOperation {
   /// The memory that leaves waits for a resume. Deep pauses and stages free a device for others, so
   /// they keep nothing.
   bool keeps_spares() const {
-    return means_.node.keeps_spares() && !task_.deep && !group_.paused_by_stage;
+    return context_.node.keeps_spares() && !task_.deep && !group_.paused_by_stage;
   }
   /// Returns whether what comes in has no space before this group leaves. REQUIRES: exchange_.
   bool lacks_space(const Workers::Uses& uses) const;

@@ -23,9 +23,9 @@ constexpr Duration kSpaceWithin = std::chrono::seconds(1);
 
 }  // namespace
 
-ResumeOperation::ResumeOperation(const Means& means, GroupEntry& group, const Task& task,
-                                 Membership of)
-    : GroupOperation(means, group, task, std::move(of)),
+ResumeOperation::ResumeOperation(const OperationContext& context, GroupEntry& group,
+                                 const Task& task, Membership of)
+    : GroupOperation(context, group, task, std::move(of)),
       alone_{{}, {group.id}},
       exchange_(of_.command != nullptr ? of_.command->exchange() : alone_) {
   exchange_.resumes.push_back(this);
@@ -33,7 +33,7 @@ ResumeOperation::ResumeOperation(const Means& means, GroupEntry& group, const Ta
 
 ResumeOperation::~ResumeOperation() {
   std::erase(exchange_.resumes, this);
-  for (const auto& [number, asked] : asked_) means_.loop.cancel(asked.late);
+  for (const auto& [number, asked] : asked_) context_.loop.cancel(asked.late);
 }
 
 void ResumeOperation::carry_out(const Action& action) {
@@ -51,15 +51,15 @@ void ResumeOperation::run(const action::Restore& restore) {
   const auto space =
       later([this, by = restore.by](const Space& answer) { make_space_for_restore(by, answer); });
   auto& calls = group_.process_calls;  // without processes the operation may end at once
-  calls = means_.evictor.restore(processes_of(restore.ranks), means_.evict_limit, space,
-                                 later([this](const auto& status) {
-                                   if (status.ok()) group_.restore_needs.clear();
-                                   group_.machine.tell(event::Restored{status}, Clock::now());
-                                 }));
+  calls = context_.evictor.restore(processes_of(restore.ranks), context_.evict_limit, space,
+                                   later([this](const auto& status) {
+                                     if (status.ok()) group_.restore_needs.clear();
+                                     group_.machine.tell(event::Restored{status}, Clock::now());
+                                   }));
 }
 
 void ResumeOperation::make_space_for_restore(Time by, const Space& answer) {
-  try_restore_space(by - means_.evictor.restore_time(means_.evict_limit), answer);
+  try_restore_space(by - context_.evictor.restore_time(context_.evict_limit), answer);
 }
 
 /// Looks at the devices first: a trial takes memory from all others for a moment.
@@ -75,12 +75,12 @@ void ResumeOperation::try_restore_space(Time until, const Space& answer) {
     group_.waits_for.clear();
     answer(hold);
   });
-  means_.workers.look(devices, later([this, until, answer, tried](const Workers::Uses& uses) {
-                        if (const std::string lack = lack_for_restore(uses); !lack.empty())
-                          return await_restore_space(lack, until, answer);
-                        means_.restore_space.attempt(group_.restore_needs, means_.create_limit,
-                                                     tried);
-                      }));
+  context_.workers.look(devices, later([this, until, answer, tried](const Workers::Uses& uses) {
+                          if (const std::string lack = lack_for_restore(uses); !lack.empty())
+                            return await_restore_space(lack, until, answer);
+                          context_.restore_space.attempt(group_.restore_needs,
+                                                         context_.create_limit, tried);
+                        }));
 }
 
 void ResumeOperation::await_restore_space(const std::string& lack, Time until,
@@ -91,8 +91,8 @@ void ResumeOperation::await_restore_space(const std::string& lack, Time until,
                                 "resume again"));
   // As it was first: what is free changes all the time.
   if (group_.waits_for.empty()) group_.waits_for = lack;
-  means_.loop.at(Clock::now() + RestoreSpace::kAgain,
-                 later([this, until, answer] { try_restore_space(until, answer); }));
+  context_.loop.at(Clock::now() + RestoreSpace::kAgain,
+                   later([this, until, answer] { try_restore_space(until, answer); }));
 }
 
 std::string ResumeOperation::lack_for_restore(const Workers::Uses& uses) const {
@@ -109,16 +109,16 @@ std::string ResumeOperation::lack_for_restore(const Workers::Uses& uses) const {
 bool ResumeOperation::waits_for_restore(const std::vector<GroupId>& groups,
                                         const std::function<void()>& again) {
   // For each slice that is created, so without a look at all allocations where nobody restores.
-  if (!means_.restore_space.any_held()) return false;
+  if (!context_.restore_space.any_held()) return false;
   const BytesByDevice needed = needs_of(groups, what_);
   if (std::none_of(needed.begin(), needed.end(),
-                   [this](const auto& each) { return means_.restore_space.held(each.first); }))
+                   [this](const auto& each) { return context_.restore_space.held(each.first); }))
     return false;
   if (std::exchange(looks_again_, true)) return true;
-  means_.loop.at(Clock::now() + RestoreSpace::kAgain, later([this, again] {
-                   looks_again_ = false;
-                   again();
-                 }));
+  context_.loop.at(Clock::now() + RestoreSpace::kAgain, later([this, again] {
+                     looks_again_ = false;
+                     again();
+                   }));
   return true;
 }
 
@@ -126,7 +126,7 @@ bool ResumeOperation::waits_for_restore(const std::vector<GroupId>& groups,
 
 void ResumeOperation::run(const action::Admit&) {
   // Else the next amemd would not know that this has begun to change what the ranks have.
-  if (Status status = means_.node.records.write(group_); !status.ok())
+  if (Status status = context_.node.records.write(group_); !status.ok())
     return group_.machine.tell(event::Admitted{status}, Clock::now());
   // What those have made meanwhile that were admitted first would count as somebody else's.
   if (exchange_.admitted) return group_.machine.tell(event::Admitted{check_opened()}, Clock::now());
@@ -140,12 +140,12 @@ void ResumeOperation::look_at_devices() {
   BytesByDevice leaves = exchange_.closing;
   for (const DeviceUuid& device : devices) leaves[device] += exchange_.spares.bytes(device);
   for (const GroupId leaving : exchange_.leaving)
-    for (const Allocation* a : std::as_const(means_.node.allocations).of_group(leaving))
+    for (const Allocation* a : std::as_const(context_.node.allocations).of_group(leaving))
       if (exchange_.leaves(leaving, a->tag) && a->can_leave()) leaves[a->device] += a->size;
   const auto answer = later([this, leaves](const Workers::Uses& uses) { admit(uses, leaves); });
-  means_.node.records.record().settle(
+  context_.node.records.record().settle(
       lanes_of(devices), kSpaceWithin,
-      [&means = means_, devices, answer](bool) { means.workers.look(devices, answer); });
+      [&context = context_, devices, answer](bool) { context.workers.look(devices, answer); });
 }
 
 /// Decides for all that come in together: one without enough space gets none.
@@ -171,9 +171,9 @@ void ResumeOperation::admit(const Workers::Uses& uses, const BytesByDevice& leav
                  " become free when the groups that pause have left)";
   }
   if (!missing.empty() && looked_again_ < std::size(kLookAgainAfter)) {
-    if (looked_again_ == 0) means_.outbox.trim(*group_.account, false);
-    means_.loop.at(Clock::now() + kLookAgainAfter[looked_again_++],
-                   later([this] { look_at_devices(); }));
+    if (looked_again_ == 0) context_.outbox.trim(*group_.account, false);
+    context_.loop.at(Clock::now() + kLookAgainAfter[looked_again_++],
+                     later([this] { look_at_devices(); }));
     return;
   }
   Status status = check_opened();
@@ -188,7 +188,7 @@ void ResumeOperation::admit(const Workers::Uses& uses, const BytesByDevice& leav
 Status ResumeOperation::check_opened() const {
   const std::vector<RankId> ranks = group_.machine.members().ids();
   Plan opened;
-  add_opened(means_.node.allocations, ranks, opened);
+  add_opened(context_.node.allocations, ranks, opened);
   for (const auto& [rank, work] : opened)
     for (const Allocation* a : work.maps)
       if (!a->resident())
@@ -202,7 +202,7 @@ Status ResumeOperation::check_opened() const {
 void ResumeOperation::run(const action::Create& create) {
   epoch_ = create.epoch;
   const std::vector<Creation::Item> items =
-      to_bring_back(means_.node.allocations, group_.id, what_, group_.wishes.return_order);
+      to_bring_back(context_.node.allocations, group_.id, what_, group_.wishes.return_order);
   loaders_.reserve(items.size());
   created_.reserve(items.size());
   creation_ = Creation(items);
@@ -228,7 +228,7 @@ void ResumeOperation::left(Exchange& exchange, const BytesByDevice& bytes) {
 
 void ResumeOperation::look_for_space() {
   if (!std::exchange(awaits_space_, false)) return;
-  means_.loop.post(later([this] {
+  context_.loop.post(later([this] {
     if (creates()) create_more();
   }));
 }
@@ -246,11 +246,11 @@ void ResumeOperation::create_more() {
   std::set<AllocationId> waiting;     // for these; asked again for each slice
   Taken spares;
   const auto takes = [&](const Creation::Item& item) {
-    const Allocation* const a = means_.node.allocations.find(item.id);
+    const Allocation* const a = context_.node.allocations.find(item.id);
     if (item.needed > 0 && a != nullptr && a->group == group_.id && may_change_hands(*a)) {
       const MemoryKind kind = kind_of(*a);
       Spare spare = exchange_.spares.take(kind, item.id);
-      if (!spare.fd) spare = means_.workers.take_spare(kind, item.id);
+      if (!spare.fd) spare = context_.workers.take_spare(kind, item.id);
       if (spare.fd) {
         spares[item.id] = std::move(spare);
         return true;
@@ -269,7 +269,7 @@ void ResumeOperation::create_more() {
     return exchange_.headroom.take(item.device, item.needed);
   };
   // One that is done, and one that waits, for each device.
-  const std::size_t most = 2 * means_.devices.all().size();
+  const std::size_t most = 2 * context_.devices.all().size();
   while (under_way_ < most) {
     const std::vector<Creation::Item> slice = creation_.next(takes);
     if (slice.empty()) break;
@@ -282,9 +282,9 @@ void ResumeOperation::create_more() {
   if (awaits_space_) return;
   // A group that runs also needs memory that it does not request from amemd, such as for kernels.
   // What its other tags will take is not that.
-  const SumsByDevice& own = means_.node.allocations.sums(group_.id);
-  KindCounts rest = lacking(means_.node.allocations, {group_.id});
-  (void)means_.workers.close_spares([&](const MemoryKind& kind) {
+  const SumsByDevice& own = context_.node.allocations.sums(group_.id);
+  KindCounts rest = lacking(context_.node.allocations, {group_.id});
+  (void)context_.workers.close_spares([&](const MemoryKind& kind) {
     if (!own.contains(kind.device)) return false;
     const auto awaits = rest.find(kind);
     if (awaits == rest.end() || awaits->second == 0) return true;
@@ -295,11 +295,11 @@ void ResumeOperation::create_more() {
 }
 
 KindCounts ResumeOperation::awaited_spares() const {
-  if (!means_.node.hand_on || exchange_.leaving.empty()) return {};
+  if (!context_.node.hand_on || exchange_.leaving.empty()) return {};
   KindCounts kinds;
   for (const GroupId leaving : exchange_.leaving)
     for (const auto& [kind, count] :
-         to_come(means_.node.allocations, leaving,
+         to_come(context_.node.allocations, leaving,
                  [&](const Allocation& a) { return exchange_.leaves(leaving, a.tag); }))
       kinds[kind] += count;
   return kinds;
@@ -307,7 +307,7 @@ KindCounts ResumeOperation::awaited_spares() const {
 
 void ResumeOperation::close_spares() {
   if (exchange_.spares.empty()) return;
-  auto rest = exchange_.spares.take_but(lacking(means_.node.allocations, exchange_.arriving));
+  auto rest = exchange_.spares.take_but(lacking(context_.node.allocations, exchange_.arriving));
   if (rest.empty()) return;
   BytesByDevice bytes;
   std::set<DeviceUuid> devices;
@@ -317,15 +317,15 @@ void ResumeOperation::close_spares() {
   }
   for (const auto& [device, size] : bytes) exchange_.closing[device] += size;
   rest.clear();
-  means_.workers.settle(devices,
-                        [command = of_.command, bytes] { left(command->exchange(), bytes); });
+  context_.workers.settle(devices,
+                          [command = of_.command, bytes] { left(command->exchange(), bytes); });
 }
 
 Status ResumeOperation::create(const std::vector<Creation::Item>& slice, Taken& spares) {
   std::vector<const Allocation*> there;
   std::map<std::pair<RankId, DeviceUuid>, Batch> batches;  // by maker, too; 0: amemd
   for (const Creation::Item& item : slice) {
-    Allocation* const a = means_.node.allocations.find(item.id);
+    Allocation* const a = context_.node.allocations.find(item.id);
     // Freed meanwhile, or its last sharer has died; guests may have it still.
     if (a == nullptr || a->group != group_.id) {
       exchange_.headroom.give_back(item.device, item.needed);
@@ -333,7 +333,7 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice, Taken& 
     }
     if (auto spare = spares.extract(item.id); !spare.empty()) {
       if (spare.mapped().has_bytes_of(*a)) in_place_.insert(a->id);
-      means_.node.allocations.move(*a, [&] {
+      context_.node.allocations.move(*a, [&] {
         a->fd = std::move(spare.mapped().fd);
         a->holders_known = true;
         memory_.handed_on += a->size;
@@ -343,7 +343,7 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice, Taken& 
       there.push_back(a);
       continue;
     }
-    Result<Charge> charge = means_.workers.charge(*group_.account, a->size);
+    Result<Charge> charge = context_.workers.charge(*group_.account, a->size);
     if (!charge.ok()) {
       const bool limited = exchange_.headroom.limited(a->device);
       if (Status status = not_created(item, limited, charge.status()); !status.ok()) return status;
@@ -364,8 +364,8 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice, Taken& 
       continue;
     }
     const auto batch = std::make_shared<Batch>(std::move(ready));
-    const Device& device = *means_.devices.find(uuid);  // was found when it was first made
-    means_.workers.create(device, batch->wishes, means_.create_limit, to_created(batch));
+    const Device& device = *context_.devices.find(uuid);  // was found when it was first made
+    context_.workers.create(device, batch->wishes, context_.create_limit, to_created(batch));
   }
   return {};
 }
@@ -396,12 +396,12 @@ void ResumeOperation::created(Batch& batch, Workers::AllMade& made) {
       if (!status.ok()) return group_.machine.tell(event::Created{status}, Clock::now());
       continue;
     }
-    Allocation* a = means_.node.allocations.find(item.id);
+    Allocation* a = context_.node.allocations.find(item.id);
     if (a == nullptr || a->group != group_.id) {
       exchange_.headroom.give_back(item.device, item.needed);
       continue;
     }
-    means_.node.allocations.move(*a, [&] {
+    context_.node.allocations.move(*a, [&] {
       a->fd = charged(std::move(made[i].value().fd), std::move(batch.charges[i]));
       a->holders_known = true;
     });
@@ -427,17 +427,17 @@ void ResumeOperation::ask(RankId maker, Batch batch) {
   std::vector<AllocationId> ids;
   for (const Creation::Item& item : batch.items) ids.push_back(item.id);
   const DeviceUuid device = batch.items.front().device;
-  const EventLoop::TimerId late = means_.loop.at(Clock::now() + means_.create_limit,
-                                                 later([this, number] { not_made(number); }));
-  RestoreSpace::Hold making = means_.restore_space.making(device);
+  const EventLoop::TimerId late = context_.loop.at(Clock::now() + context_.create_limit,
+                                                   later([this, number] { not_made(number); }));
+  RestoreSpace::Hold making = context_.restore_space.making(device);
   asked_.emplace(number, Asked{maker, std::move(batch), late, std::move(making)});
   const auto tell = [this, maker, number, ids] {
-    if (asked_.contains(number)) means_.outbox.send_make(maker, epoch_, number, ids);
+    if (asked_.contains(number)) context_.outbox.send_make(maker, epoch_, number, ids);
   };
   // The rank asks the driver for memory, and to the driver spares are in use.
-  const std::set<DeviceUuid> closed = means_.workers.close_spares_on({device});
+  const std::set<DeviceUuid> closed = context_.workers.close_spares_on({device});
   if (closed.empty()) return tell();
-  means_.workers.settle(closed, later(tell));
+  context_.workers.settle(closed, later(tell));
 }
 
 void ResumeOperation::made(RankId rank, const amem_v1_Made& message, std::vector<Fd> fds) {
@@ -445,7 +445,7 @@ void ResumeOperation::made(RankId rank, const amem_v1_Made& message, std::vector
   if (!creates() || Epoch(message.epoch) != epoch_ || found == asked_.end() ||
       found->second.maker != rank)
     return;
-  means_.loop.cancel(found->second.late);
+  context_.loop.cancel(found->second.late);
   Batch all = std::move(found->second.batch);
   asked_.erase(found);
   --under_way_;
@@ -468,7 +468,7 @@ void ResumeOperation::made(RankId rank, const amem_v1_Made& message, std::vector
       brought.push_back({batch->wishes.back().size, std::move(fd->second)});
       continue;
     }
-    const Allocation* a = means_.node.allocations.find(item.id);
+    const Allocation* a = context_.node.allocations.find(item.id);
     if (a == nullptr || a->maker != rank) {
       create_otherwise(item);
       continue;
@@ -480,8 +480,8 @@ void ResumeOperation::made(RankId rank, const amem_v1_Made& message, std::vector
   }
   if (!brought.empty()) {
     ++under_way_;
-    const Device& device = *means_.devices.find(batch->items.front().device);
-    means_.workers.take(device, std::move(brought), means_.create_limit, to_created(batch));
+    const Device& device = *context_.devices.find(batch->items.front().device);
+    context_.workers.take(device, std::move(brought), context_.create_limit, to_created(batch));
   }
   create_more();
 }
@@ -491,19 +491,20 @@ void ResumeOperation::not_made(std::uint64_t number) {
   if (!creates() || found == asked_.end()) return;
   const Asked& asked = found->second;
   group_.machine.tell(
-      event::Created{{Code::kDeadlineExceeded,
-                      group_.machine.members().label(asked.maker) + " has not made " +
-                          std::to_string(asked.batch.items.size()) +
-                          " of the allocations that it makes itself within " +
-                          format_duration(means_.create_limit) + ", the first of them allocation " +
-                          std::to_string(asked.batch.items.front().id) +
-                          ". It is stopped or stuck. Resume again, or end it"}},
+      event::Created{
+          {Code::kDeadlineExceeded, group_.machine.members().label(asked.maker) + " has not made " +
+                                        std::to_string(asked.batch.items.size()) +
+                                        " of the allocations that it makes itself within " +
+                                        format_duration(context_.create_limit) +
+                                        ", the first of them allocation " +
+                                        std::to_string(asked.batch.items.front().id) +
+                                        ". It is stopped or stuck. Resume again, or end it"}},
       Clock::now());
 }
 
 void ResumeOperation::create_otherwise(const Creation::Item& item) {
   exchange_.headroom.give_back(item.device, item.needed);
-  const Allocation* a = means_.node.allocations.find(item.id);
+  const Allocation* a = context_.node.allocations.find(item.id);
   if (a != nullptr && a->group == group_.id) creation_.put_back(item);
 }
 
@@ -513,7 +514,7 @@ void ResumeOperation::maker_gone(RankId rank) {
   for (auto it = asked_.begin(); it != asked_.end();) {
     const auto each = it++;
     if (each->second.maker != rank) continue;
-    means_.loop.cancel(each->second.late);
+    context_.loop.cancel(each->second.late);
     for (const Creation::Item& item : each->second.batch.items) create_otherwise(item);
     asked_.erase(each);
     --under_way_;
@@ -527,31 +528,31 @@ void ResumeOperation::maker_gone(RankId rank) {
 void ResumeOperation::send(const std::vector<const Allocation*>& slice) {
   for (const auto& [rank, work] : plan_load(slice, in_place_)) {
     for (const Allocation* a : work.maps) loaders_[a->id] = rank;
-    means_.outbox.send_maps(rank, epoch_, work.maps, false);
-    means_.outbox.send_copies(rank, CopyKind::kLoad, epoch_, work.copies, false);
+    context_.outbox.send_maps(rank, epoch_, work.maps, false);
+    context_.outbox.send_copies(rank, CopyKind::kLoad, epoch_, work.copies, false);
   }
 }
 
 /// What a rank holds and another loads it maps while its own copies are still under way; it may not
 /// touch it before everybody has loaded, which is what open waits for.
 void ResumeOperation::run(const action::Load& load) {
-  Plan peers = plan_peers(means_.node.allocations, group_.id, what_, loaders_);
-  add_opened(means_.node.allocations, load.ranks, peers);
+  Plan peers = plan_peers(context_.node.allocations, group_.id, what_, loaders_);
+  add_opened(context_.node.allocations, load.ranks, peers);
   for (const RankId rank : load.ranks) {
-    means_.outbox.send_maps(rank, load.epoch, peers[rank].maps, true);
-    means_.outbox.send_copies(rank, CopyKind::kLoad, load.epoch, {}, true);
+    context_.outbox.send_maps(rank, load.epoch, peers[rank].maps, true);
+    context_.outbox.send_copies(rank, CopyKind::kLoad, load.epoch, {}, true);
   }
   // While they load. Before they open, a restart takes all of it back.
-  Records& records = means_.node.records;
-  for (Allocation* a : means_.node.allocations.of_group(group_.id))
+  Records& records = context_.node.records;
+  for (Allocation* a : context_.node.allocations.of_group(group_.id))
     if (a->resident() && !a->kept)
       a->kept = records.record().keep(HolderKind::kIncoming, a->id, a->fd,
-                                      means_.devices.lane(a->device));
+                                      context_.devices.lane(a->device));
   records.record().flush();
 }
 
 void ResumeOperation::run(const action::Release& release) {
-  means_.outbox.send_all(release.ranks, release_message(release.epoch, what_, true));
+  context_.outbox.send_all(release.ranks, release_message(release.epoch, what_, true));
 }
 
 void ResumeOperation::run(const action::Drop&) {
@@ -564,7 +565,7 @@ void ResumeOperation::run(const action::Arrived& arrived) {
   GroupOperation::run(arrived);
   if (created_.empty()) return;
   // Not while somebody waits for the end of the resume.
-  means_.loop.post([created = std::make_shared<decltype(created_)>(std::exchange(created_, {}))] {
+  context_.loop.post([created = std::make_shared<decltype(created_)>(std::exchange(created_, {}))] {
     created->clear();
   });
 }

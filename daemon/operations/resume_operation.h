@@ -26,7 +26,8 @@ namespace amem {
 
 class ResumeOperation final : public GroupOperation {
  public:
-  ResumeOperation(const Means& means, GroupEntry& group, const Task& task, Membership of);
+  ResumeOperation(const OperationContext& context, GroupEntry& group, const Task& task,
+                  Membership of);
   ~ResumeOperation() override;
 
   void carry_out(const Action& action) override;

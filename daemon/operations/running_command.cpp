@@ -41,11 +41,11 @@ Order order_of(const Task& task, const std::vector<NamedGroup>& groups, Duration
   return order;
 }
 
-RunningCommand::RunningCommand(Operations& operations, const Means& means, std::uint64_t number,
-                               Order order, bool duplex, Observer observer, Asker asker,
-                               std::shared_ptr<Abroad> abroad)
+RunningCommand::RunningCommand(Operations& operations, const OperationContext& context,
+                               std::uint64_t number, Order order, bool duplex, Observer observer,
+                               Asker asker, std::shared_ptr<Abroad> abroad)
     : operations_(operations),
-      means_(means),
+      context_(context),
       number_(number),
       order_(std::move(order)),
       transaction_(names_of(order_.out), names_of(order_.in), order_.pause, duplex,
@@ -55,10 +55,10 @@ RunningCommand::RunningCommand(Operations& operations, const Means& means, std::
       observer_(std::move(observer)),
       asker_(std::move(asker)),
       abroad_(std::move(abroad)) {
-  means_.node.spares.insert(&exchange_.spares);
+  context_.node.spares.insert(&exchange_.spares);
 }
 
-RunningCommand::~RunningCommand() { means_.node.spares.erase(&exchange_.spares); }
+RunningCommand::~RunningCommand() { context_.node.spares.erase(&exchange_.spares); }
 
 Task part_of(Task task, GroupId group, const Parts& parts) {
   const auto part = parts.find(group);
@@ -78,8 +78,8 @@ bool RunningCommand::has(GroupId group) const {
 
 bool RunningCommand::of_several(const Account& owner) const {
   return std::any_of(groups_.begin(), groups_.end(), [&](GroupId id) {
-    const auto group = means_.node.groups.find(id);
-    return group == means_.node.groups.end() || group->second.account.get() != &owner;
+    const auto group = context_.node.groups.find(id);
+    return group == context_.node.groups.end() || group->second.account.get() != &owner;
   });
 }
 
@@ -174,11 +174,11 @@ FleetShare* RunningCommand::share_of(GroupEntry& group) const {
 Status RunningCommand::note(const std::vector<GroupId>& groups, bool FleetShare::*what) {
   Status status;
   for (const GroupId id : groups) {
-    const auto group = means_.node.groups.find(id);
-    if (group == means_.node.groups.end()) continue;
+    const auto group = context_.node.groups.find(id);
+    if (group == context_.node.groups.end()) continue;
     FleetShare* const share = share_of(group->second);
     if (share == nullptr || share->went_on || std::exchange(share->*what, true)) continue;
-    if (const Status written = means_.node.records.write(group->second); !written.ok())
+    if (const Status written = context_.node.records.write(group->second); !written.ok())
       status = written;
   }
   return status;
@@ -239,13 +239,13 @@ void RunningCommand::ask(const Transaction::Step& step) {
       return carry_out(transaction_.give_up(status));
   }
   // From a turn of its own: the answer may be there at once.
-  means_.loop.post(
+  context_.loop.post(
       [abroad = abroad_, side, asks] { asks ? abroad->asks(side) : abroad->withdraws(side); });
 }
 
 Status RunningCommand::begin(std::size_t member) {
-  const auto found = means_.node.groups.find(groups_[member]);
-  if (found == means_.node.groups.end())
+  const auto found = context_.node.groups.find(groups_[member]);
+  if (found == context_.node.groups.end())
     return {Code::kAborted, "group '" + transaction_.name(member) + "' has ended in the meantime"};
   const bool out = transaction_.goes_out(member);
   if (!out) in_began_ = Clock::now();
@@ -258,7 +258,7 @@ void RunningCommand::finish() {
   operations_.forget(number_);
   const Status result = transaction_.result();
   const Duration total = Clock::now() - began_;
-  if (swaps()) means_.node.totals.add_swap(result.code(), total);
+  if (swaps()) context_.node.totals.add_swap(result.code(), total);
   const auto ms = [](Duration time) { return static_cast<double>(to_us(time)) / 1000; };
   std::string what;
   if (swaps())

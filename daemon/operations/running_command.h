@@ -34,7 +34,7 @@ namespace amem {
 
 class GroupOperation;
 class Operations;
-struct Means;
+struct OperationContext;
 
 /// Is told how an operation goes. Must not block.
 class OperationObserver {
@@ -87,8 +87,9 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
 
   /// `number`: counted since the broker began. `observer` null: nobody watches. `abroad`: other
   /// nodes have a part of it; null: they have none. References outlive this object.
-  RunningCommand(Operations& operations, const Means& means, std::uint64_t number, Order order,
-                 bool duplex, Observer observer, Asker asker, std::shared_ptr<Abroad> abroad);
+  RunningCommand(Operations& operations, const OperationContext& context, std::uint64_t number,
+                 Order order, bool duplex, Observer observer, Asker asker,
+                 std::shared_ptr<Abroad> abroad);
   ~RunningCommand();
 
   void start();
@@ -140,7 +141,7 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   void finish();
 
   Operations& operations_;
-  const Means& means_;
+  const OperationContext& context_;
   const std::uint64_t number_;
   const Order order_;
   Transaction transaction_;

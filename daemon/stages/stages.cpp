@@ -100,16 +100,16 @@ Status check_stages(const std::vector<StageSettings>& settings, const Devices& d
   return {};
 }
 
-Stages::Stages(const Means& means, SessionServer& sessions, EventHub& events,
+Stages::Stages(const OperationContext& context, SessionServer& sessions, EventHub& events,
                Operations& operations)
-    : node_(means.node),
-      means_(means),
-      loop_(means.loop),
+    : node_(context.node),
+      context_(context),
+      loop_(context.loop),
       sessions_(sessions),
       events_(events),
       operations_(operations),
-      waits_(means.loop, [this](GroupId id) { start_ended(id); }),
-      views_(means.node, means.workers.seen(), waits_) {}
+      waits_(context.loop, [this](GroupId id) { start_ended(id); }),
+      views_(context.node, context.workers.seen(), waits_) {}
 
 Stages::~Stages() {
   for (const auto& [name, stage] : stages_)
@@ -122,7 +122,7 @@ void Stages::open(const std::vector<StageSettings>& settings) {
     Stage& stage = stages_.emplace(each.name, Stage(node_.stages[each.name])).first->second;
     stage.name = each.name;
     stage.rules = each.rules;
-    stage.devices = devices_of(each, means_.devices);
+    stage.devices = devices_of(each, context_.devices);
     stage.others = views_.others_use(stage, stage.memory);
     stage.min_residency = each.min_residency;
     stage.users = each.users;
@@ -441,7 +441,7 @@ void Stages::poll_devices() {
     for (const StageDevice& device : stage.devices) devices.insert(device.device);
   if (std::exchange(poll_in_flight_, true)) return;
   poll_began_ = Clock::now();
-  means_.workers.look(devices, scope_.bind([this](const Workers::Uses&) {
+  context_.workers.look(devices, scope_.bind([this](const Workers::Uses&) {
     poll_in_flight_ = false;
     for (auto& [name, stage] : stages_) see(stage);
   }));
@@ -589,7 +589,7 @@ Stages::WaitId Stages::start(const Caller& caller, GroupEntry& group, Duration t
 void Stages::start_ended(GroupId id) {
   const auto group = node_.groups.find(id);
   if (group != node_.groups.end() && group->second.machine.members().empty())
-    means_.drive(group->second);
+    context_.drive(group->second);
 }
 
 Stages::WaitId Stages::lease(const GroupEntry& group, Duration timeout, StageWaits::Done done) {

@@ -40,7 +40,8 @@ class Stages {
  public:
   /// Everything passed in outlives this object. REQUIRES: check_stages() accepts them, or open() is
   /// not called.
-  Stages(const Means& means, SessionServer& sessions, EventHub& events, Operations& operations);
+  Stages(const OperationContext& context, SessionServer& sessions, EventHub& events,
+         Operations& operations);
   ~Stages();
   Stages(const Stages&) = delete;
 
@@ -180,7 +181,7 @@ class Stages {
   void report_last(const Caller& caller, const Stage& stage, v1::StageInfo& info) const;
 
   Node& node_;
-  const Means& means_;
+  const OperationContext& context_;
   EventLoop& loop_;
   SessionServer& sessions_;
   EventHub& events_;
