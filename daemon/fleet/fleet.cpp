@@ -17,7 +17,7 @@ namespace {
 
 /// For a node to take up its share.
 constexpr Duration kToJoin = std::chrono::seconds(10);
-class OnBroker final : public Here {
+class OnBroker final : public LocalNode {
  public:
   explicit OnBroker(Broker& broker) : broker_(broker) {}
   std::uint64_t begin(const Caller& caller, const FleetTransaction& transaction,
@@ -75,7 +75,7 @@ Fleet::Fleet(Broker& broker, EventLoop& loop, NodeLinks& links, const Deadlines&
     : loop_(loop),
       links_(links),
       deadlines_(deadlines),
-      here_(std::make_unique<OnBroker>(broker)),
+      local_node_(std::make_unique<OnBroker>(broker)),
       instance_(random_name()),
       name_(host_name()),
       transactions_(broker.shares(), broker.remembers()) {}
@@ -247,7 +247,7 @@ std::shared_ptr<Participant> Fleet::take(const Caller& caller, const v1::FleetBe
                                          const FleetTransaction& transaction,
                                          Participant::Report report) {
   const auto participant = std::make_shared<Participant>(
-      *here_, links_,
+      *local_node_, links_,
       [this](Duration time, EventLoop::Job job) { loop_.at(Clock::now() + time, std::move(job)); },
       begin, report);
   Status refused;

@@ -59,7 +59,7 @@ class Fleet {
   EventLoop& loop_;
   NodeLinks& links_;
   const Deadlines deadlines_;
-  const std::unique_ptr<Here> here_;
+  const std::unique_ptr<LocalNode> local_node_;
   std::string instance_;
   std::string name_;
   std::map<std::string, std::shared_ptr<Led>> led_;  // by transaction

@@ -17,9 +17,9 @@ constexpr Duration kTellWithin = std::chrono::milliseconds(50);
 
 }  // namespace
 
-Participant::Participant(Here& here, NodeLinks& links, Later later, v1::FleetBegin begin,
+Participant::Participant(LocalNode& local_node, NodeLinks& links, Later later, v1::FleetBegin begin,
                          Report report)
-    : here_(here),
+    : local_node_(local_node),
       links_(links),
       later_(std::move(later)),
       begin_(std::move(begin)),
@@ -28,7 +28,7 @@ Participant::Participant(Here& here, NodeLinks& links, Later later, v1::FleetBeg
 void Participant::begin(const Caller& caller, const FleetTransaction& transaction) {
   last_ = transaction.last();
   const auto self = shared_from_this();
-  number_ = here_.begin(caller, transaction, self, self);
+  number_ = local_node_.begin(caller, transaction, self, self);
 }
 
 void Participant::tell(v1::FleetReport report) {
@@ -48,10 +48,10 @@ void Participant::handle(const v1::FleetCommand& command) {
       if (told.device().size() != step.device.bytes.size()) return;
       step.device = make_uuid(told.device().data());
       step.in_turn = told.in_turn();
-      return here_.tell(number_, told.group(), event::StepOf{step});
+      return local_node_.tell(number_, told.group(), event::StepOf{step});
     }
     case v1::FleetCommand::kCutTaken:
-      return here_.tell(number_, command.cut_taken(), event::CutTaken{});
+      return local_node_.tell(number_, command.cut_taken(), event::CutTaken{});
     case v1::FleetCommand::kGoOn:
       go_on(side_of(command.go_on()));
       return;
@@ -71,7 +71,7 @@ void Participant::handle(const v1::FleetCommand& command) {
 /// Who has not gone on does not say so, even if told to: the leader's own part goes by that.
 void Participant::go_on(Side side) {
   if (given_up_ || !asked_[side]) return;
-  if (!went_on_[side]) went_on_[side] = here_.may_go_on(number_, side);
+  if (!went_on_[side]) went_on_[side] = local_node_.may_go_on(number_, side);
   if (!went_on_[side]) return;
   v1::FleetReport report;
   put(side, *report.mutable_went_on());
@@ -80,7 +80,7 @@ void Participant::go_on(Side side) {
 
 void Participant::give_up(const Status& why) {
   if (ended_ || withdrawn_ || std::exchange(given_up_, true)) return;
-  here_.give_up(number_, why);
+  local_node_.give_up(number_, why);
 }
 
 // ---- what the leader is told --------------------------------------------------------------------

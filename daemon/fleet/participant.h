@@ -48,9 +48,9 @@ struct FleetTransaction {
 };
 
 /// What a participant has its own node do: the part of Broker and Operations that it needs.
-class Here {
+class LocalNode {
  public:
-  virtual ~Here() = default;
+  virtual ~LocalNode() = default;
   /// Its number, for the calls below; 0: refused.
   virtual std::uint64_t begin(const Caller& caller, const FleetTransaction& transaction,
                               const Operations::Observer& observer,
@@ -70,7 +70,8 @@ class Participant final : public Abroad,
   using Later = std::function<void(Duration, std::function<void()>)>;
 
   /// Everything passed in outlives this object.
-  Participant(Here& here, NodeLinks& links, Later later, v1::FleetBegin begin, Report report);
+  Participant(LocalNode& local_node, NodeLinks& links, Later later, v1::FleetBegin begin,
+              Report report);
 
   /// Once, first. `transaction` is what the begin says.
   void begin(const Caller& caller, const FleetTransaction& transaction);
@@ -113,7 +114,7 @@ class Participant final : public Abroad,
   /// `more`: a report follows at once.
   void tell_progress(bool more);
 
-  Here& here_;
+  LocalNode& local_node_;
   NodeLinks& links_;
   const Later later_;
   const v1::FleetBegin begin_;

@@ -60,7 +60,7 @@ struct FleetWorld::Node {
 };
 
 /// What a participant has its node do.
-class FleetWorld::Doing final : public Here {
+class FleetWorld::Doing final : public LocalNode {
  public:
   Doing(FleetWorld& world, std::size_t node) : world_(world), number_(node) {}
   std::uint64_t begin(const Caller&, const FleetTransaction&, const Operations::Observer& observer,

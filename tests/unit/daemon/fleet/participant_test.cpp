@@ -13,7 +13,7 @@
 namespace amem {
 namespace {
 
-class FakeHere final : public Here {
+class FakeLocalNode final : public LocalNode {
  public:
   std::uint64_t begin(const Caller&, const FleetTransaction&, const Operations::Observer&,
                       std::shared_ptr<Abroad>) override {
@@ -63,8 +63,8 @@ class ParticipantTest : public ::testing::Test {
     begin.set_transaction("transaction");
     begin.set_leader("n0");
     participant = std::make_shared<Participant>(
-        here, links, [this](Duration, std::function<void()> job) { later.push_back(job); }, begin,
-        [this](v1::FleetReport report, bool) { told.push_back(std::move(report)); });
+        local_node, links, [this](Duration, std::function<void()> job) { later.push_back(job); },
+        begin, [this](v1::FleetReport report, bool) { told.push_back(std::move(report)); });
     FleetTransaction transaction;
     transaction.swap = swap;
     participant->begin(Caller{}, transaction);
@@ -94,7 +94,7 @@ class ParticipantTest : public ::testing::Test {
   }
   const Status none{Code::kUnavailable, "no answer"};
 
-  FakeHere here;
+  FakeLocalNode local_node;
   FakeLinks links;
   std::vector<std::function<void()>> later;
   std::vector<v1::FleetReport> told;
@@ -106,10 +106,10 @@ TEST_F(ParticipantTest, GoesOnWhenItIsToldToAndSaysSo) {
   participant->asks(Side::kOut);
   EXPECT_TRUE(has_told(v1::FleetReport::kAsks));
   go_on(Side::kOut);
-  EXPECT_EQ(here.went_on, Side::kOut);
+  EXPECT_EQ(local_node.went_on, Side::kOut);
   EXPECT_TRUE(has_told(v1::FleetReport::kWentOn));
   participant->leader_lost();
-  EXPECT_TRUE(here.given_up.ok()) << "nothing is left to be given up";
+  EXPECT_TRUE(local_node.given_up.ok()) << "nothing is left to be given up";
 }
 
 TEST_F(ParticipantTest, WhatANodeKnowsOfATransactionIsWhatItsParticipantSays) {
@@ -127,7 +127,7 @@ TEST_F(ParticipantTest, WhatHasPromisedNeverToAskDoesNot) {
   EXPECT_FALSE(participant->standing_for_others().asked_out());
   participant->asks(Side::kOut);  // in the same turn of the loop
   EXPECT_FALSE(has_told(v1::FleetReport::kAsks));
-  EXPECT_FALSE(here.given_up.ok());
+  EXPECT_FALSE(local_node.given_up.ok());
   EXPECT_TRUE(participant->standing_for_others().given_up());
 }
 
@@ -135,19 +135,19 @@ TEST_F(ParticipantTest, WhatGoesOutIsHeldToItsPromiseForWhatComesIn) {
   begin(true);
   participant->asks(Side::kOut);
   EXPECT_FALSE(participant->standing_for_others().asked_in());
-  EXPECT_TRUE(here.given_up.ok()) << "it may still be told to go on with what goes out";
+  EXPECT_TRUE(local_node.given_up.ok()) << "it may still be told to go on with what goes out";
   go_on(Side::kOut);
-  EXPECT_EQ(here.went_on, Side::kOut);
+  EXPECT_EQ(local_node.went_on, Side::kOut);
   told.clear();
   participant->asks(Side::kIn);
   EXPECT_FALSE(has_told(v1::FleetReport::kAsks));
-  EXPECT_FALSE(here.given_up.ok());
+  EXPECT_FALSE(local_node.given_up.ok());
 }
 
 TEST_F(ParticipantTest, WhatLosesItsLeaderBeforeItHasAskedGivesUp) {
   begin();
   participant->leader_lost();
-  EXPECT_FALSE(here.given_up.ok());
+  EXPECT_FALSE(local_node.given_up.ok());
   EXPECT_TRUE(links.asked.empty());
 }
 
@@ -158,7 +158,7 @@ TEST_F(ParticipantTest, WhatIsWithdrawnDoesNotGoOnAndProvesNothing) {
   participant->asks(Side::kIn);
   participant->withdraws(Side::kIn);
   EXPECT_TRUE(has_told(v1::FleetReport::kWithdraws));
-  here.goes_on = false;
+  local_node.goes_on = false;
   told.clear();
   go_on(Side::kIn);
   EXPECT_FALSE(has_told(v1::FleetReport::kWentOn));
@@ -179,12 +179,12 @@ TEST_F(ParticipantTest, WaitsForTheEndOfTheRoundUnlessOneHasGoneOn) {
   v1::FleetStanding never;
   never.set_never(true);
   answers(0, never);
-  EXPECT_TRUE(here.given_up.ok());
+  EXPECT_TRUE(local_node.given_up.ok());
   v1::FleetStanding gone_on = waits();
   gone_on.set_went_on_out(true);
   answers(1, gone_on);
-  EXPECT_EQ(here.went_on, Side::kOut);
-  EXPECT_TRUE(here.given_up.ok());
+  EXPECT_EQ(local_node.went_on, Side::kOut);
+  EXPECT_TRUE(local_node.given_up.ok());
 }
 
 TEST_F(ParticipantTest, GoesOnAtTheFirstAnswerOfOneThatHas) {
@@ -194,7 +194,7 @@ TEST_F(ParticipantTest, GoesOnAtTheFirstAnswerOfOneThatHas) {
   v1::FleetStanding gone_on = waits();
   gone_on.set_went_on_out(true);
   answers(1, gone_on);
-  EXPECT_EQ(here.went_on, Side::kOut) << "the others cannot change it";
+  EXPECT_EQ(local_node.went_on, Side::kOut) << "the others cannot change it";
 }
 
 TEST_F(ParticipantTest, AsksAgainWhileOneThatMayKnowDoesNotAnswer) {
@@ -204,13 +204,13 @@ TEST_F(ParticipantTest, AsksAgainWhileOneThatMayKnowDoesNotAnswer) {
   for (int round = 0; round < 3; ++round) {
     answers(0, none);
     answers(1, none);
-    EXPECT_TRUE(here.given_up.ok());
+    EXPECT_TRUE(local_node.given_up.ok());
     ASSERT_EQ(later.size(), 1U);
     std::exchange(later, {}).front()();
   }
   answers(0, none);
   answers(1, waits());
-  EXPECT_FALSE(here.given_up.ok()) << "the leader's own node is told last";
+  EXPECT_FALSE(local_node.given_up.ok()) << "the leader's own node is told last";
 }
 
 TEST_F(ParticipantTest, AnswersThatComeTooLateAreNothing) {
@@ -224,7 +224,7 @@ TEST_F(ParticipantTest, AnswersThatComeTooLateAreNothing) {
   v1::FleetStanding given_up = waits();
   given_up.set_given_up(true);
   late(given_up);
-  EXPECT_TRUE(here.given_up.ok());
+  EXPECT_TRUE(local_node.given_up.ok());
 }
 
 TEST_F(ParticipantTest, OneWhoseDeadlineHasPassedAsksNoMore) {
@@ -245,7 +245,7 @@ TEST_F(ParticipantTest, ALeaderThatHangsUpIsLost) {
   v1::FleetCommand hang_up;
   hang_up.set_hang_up(true);
   participant->handle(hang_up);
-  EXPECT_EQ(here.given_up.text(), "the leader n0 is lost");
+  EXPECT_EQ(local_node.given_up.text(), "the leader n0 is lost");
 }
 
 TEST_F(ParticipantTest, WhatARankReportsTheLeaderIsToldInFull) {
@@ -280,19 +280,19 @@ TEST_F(ParticipantTest, StepsAndTheCutAreTheGroups) {
   step.set_in_turn(true);
   step.set_device(std::string(15, 'u'));
   participant->handle(command);
-  EXPECT_TRUE(here.told.empty()) << "that is no device";
+  EXPECT_TRUE(local_node.told.empty()) << "that is no device";
   step.set_device(std::string(16, 'u'));
   participant->handle(command);
   command.set_cut_taken("train");
   participant->handle(command);
-  ASSERT_EQ(here.told.size(), 2U);
-  EXPECT_EQ(here.told[0].first, "train");
-  const Cut::Step is = std::get<event::StepOf>(here.told[0].second).step;
+  ASSERT_EQ(local_node.told.size(), 2U);
+  EXPECT_EQ(local_node.told[0].first, "train");
+  const Cut::Step is = std::get<event::StepOf>(local_node.told[0].second).step;
   EXPECT_EQ(is.rank, 7U);
   EXPECT_TRUE(is.in_turn);
   EXPECT_EQ(is.device.bytes[15], 'u');
-  EXPECT_EQ(here.told[1].first, "train");
-  EXPECT_TRUE(std::holds_alternative<event::CutTaken>(here.told[1].second));
+  EXPECT_EQ(local_node.told[1].first, "train");
+  EXPECT_TRUE(std::holds_alternative<event::CutTaken>(local_node.told[1].second));
 }
 
 }  // namespace
