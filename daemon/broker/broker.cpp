@@ -308,14 +308,14 @@ std::string Broker::under_way() const {
 
 std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, const Names& names,
                                       Duration timeout, const Operations::Observer& observer,
-                                      std::shared_ptr<Abroad> abroad) {
+                                      std::shared_ptr<RemoteNodes> remote_nodes) {
   const Result<std::vector<NamedGroup>> groups = find_to_steer(node_, caller, names);
   if (!groups.ok()) {
     refused(caller, std::string(to_string(task.op)), groups.status());
     observer->finished(groups.status());
     return 0;
   }
-  if (abroad == nullptr &&
+  if (remote_nodes == nullptr &&
       waits_for_switch(groups.value(), timeout, observer, [=, this](Duration left) {
         start_operation(caller, task, names, left, observer);
       }))
@@ -324,7 +324,7 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
     asked(caller, "{1} requests the {0}{2}", describe(task, name), caller.who,
           names.size() > 1 ? ", one of " + std::to_string(names.size()) + " groups" : "");
   Operations::Groups left = groups.value();
-  if (task == Task(Operation::kPause) && abroad == nullptr) {
+  if (task == Task(Operation::kPause) && remote_nodes == nullptr) {
     left = stages_.adopt_as_operator_pause(left);
     for (const NamedGroup& group : groups.value()) {
       const auto same = [&](const NamedGroup& each) { return each.id == group.id; };
@@ -343,7 +343,7 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
   }
   return operations_.start(order_of(task, left, timeout),
                            task == Task(Operation::kResume) ? watched(observer, left) : observer,
-                           caller, std::move(abroad));
+                           caller, std::move(remote_nodes));
 }
 
 bool Broker::waits_for_switch(const std::vector<NamedGroup>& groups, Duration timeout,
@@ -473,7 +473,8 @@ Status Broker::yield(const Caller& caller, const std::string& name) {
 
 std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& in,
                            const Task& pause, Duration timeout,
-                           const Operations::Observer& observer, std::shared_ptr<Abroad> abroad) {
+                           const Operations::Observer& observer,
+                           std::shared_ptr<RemoteNodes> remote_nodes) {
   const Result<std::vector<NamedGroup>> leaving = find_to_steer(node_, caller, out);
   const Result<std::vector<NamedGroup>> coming = find_to_steer(node_, caller, in);
   for (const auto* found : {&leaving, &coming}) {
@@ -484,7 +485,7 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
   }
   std::vector<NamedGroup> all = leaving.value();
   all.insert(all.end(), coming.value().begin(), coming.value().end());
-  if (abroad == nullptr && waits_for_switch(all, timeout, observer, [=, this](Duration left) {
+  if (remote_nodes == nullptr && waits_for_switch(all, timeout, observer, [=, this](Duration left) {
         swap(caller, out, in, pause, left, observer);
       }))
     return 0;
@@ -497,7 +498,7 @@ std::uint64_t Broker::swap(const Caller& caller, const Names& out, const Names& 
         quoted(in));
   return operations_.swap(
       {.out = leaving.value(), .in = coming.value(), .pause = pause, .timeout = timeout}, observer,
-      caller, std::move(abroad));
+      caller, std::move(remote_nodes));
 }
 
 std::vector<FleetShare> Broker::shares() const {

@@ -65,10 +65,10 @@ class Broker {
   /// All of these groups, or none. As of Operations::start().
   std::uint64_t start_operation(const Caller& caller, const Task& task, const Names& groups,
                                 Duration timeout, const Operations::Observer& observer,
-                                std::shared_ptr<Abroad> abroad = nullptr);
+                                std::shared_ptr<RemoteNodes> remote_nodes = nullptr);
   std::uint64_t swap(const Caller& caller, const Names& out, const Names& in, const Task& pause,
                      Duration timeout, const Operations::Observer& observer,
-                     std::shared_ptr<Abroad> abroad = nullptr);
+                     std::shared_ptr<RemoteNodes> remote_nodes = nullptr);
   /// For what other nodes say of a transaction, and whether anything begins still.
   Operations& operations() { return operations_; }
   /// Returns the shares that groups have, or had, of transactions over several nodes.

@@ -22,12 +22,12 @@ class OnBroker final : public LocalNode {
   explicit OnBroker(Broker& broker) : broker_(broker) {}
   std::uint64_t begin(const Caller& caller, const FleetTransaction& transaction,
                       const Operations::Observer& observer,
-                      std::shared_ptr<Abroad> abroad) override {
+                      std::shared_ptr<RemoteNodes> remote_nodes) override {
     if (transaction.swap)
       return broker_.swap(caller, transaction.groups, transaction.in, transaction.task,
-                          transaction.timeout, observer, std::move(abroad));
+                          transaction.timeout, observer, std::move(remote_nodes));
     return broker_.start_operation(caller, transaction.task, transaction.groups,
-                                   transaction.timeout, observer, std::move(abroad));
+                                   transaction.timeout, observer, std::move(remote_nodes));
   }
   void tell(std::uint64_t number, const std::string& group, const Event& event) override {
     broker_.operations().tell(number, group, event);

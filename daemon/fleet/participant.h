@@ -54,13 +54,13 @@ class LocalNode {
   /// Its number, for the calls below; 0: refused.
   virtual std::uint64_t begin(const Caller& caller, const FleetTransaction& transaction,
                               const Operations::Observer& observer,
-                              std::shared_ptr<Abroad> abroad) = 0;
+                              std::shared_ptr<RemoteNodes> remote_nodes) = 0;
   virtual void tell(std::uint64_t number, const std::string& group, const Event& event) = 0;
   virtual bool may_go_on(std::uint64_t number, Side side) = 0;
   virtual void give_up(std::uint64_t number, const Status& why) = 0;
 };
 
-class Participant final : public Abroad,
+class Participant final : public RemoteNodes,
                           public OperationObserver,
                           public std::enable_shared_from_this<Participant> {
  public:
@@ -81,7 +81,7 @@ class Participant final : public Abroad,
   v1::FleetStanding standing_for_others();
   bool ended() const { return ended_; }
 
-  // ---- Abroad ----
+  // ---- RemoteNodes ----
   const std::string& transaction() const override { return begin_.transaction(); }
   void quiesces(const std::string& group, const std::vector<RankId>& ranks) override;
   void reported(const std::string& group, RankId rank,

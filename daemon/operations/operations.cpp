@@ -64,7 +64,7 @@ Evictor::Sets Operations::visible_to(const Groups& groups) const {
 }
 
 std::uint64_t Operations::start(const Order& order, const Observer& observer, const Asker& who,
-                                std::shared_ptr<Abroad> abroad) {
+                                std::shared_ptr<RemoteNodes> remote_nodes) {
   const Groups all = order.all();
   Status status;
   if (all.empty()) status = {Code::kInvalidArgument, "no group is named"};
@@ -72,13 +72,13 @@ std::uint64_t Operations::start(const Order& order, const Observer& observer, co
   if (status.ok() && !order.out.empty()) status = check(order.out, order.pause, order.parts);
   if (status.ok() && !order.in.empty()) status = check(order.in, order.resume, {});
   // Other nodes do not wait with this one.
-  if (abroad != nullptr && status.ok()) status = set_ranks_aside(all);
+  if (remote_nodes != nullptr && status.ok()) status = set_ranks_aside(all);
   if (status.ok() && await_ranks(all, observer, [=, this] { start(order, observer, who); }))
     return 0;
   // A swap's pause is proven when it comes to that.
   if (status.ok() && order.pause.deep && order.in.empty()) {
     const Evictor::Sets visible = visible_to(order.out);
-    if (await_proof(visible, observer, [=, this] { start(order, observer, who, abroad); }))
+    if (await_proof(visible, observer, [=, this] { start(order, observer, who, remote_nodes); }))
       return 0;
     if (const std::optional<Status> proven = context_.evictor.verdict(visible)) status = *proven;
   }
@@ -86,11 +86,11 @@ std::uint64_t Operations::start(const Order& order, const Observer& observer, co
     observer->finished(status);
     return 0;
   }
-  return run(order, observer, who, std::move(abroad));
+  return run(order, observer, who, std::move(remote_nodes));
 }
 
 std::uint64_t Operations::swap(const Order& order, const Observer& observer, const Asker& who,
-                               std::shared_ptr<Abroad> abroad) {
+                               std::shared_ptr<RemoteNodes> remote_nodes) {
   Status status;
   if (order.out.empty() || order.in.empty())
     status = {Code::kInvalidArgument, "a swap requires groups to pause and groups to resume"};
@@ -100,7 +100,7 @@ std::uint64_t Operations::swap(const Order& order, const Observer& observer, con
       status = {Code::kInvalidArgument,
                 "group '" + goes.name +
                     "' is named both to pause and to resume. A swap requires different groups"};
-  if (status.ok()) return start(order, observer, who, std::move(abroad));
+  if (status.ok()) return start(order, observer, who, std::move(remote_nodes));
   observer->finished(status);
   return 0;
 }
@@ -233,36 +233,36 @@ void Operations::deepen(GroupId id) {
 // ---- commands -----------------------------------------------------------------------------------
 
 std::uint64_t Operations::run(const Order& order, const Observer& observer, const Asker& who,
-                              std::shared_ptr<Abroad> abroad) {
+                              std::shared_ptr<RemoteNodes> remote_nodes) {
   if (const Status& why = closed_.ok() ? refusal_ : closed_; !why.ok()) {
     observer->finished(why);
     return 0;
   }
   const std::uint64_t number = ++last_number_;
-  const bool spans_nodes = abroad != nullptr;
+  const bool spans_nodes = remote_nodes != nullptr;
   const auto command = std::make_shared<RunningCommand>(*this, context_, number, order, duplex_,
-                                                        observer, who, std::move(abroad));
-  if (spans_nodes) abroad_[number] = command;
+                                                        observer, who, std::move(remote_nodes));
+  if (spans_nodes) spanning_[number] = command;
   command->start();
   return number;
 }
 
-std::shared_ptr<RunningCommand> Operations::abroad(std::uint64_t number) const {
-  const auto found = abroad_.find(number);
-  return found != abroad_.end() ? found->second.lock() : nullptr;
+std::shared_ptr<RunningCommand> Operations::spanning(std::uint64_t number) const {
+  const auto found = spanning_.find(number);
+  return found != spanning_.end() ? found->second.lock() : nullptr;
 }
 
 void Operations::tell(std::uint64_t number, const std::string& group, const Event& event) {
-  if (const auto command = abroad(number)) command->tell(group, event);
+  if (const auto command = spanning(number)) command->tell(group, event);
 }
 
 bool Operations::may_go_on(std::uint64_t number, Side side) {
-  const auto command = abroad(number);
+  const auto command = spanning(number);
   return command != nullptr && command->may_go_on(side);
 }
 
 void Operations::give_up(std::uint64_t number, const Status& why) {
-  if (const auto command = abroad(number)) command->give_up(why);
+  if (const auto command = spanning(number)) command->give_up(why);
 }
 
 // ---- operations ---------------------------------------------------------------------------------

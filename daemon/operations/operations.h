@@ -31,15 +31,15 @@ class Operations {
   Operations(const OperationContext& context, bool duplex)
       : context_(context), node_(context.node), duplex_(duplex) {}
 
-  /// Tells the observer of a refusal at once; then nothing has changed. `abroad`: other nodes have
-  /// a part of it, too; it is asked while the observer is told. `who`: has asked for it. Returns
-  /// the transaction's number; 0: refused, or it must be proven first that deep pauses work here,
-  /// or ranks of these groups pause or resume some of their own: nothing begins before that.
+  /// Tells the observer of a refusal at once; then nothing has changed. `remote_nodes`: other nodes
+  /// have a part of it, too; it is asked while the observer is told. `who`: has asked for it.
+  /// Returns the transaction's number; 0: refused, or it must be proven first that deep pauses work
+  /// here, or ranks of these groups pause or resume some of their own: nothing begins before that.
   std::uint64_t start(const Order& order, const Observer& observer, const Asker& who,
-                      std::shared_ptr<Abroad> abroad = nullptr);
+                      std::shared_ptr<RemoteNodes> remote_nodes = nullptr);
   /// The same, of an order that pauses groups and resumes others.
   std::uint64_t swap(const Order& order, const Observer& observer, const Asker& who,
-                     std::shared_ptr<Abroad> abroad = nullptr);
+                     std::shared_ptr<RemoteNodes> remote_nodes = nullptr);
 
   // ---- what other nodes say of a transaction that they take part in; once it has ended: nothing
   /// StepOf or CutTaken, to its operation on the group of that name.
@@ -91,7 +91,7 @@ class Operations {
   /// Begins the operation of a command's member. Not OK: it has not begun, and nobody was told.
   Status begin(GroupEntry& group, const Task& task, Duration timeout, Held held, Membership of);
   /// It has ended.
-  void forget(std::uint64_t number) { abroad_.erase(number); }
+  void forget(std::uint64_t number) { spanning_.erase(number); }
 
   /// The broker is to end: what is under way goes on to its end, and nothing new begins.
   void take_no_more(const Status& why) { refusal_ = why; }
@@ -127,11 +127,11 @@ class Operations {
                    std::function<void()> go_on);
   /// Begins all of it. Returns its number; 0: refused.
   std::uint64_t run(const Order& order, const Observer& observer, const Asker& who,
-                    std::shared_ptr<Abroad> abroad);
+                    std::shared_ptr<RemoteNodes> remote_nodes);
   void deepen(GroupId id);
   /// Returns the command of a transaction over several nodes that has not ended; null: there is
   /// none of that number.
-  std::shared_ptr<RunningCommand> abroad(std::uint64_t number) const;
+  std::shared_ptr<RunningCommand> spanning(std::uint64_t number) const;
   void remember(const GroupOperation& operation, const Outcome& outcome);
 
   const OperationContext& context_;
@@ -142,7 +142,7 @@ class Operations {
   std::list<AwaitsRanks> await_ranks_;    // in the order in which they came
   std::multiset<Observer> await_proof_;   // of deep pauses that have not begun
   std::map<std::uint64_t, std::weak_ptr<RunningCommand>>
-      abroad_;  // transactions over several nodes
+      spanning_;  // transactions over several nodes
   std::uint64_t last_number_ = 0;
   Status closed_;   // not OK: why nothing goes on, and nothing is begun any more
   Status refusal_;  // not OK: why nothing new is begun

@@ -43,18 +43,18 @@ Order order_of(const Task& task, const std::vector<NamedGroup>& groups, Duration
 
 RunningCommand::RunningCommand(Operations& operations, const OperationContext& context,
                                std::uint64_t number, Order order, bool duplex, Observer observer,
-                               Asker asker, std::shared_ptr<Abroad> abroad)
+                               Asker asker, std::shared_ptr<RemoteNodes> remote_nodes)
     : operations_(operations),
       context_(context),
       number_(number),
       order_(std::move(order)),
       transaction_(names_of(order_.out), names_of(order_.in), order_.pause, duplex,
-                   abroad != nullptr),
+                   remote_nodes != nullptr),
       groups_(ids_of(order_.all())),
       exchange_{ids_of(order_.out), ids_of(order_.in), order_.parts, {}, duplex},
       observer_(std::move(observer)),
       asker_(std::move(asker)),
-      abroad_(std::move(abroad)) {
+      remote_nodes_(std::move(remote_nodes)) {
   context_.node.spares.insert(&exchange_.spares);
 }
 
@@ -89,8 +89,8 @@ bool RunningCommand::resumes(std::size_t member) const {
 }
 
 std::optional<FleetShare> RunningCommand::new_share(std::size_t member) const {
-  if (abroad_ == nullptr) return std::nullopt;
-  return FleetShare{abroad_->transaction(), transaction_.side_of(member)};
+  if (remote_nodes_ == nullptr) return std::nullopt;
+  return FleetShare{remote_nodes_->transaction(), transaction_.side_of(member)};
 }
 
 GroupOperation* RunningCommand::operation(std::size_t member) const {
@@ -101,11 +101,12 @@ GroupOperation* RunningCommand::operation(std::size_t member) const {
 // ---- what its members say -----------------------------------------------------------------------
 
 void RunningCommand::quiesces(std::size_t member, const std::vector<RankId>& ranks) {
-  if (abroad_ != nullptr) abroad_->quiesces(transaction_.name(member), ranks);
+  if (remote_nodes_ != nullptr) remote_nodes_->quiesces(transaction_.name(member), ranks);
 }
 
 void RunningCommand::reported(std::size_t member, const action::Reported& report) {
-  if (abroad_ != nullptr) abroad_->reported(transaction_.name(member), report.rank, report.what);
+  if (remote_nodes_ != nullptr)
+    remote_nodes_->reported(transaction_.name(member), report.rank, report.what);
 }
 
 void RunningCommand::tell_transaction(std::size_t member,
@@ -164,10 +165,10 @@ void RunningCommand::give_up(const Status& why) {
 }
 
 FleetShare* RunningCommand::share_of(GroupEntry& group) const {
-  if (abroad_ == nullptr) return nullptr;
+  if (remote_nodes_ == nullptr) return nullptr;
   const auto found = std::find_if(
       group.shares.begin(), group.shares.end(),
-      [&](const FleetShare& share) { return share.transaction == abroad_->transaction(); });
+      [&](const FleetShare& share) { return share.transaction == remote_nodes_->transaction(); });
   return found != group.shares.end() ? &*found : nullptr;
 }
 
@@ -239,8 +240,9 @@ void RunningCommand::ask(const Transaction::Step& step) {
       return carry_out(transaction_.give_up(status));
   }
   // From a turn of its own: the answer may be there at once.
-  context_.loop.post(
-      [abroad = abroad_, side, asks] { asks ? abroad->asks(side) : abroad->withdraws(side); });
+  context_.loop.post([remote_nodes = remote_nodes_, side, asks] {
+    asks ? remote_nodes->asks(side) : remote_nodes->withdraws(side);
+  });
 }
 
 Status RunningCommand::begin(std::size_t member) {

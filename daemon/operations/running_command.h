@@ -85,11 +85,11 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
  public:
   using Observer = std::shared_ptr<OperationObserver>;
 
-  /// `number`: counted since the broker began. `observer` null: nobody watches. `abroad`: other
-  /// nodes have a part of it; null: they have none. References outlive this object.
+  /// `number`: counted since the broker began. `observer` null: nobody watches. `remote_nodes`:
+  /// other nodes have a part of it; null: they have none. References outlive this object.
   RunningCommand(Operations& operations, const OperationContext& context, std::uint64_t number,
                  Order order, bool duplex, Observer observer, Asker asker,
-                 std::shared_ptr<Abroad> abroad);
+                 std::shared_ptr<RemoteNodes> remote_nodes);
   ~RunningCommand();
 
   void start();
@@ -149,7 +149,7 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   Exchange exchange_;
   Observer observer_;
   const Asker asker_;
-  const std::shared_ptr<Abroad> abroad_;
+  const std::shared_ptr<RemoteNodes> remote_nodes_;
   std::deque<Transaction::Step> steps_;  // to be carried out
   bool stepping_ = false;
   const Time began_ = Clock::now();

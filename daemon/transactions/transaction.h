@@ -138,9 +138,9 @@ class Transaction {
 /// Their cut is one, taken elsewhere; and nothing of the transaction is released, or opened, before
 /// all nodes are as far. Who implements it answers by the calls of Operations that take a
 /// transaction's number. For the loop's thread; must not block.
-class Abroad {
+class RemoteNodes {
  public:
-  virtual ~Abroad() = default;
+  virtual ~RemoteNodes() = default;
   /// Returns the transaction's name on all nodes.
   virtual const std::string& transaction() const = 0;
   /// These ranks of a group that goes out are told to be quiet. Answered by step() and cut_taken().

@@ -64,9 +64,9 @@ class FleetWorld::Doing final : public LocalNode {
  public:
   Doing(FleetWorld& world, std::size_t node) : world_(world), number_(node) {}
   std::uint64_t begin(const Caller&, const FleetTransaction&, const Operations::Observer& observer,
-                      std::shared_ptr<Abroad> abroad) override {
+                      std::shared_ptr<RemoteNodes> remote_nodes) override {
     observer_ = observer;
-    abroad_ = std::move(abroad);
+    remote_nodes_ = std::move(remote_nodes);
     works(world_.scenario_.out ? Side::kOut : Side::kIn);
     return 1;
   }
@@ -98,7 +98,7 @@ class FleetWorld::Doing final : public LocalNode {
         return world_.push(FleetWorld::Event::kDone, number_);
       case Node::kAboutToAsk:
         node().work = Node::kHeld;
-        return abroad_->asks(node().side);
+        return remote_nodes_->asks(node().side);
       case Node::kGone:
         if (last || node().no_more) return ends(node().no_more && !last);
         return works(Side::kIn);
@@ -118,7 +118,7 @@ class FleetWorld::Doing final : public LocalNode {
       ends(true);
     } else {  // takes back what it has loaded first
       node().work = Node::kFails;
-      abroad_->withdraws(node().side);
+      remote_nodes_->withdraws(node().side);
       world_.push(FleetWorld::Event::kDone, number_);
     }
   }
@@ -139,7 +139,7 @@ class FleetWorld::Doing final : public LocalNode {
   FleetWorld& world_;
   const std::size_t number_;
   Operations::Observer observer_;
-  std::shared_ptr<Abroad> abroad_;
+  std::shared_ptr<RemoteNodes> remote_nodes_;
 };
 
 class FleetWorld::Asking final : public Questions {

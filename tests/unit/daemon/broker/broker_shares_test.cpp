@@ -7,7 +7,7 @@ namespace amem {
 namespace {
 
 /// The other nodes: takes the cut as soon as there is one, and notes the rest.
-class Others final : public Abroad {
+class Others final : public RemoteNodes {
  public:
   explicit Others(std::function<void(std::string)> quiet) : quiet_(std::move(quiet)) {}
   const std::string& transaction() const override { return transaction_; }

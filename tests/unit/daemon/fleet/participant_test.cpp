@@ -16,7 +16,7 @@ namespace {
 class FakeLocalNode final : public LocalNode {
  public:
   std::uint64_t begin(const Caller&, const FleetTransaction&, const Operations::Observer&,
-                      std::shared_ptr<Abroad>) override {
+                      std::shared_ptr<RemoteNodes>) override {
     return 7;
   }
   void tell(std::uint64_t, const std::string& group, const Event& event) override {
