@@ -233,7 +233,7 @@ void Course::tell(Event event, Time now) {
 void Course::on(event::CutStatus event, Time now) {
   if (!cut_ || event.epoch != epoch_) return;
   const std::size_t quiet = cut_->quiet_ranks();
-  if (terms_.held == Held::kAbroad)
+  if (terms_.held == Held::kAcrossNodes)
     home_.actions.push_back(action::Reported{event.rank, event.report});
   cut_->report(event.rank, std::move(event.report), now);
   if (cut_->quiet_ranks() > quiet) note_quiet(event.rank, now);
@@ -242,7 +242,7 @@ void Course::on(event::CutStatus event, Time now) {
 }
 
 void Course::look_at_cut(Time now) {
-  if (terms_.held == Held::kAbroad) return;  // what is quiet here may wait for another node
+  if (terms_.held == Held::kAcrossNodes) return;  // what is quiet here may wait for another node
   if (cut_->taken()) {
     waiting_.clear();
     return advance(now);
@@ -417,7 +417,7 @@ void Course::come_back(RankId rank) {
 void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Time now) {
   const bool took_part = participants_.erase(rank) > 0;
   const bool was_awaited = waiting_.erase(rank) > 0;
-  if (cut_ && terms_.held == Held::kAbroad)
+  if (cut_ && terms_.held == Held::kAcrossNodes)
     home_.actions.push_back(action::Reported{rank, std::nullopt});
   if (cut_) cut_->forget(rank);
   if (home_.members.empty()) {
@@ -454,8 +454,8 @@ void Course::lose(RankId rank, const std::string& what, Time now) {
 // ---- time ---------------------------------------------------------------------------------------
 
 Time Course::wakeup() const {
-  return cut_ && terms_.held != Held::kAbroad ? std::min(deadline_, cut_->next_decision())
-                                              : deadline_;
+  return cut_ && terms_.held != Held::kAcrossNodes ? std::min(deadline_, cut_->next_decision())
+                                                   : deadline_;
 }
 
 void Course::tick(Time now) {
@@ -515,9 +515,10 @@ std::string Course::laggards() const {
       text += (text.empty() ? "" : ", ") + home_.members.label(rank) + " " + why;
     return text.empty() ? "ranks of other nodes are not quiet yet" : text;
   }
-  const bool abroad = terms_.held == Held::kAbroad;
+  const bool across_nodes = terms_.held == Held::kAcrossNodes;
   if (rule(phase_).entry == PhaseEntry::kReady)
-    return std::string(abroad ? "other nodes " : "other groups ") + std::string(not_yet(phase_));
+    return std::string(across_nodes ? "other nodes " : "other groups ") +
+           std::string(not_yet(phase_));
   if (waiting_.empty() && terms_.held != Held::kNo)
     return "other groups of the swap or set still have the memory, or the broker still works";
   if (waiting_.empty() && rule(phase_).entry == PhaseEntry::kSave)

@@ -6,8 +6,8 @@
 namespace amem {
 
 Transaction::Transaction(const std::vector<std::string>& out, const std::vector<std::string>& in,
-                         Task pause, bool duplex, bool abroad)
-    : outgoing_(out.size()), pause_(std::move(pause)), duplex_(duplex), abroad_(abroad) {
+                         Task pause, bool duplex, bool spans_nodes)
+    : outgoing_(out.size()), pause_(std::move(pause)), duplex_(duplex), spans_nodes_(spans_nodes) {
   for (const auto* names : {&out, &in})
     for (const std::string& name : *names) members_.push_back({name});
 }
@@ -21,7 +21,7 @@ bool Transaction::all(Side side, Is is) const {
 Transaction::Steps Transaction::start() {
   Steps steps;
   const Side side = outgoing_ > 0 ? Side::kOut : Side::kIn;
-  begin(side, abroad_ || end(side) - first(side) > 1, steps);
+  begin(side, spans_nodes_ || end(side) - first(side) > 1, steps);
   return steps;
 }
 
@@ -96,7 +96,7 @@ void Transaction::bring_in(Steps& steps) {
   if (!swaps() || broken()) return;
   if (members_[outgoing_].state == MemberState::kBefore) {
     if (all(Side::kOut, [](const Member& m) { return m.state == MemberState::kEnded; }))
-      begin(Side::kIn, abroad_ || members_.size() - outgoing_ > 1, steps);
+      begin(Side::kIn, spans_nodes_ || members_.size() - outgoing_ > 1, steps);
     return;
   }
   const bool all_gone = all(Side::kOut, [](const Member& m) { return m.gone(); });
@@ -133,7 +133,7 @@ Transaction::Steps Transaction::give_up(const Status& why) {
 }
 
 void Transaction::go_on_or_ask(Side side, Steps& steps) {
-  if (!abroad_ || may_[side]) return go_on(side, steps);
+  if (!spans_nodes_ || may_[side]) return go_on(side, steps);
   if (!std::exchange(asked_[side], true)) steps.push_back({Step::kAsk, first(side)});
 }
 
@@ -146,7 +146,7 @@ void Transaction::open_if_all_may(Steps& steps) {
   const auto has_left = [](const Member& m) { return m.gone(); };
   const auto is_ready = [](const Member& m) { return m.state == MemberState::kReady; };
   // It has nobody else to wait for.
-  const bool alone = !abroad_ && members_.size() - outgoing_ == 1;
+  const bool alone = !spans_nodes_ && members_.size() - outgoing_ == 1;
   if (all(Side::kOut, has_left) && (alone || all(Side::kIn, is_ready)))
     go_on_or_ask(Side::kIn, steps);
 }

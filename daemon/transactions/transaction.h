@@ -51,10 +51,10 @@ class Transaction {
   using Steps = std::vector<Step>;
 
   /// Names of groups, all different. Members are counted from 0, those that go out first.
-  /// REQUIRES: there is one. `pause`: the task of those that go out. `abroad`: other nodes have a
-  /// part of the transaction, too, and decide on it with this one.
+  /// REQUIRES: there is one. `pause`: the task of those that go out. `spans_nodes`: other nodes
+  /// have a part of the transaction, too, and decide on it with this one.
   Transaction(const std::vector<std::string>& out, const std::vector<std::string>& in, Task pause,
-              bool duplex, bool abroad = false);
+              bool duplex, bool spans_nodes = false);
 
   Steps start();
   /// All nodes are as far: those that go out may release, or those that come in may open. Nothing:
@@ -77,7 +77,7 @@ class Transaction {
   /// Returns whether the member is held, and by what.
   Held hold(std::size_t member) const {
     if (!held(member)) return Held::kNo;
-    return abroad_ ? Held::kAbroad : Held::kHere;
+    return spans_nodes_ ? Held::kAcrossNodes : Held::kWithinNode;
   }
   Side side_of(std::size_t member) const { return member < outgoing_ ? Side::kOut : Side::kIn; }
   bool goes_out(std::size_t member) const { return side_of(member) == Side::kOut; }
@@ -123,7 +123,7 @@ class Transaction {
   std::size_t outgoing_;
   Task pause_;
   bool duplex_;
-  bool abroad_;
+  bool spans_nodes_;
   PerSide<bool> may_;    // by may_go_on()
   PerSide<bool> asked_;  // whether they may
   PerSide<bool> withdrawn_;

@@ -8,7 +8,7 @@ class HeldTest : public GroupTest {
  protected:
   void to_held_create() {
     to_paused();
-    ASSERT_TRUE(group.start(Operation::kResume, {}, now, Held::kHere).ok());
+    ASSERT_TRUE(group.start(Operation::kResume, {}, now, Held::kWithinNode).ok());
     group.admitted(kOk, now);
     drain();
     ASSERT_EQ(group.phase(), Phase::kCreate);
@@ -23,7 +23,7 @@ class HeldTest : public GroupTest {
     ASSERT_EQ(group.phase(), Phase::kAwaitPeers);
   }
   void to_held_save() {
-    ASSERT_TRUE(group.start(Operation::kPause, {}, now, Held::kHere).ok());
+    ASSERT_TRUE(group.start(Operation::kPause, {}, now, Held::kWithinNode).ok());
     quiet(1);
     quiet(2);
     group.save_sent(kOk, {1}, now);
@@ -187,7 +187,7 @@ TEST_F(HeldTest, ItDoesNotReleaseBeforeTheOthersHaveSaved) {
 }
 
 TEST_F(HeldTest, APauseIsCalledOffAtAnyTimeBefore) {
-  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Held::kHere).ok());
+  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Held::kWithinNode).ok());
   group.give_up(why, now);
   expect_called_off(Code::kAborted, "quiesce: the pause failed");
   to_held_save();
@@ -205,7 +205,7 @@ TEST_F(HeldTest, ARankThatDiesBeforeTheOthersHaveSavedCallsItOff) {
 }
 
 TEST_F(HeldTest, TheWaitForTheOthersSavesHasADeadline) {
-  ASSERT_TRUE(group.start(Operation::kPause, seconds(5), now, Held::kHere).ok());
+  ASSERT_TRUE(group.start(Operation::kPause, seconds(5), now, Held::kWithinNode).ok());
   quiet(1);
   quiet(2);
   group.save_sent(kOk, {}, now);

@@ -12,10 +12,10 @@ const Status kLost(Code::kUnavailable, "node 'b' is lost");
 
 Steps of(Step::What what, std::size_t member) { return {{what, member}}; }
 
-TEST(TransactionAbroadTest, APauseOfOneGroupAsksBeforeItReleases) {
+TEST(TransactionAcrossNodesTest, APauseOfOneGroupAsksBeforeItReleases) {
   Transaction transaction({"train"}, {}, Operation::kPause, true, true);
   EXPECT_EQ(transaction.start(), of(Step::kBegin, 0));
-  EXPECT_EQ(transaction.hold(0), Held::kAbroad);
+  EXPECT_EQ(transaction.hold(0), Held::kAcrossNodes);
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
   EXPECT_EQ(transaction.may_go_on(Side::kOut), of(Step::kGoOn, 0));
   EXPECT_EQ(transaction.may_go_on(Side::kOut), Steps()) << "once";
@@ -24,14 +24,14 @@ TEST(TransactionAbroadTest, APauseOfOneGroupAsksBeforeItReleases) {
   EXPECT_TRUE(transaction.result().ok());
 }
 
-TEST(TransactionAbroadTest, WhatIsToldBeforeItHasAskedCountsThen) {
+TEST(TransactionAcrossNodesTest, WhatIsToldBeforeItHasAskedCountsThen) {
   Transaction transaction({}, {"train"}, Operation::kResume, true, true);
   EXPECT_EQ(transaction.start(), of(Step::kBegin, 0));
   EXPECT_EQ(transaction.may_go_on(Side::kIn), Steps());
   EXPECT_EQ(transaction.ready(0), of(Step::kGoOn, 0));
 }
 
-TEST(TransactionAbroadTest, ASetAsksOnceAllHaveSaved) {
+TEST(TransactionAcrossNodesTest, ASetAsksOnceAllHaveSaved) {
   Transaction transaction({"a", "b"}, {}, Operation::kPause, true, true);
   (void)transaction.start();
   EXPECT_EQ(transaction.ready(1), Steps());
@@ -39,7 +39,7 @@ TEST(TransactionAbroadTest, ASetAsksOnceAllHaveSaved) {
   EXPECT_EQ(transaction.may_go_on(Side::kOut), (Steps{{Step::kGoOn, 0}, {Step::kGoOn, 1}}));
 }
 
-TEST(TransactionAbroadTest, GivenUpBeforeItMayGoOn) {
+TEST(TransactionAcrossNodesTest, GivenUpBeforeItMayGoOn) {
   Transaction transaction({"train"}, {}, Operation::kPause, true, true);
   (void)transaction.start();
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
@@ -50,7 +50,7 @@ TEST(TransactionAbroadTest, GivenUpBeforeItMayGoOn) {
   EXPECT_FALSE(transaction.result().ok());
 }
 
-TEST(TransactionAbroadTest, OneThatIsNotReadyAnyMoreWithdrawsWhatItHasAsked) {
+TEST(TransactionAcrossNodesTest, OneThatIsNotReadyAnyMoreWithdrawsWhatItHasAsked) {
   Transaction transaction({}, {"train"}, Operation::kResume, true, true);
   (void)transaction.start();
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
@@ -59,7 +59,7 @@ TEST(TransactionAbroadTest, OneThatIsNotReadyAnyMoreWithdrawsWhatItHasAsked) {
   EXPECT_EQ(transaction.ended(0, kLost), of(Step::kFinish, 0));
 }
 
-TEST(TransactionAbroadTest, OneThatIsNotReadyAnyMoreBeforeTheOthersAreHasNothingToWithdraw) {
+TEST(TransactionAcrossNodesTest, OneThatIsNotReadyAnyMoreBeforeTheOthersAreHasNothingToWithdraw) {
   Transaction transaction({}, {"a", "b"}, Operation::kResume, true, true);
   (void)transaction.start();
   EXPECT_EQ(transaction.ready(0), Steps());
@@ -67,11 +67,11 @@ TEST(TransactionAbroadTest, OneThatIsNotReadyAnyMoreBeforeTheOthersAreHasNothing
   EXPECT_EQ(transaction.ready(1), Steps());
 }
 
-TEST(TransactionAbroadTest, ASwapAsksTwice) {
+TEST(TransactionAcrossNodesTest, ASwapAsksTwice) {
   Transaction transaction({"train"}, {"rollout"}, Operation::kPause, true, true);
   (void)transaction.start();
   EXPECT_EQ(transaction.leaves(0), of(Step::kBegin, 1));
-  EXPECT_EQ(transaction.hold(1), Held::kAbroad);
+  EXPECT_EQ(transaction.hold(1), Held::kAcrossNodes);
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
   EXPECT_EQ(transaction.ready(1), Steps()) << "train has not left";
   EXPECT_EQ(transaction.may_go_on(Side::kOut), of(Step::kGoOn, 0));
@@ -81,7 +81,7 @@ TEST(TransactionAbroadTest, ASwapAsksTwice) {
   EXPECT_TRUE(transaction.result().ok());
 }
 
-TEST(TransactionAbroadTest, ASwapThatIsGivenUpWhenTrainHasBeenToldToLeave) {
+TEST(TransactionAcrossNodesTest, ASwapThatIsGivenUpWhenTrainHasBeenToldToLeave) {
   Transaction transaction({"train"}, {"rollout"}, Operation::kPause, true, true);
   (void)transaction.start();
   (void)transaction.leaves(0);
@@ -93,7 +93,7 @@ TEST(TransactionAbroadTest, ASwapThatIsGivenUpWhenTrainHasBeenToldToLeave) {
   EXPECT_NE(transaction.result().text().find("'train' is paused"), std::string::npos);
 }
 
-TEST(TransactionAbroadTest, ASwapInTurnThatIsGivenUpBeforeItsSecondHalf) {
+TEST(TransactionAcrossNodesTest, ASwapInTurnThatIsGivenUpBeforeItsSecondHalf) {
   Transaction transaction({"train"}, {"rollout"}, Operation::kPause, false, true);
   (void)transaction.start();
   EXPECT_EQ(transaction.ready(0), of(Step::kAsk, 0));
