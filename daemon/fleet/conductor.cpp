@@ -13,11 +13,11 @@ constexpr std::chrono::microseconds kMostSilence = std::chrono::hours(24 * 365);
 
 }  // namespace
 
-Conductor::Conductor(std::vector<std::string> nodes, Score score, Time now)
-    : score_(std::move(score)), join_by_(now + score_.to_join) {
+Conductor::Conductor(std::vector<std::string> nodes, Params params, Time now)
+    : params_(std::move(params)), join_by_(now + params_.to_join) {
   for (std::string& name : nodes) nodes_.push_back({std::move(name)});
-  barriers_[Side::kIn].is = score_.comes_in;
-  barriers_[Side::kOut].is = score_.goes_out;
+  barriers_[Side::kIn].is = params_.comes_in;
+  barriers_[Side::kOut].is = params_.goes_out;
 }
 
 template <class Is>
@@ -29,7 +29,7 @@ bool Conductor::all_under_way(Is is) const {
 
 std::optional<std::size_t> Conductor::leader() const {
   for (std::size_t node = 0; node < nodes_.size(); ++node)
-    if (nodes_[node].joined && nodes_[node].instance == score_.instance) return node;
+    if (nodes_[node].joined && nodes_[node].instance == params_.instance) return node;
   return std::nullopt;
 }
 
@@ -51,7 +51,7 @@ void Conductor::told(std::size_t node, const v1::FleetReport& report, Time now) 
     case v1::FleetReport::kJoined:
       return joined(node, report.joined());
     case v1::FleetReport::kQuiesces:
-      cuts_.try_emplace(report.quiesces().group(), nodes_.size(), score_.stall)
+      cuts_.try_emplace(report.quiesces().group(), nodes_.size(), params_.stall)
           .first->second.quiesces(node, report.quiesces(), now);
       look_at_cuts_ = now;
       return;
@@ -92,9 +92,9 @@ void Conductor::joined(std::size_t node, const v1::FleetJoined& joined) {
   if (!joined.name().empty() && !taken) nodes_[node].name = joined.name();
   const auto told =
       static_cast<std::int64_t>(std::min<std::uint64_t>(joined.silence_us(), kMostSilence.count()));
-  nodes_[node].silence = std::chrono::microseconds(told) + score_.timeout;
+  nodes_[node].silence = std::chrono::microseconds(told) + params_.timeout;
   look_for_silence_ = std::min(look_for_silence_, nodes_[node].heard + nodes_[node].silence);
-  if (joined.instance() != score_.instance) return;
+  if (joined.instance() != params_.instance) return;
   for (std::size_t other = 0; other < nodes_.size(); ++other) {
     v1::FleetCommand command;
     command.mutable_leader()->set_number(static_cast<std::uint32_t>(node));
@@ -228,7 +228,7 @@ void Conductor::tick(Time now) {
     if (!nodes_[node].over && !nodes_[node].joined)
       lost(node,
            {Code::kDeadlineExceeded,
-            "it has not answered within " + format_duration(score_.to_join) +
+            "it has not answered within " + format_duration(params_.to_join) +
                 ". Check that amemd runs there and listens at this address"},
            now);
 }

@@ -31,7 +31,7 @@ namespace amem {
 
 class Conductor {
  public:
-  struct Score {
+  struct Params {
     bool goes_out = false;  // something does, or comes in
     bool comes_in = false;
     Duration stall{};        // of the cut
@@ -45,7 +45,7 @@ class Conductor {
   };
 
   /// `nodes`: what they are called until they have told their names; at least one, all different.
-  Conductor(std::vector<std::string> nodes, Score score, Time now);
+  Conductor(std::vector<std::string> nodes, Params params, Time now);
 
   // ---- what happens ----
   void told(std::size_t node, const v1::FleetReport& report, Time now);
@@ -97,7 +97,7 @@ class Conductor {
   template <class Is>
   bool all_under_way(Is is) const;
 
-  const Score score_;
+  const Params params_;
   const Time join_by_;
   std::vector<Node> nodes_;
   PerSide<Barrier> barriers_;

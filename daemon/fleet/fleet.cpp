@@ -58,8 +58,8 @@ std::string host_name() {
 
 /// One that this node leads.
 struct Fleet::Led {
-  Led(std::vector<std::string> nodes, Conductor::Score score, Operations::Observer who)
-      : conductor(std::move(nodes), std::move(score), Clock::now()), observer(std::move(who)) {}
+  Led(std::vector<std::string> nodes, Conductor::Params params, Operations::Observer who)
+      : conductor(std::move(nodes), std::move(params), Clock::now()), observer(std::move(who)) {}
   std::string transaction;
   Conductor conductor;
   Operations::Observer observer;
@@ -118,18 +118,18 @@ void Fleet::lead(const Caller& caller, v1::FleetBegin begin, const Operations::O
   begin.set_protocol(kFleetProtocol);
   begin.set_transaction(transaction);
   begin.set_leader(name_);
-  Conductor::Score score;
-  score.goes_out = !begin.has_resume();
-  score.comes_in = !begin.has_pause();
-  score.stall = deadlines_.stall;
-  score.to_join = kToJoin;
-  score.instance = instance_;
+  Conductor::Params params;
+  params.goes_out = !begin.has_resume();
+  params.comes_in = !begin.has_pause();
+  params.stall = deadlines_.stall;
+  params.to_join = kToJoin;
+  params.instance = instance_;
   const auto timeout_ms = begin.has_pause()    ? begin.pause().timeout_ms()
                           : begin.has_resume() ? begin.resume().timeout_ms()
                                                : begin.swap().timeout_ms();
-  score.timeout = std::chrono::milliseconds(timeout_ms);
+  params.timeout = std::chrono::milliseconds(timeout_ms);
   const auto led = std::make_shared<Led>(
-      std::vector<std::string>(begin.nodes().begin(), begin.nodes().end()), score, observer);
+      std::vector<std::string>(begin.nodes().begin(), begin.nodes().end()), params, observer);
   led->transaction = transaction;
   led_[transaction] = led;
   led->branches = fan_out(nodes);

@@ -16,14 +16,14 @@ std::string instance(std::size_t node) { return std::string(16, static_cast<char
 
 class ConductorTest : public ::testing::Test {
  protected:
-  static Conductor::Score score(bool out, bool in) {
+  static Conductor::Params params(bool out, bool in) {
     return {out, in, milliseconds(20), seconds(10), {}, instance(0)};
   }
   /// Node 0 leads.
   void begin(std::size_t nodes, bool out = true, bool in = false) {
     std::vector<std::string> names;
     for (std::size_t node = 0; node < nodes; ++node) names.push_back("n" + std::to_string(node));
-    conductor.emplace(names, score(out, in), now);
+    conductor.emplace(names, params(out, in), now);
   }
   void begin_joined(std::size_t nodes, bool out = true, bool in = false) {
     begin(nodes, out, in);
