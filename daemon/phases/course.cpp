@@ -13,9 +13,9 @@ constexpr Duration kTellCopiesAgain = std::chrono::milliseconds(100);
 
 }  // namespace
 
-Course::Course(Home home, Terms terms, Epoch epoch, Time now)
-    : home_(home), terms_(std::move(terms)), epoch_(epoch), began_(now), deep_(terms_.deep) {
-  for (const RankId rank : home_.members.ids())
+Course::Course(GroupContext group, Terms terms, Epoch epoch, Time now)
+    : group_(group), terms_(std::move(terms)), epoch_(epoch), began_(now), deep_(terms_.deep) {
+  for (const RankId rank : group_.members.ids())
     if (terms_.task.selection.of(rank)) participants_.insert(rank);
   if (terms_.interrupted)
     take_up(*terms_.interrupted, now);
@@ -71,18 +71,18 @@ void Course::enter(Phase phase, Time now) {
   asked_ = static_cast<std::uint32_t>(waiting_.size());
   report_progress(now);
   // Last, because with this one the others may go on at once, and report it.
-  if (begins.entry == PhaseEntry::kReady) home_.actions.push_back(action::Ready{});
-  if (phase == kDeepeningBegins && trouble_.ok()) home_.actions.push_back(action::Left{});
+  if (begins.entry == PhaseEntry::kReady) group_.actions.push_back(action::Ready{});
+  if (phase == kDeepeningBegins && trouble_.ok()) group_.actions.push_back(action::Left{});
   if (asks) advance_if_done(now);
 }
 
 void Course::act(PhaseEntry entry, Time now) {
-  std::deque<Action>& actions = home_.actions;
+  std::deque<Action>& actions = group_.actions;
   switch (entry) {
     case PhaseEntry::kAwaitGuests:
       return actions.push_back(action::AwaitGuests{});
     case PhaseEntry::kQuiesce:
-      cut_.emplace(participants(), home_.deadlines.stall, now);
+      cut_.emplace(participants(), group_.deadlines.stall, now);
       return actions.push_back(action::Quiesce{epoch_, participants()});
     case PhaseEntry::kMeasure:
       return actions.push_back(action::Measure{epoch_, participants()});
@@ -119,7 +119,7 @@ Duration Course::limit(Phase phase) const {
   const auto of = [&](Phase each) {
     const bool by_timeout =
         rule(each).timeout == Timeout::kYes && terms_.timeout != Duration::zero();
-    return by_timeout ? terms_.timeout : home_.deadlines.*rule(each).limit;
+    return by_timeout ? terms_.timeout : group_.deadlines.*rule(each).limit;
   };
   Duration limit = of(phase);
   const Awaited* const awaited = terms_.held == Held::kNo ? nullptr : awaited_in(phase);
@@ -147,7 +147,7 @@ void Course::advance(Time now) {
   // The two ends of an operation have no row in the table.
   switch (const Phase next = next_phase(phase_, [this](Reason r) { return holds(r); })) {
     case Phase::kRunning:
-      home_.actions.push_back(action::Arrived{loaded_, terms_.task.selection});
+      group_.actions.push_back(action::Arrived{loaded_, terms_.task.selection});
       return finish(GroupState::kRunning, trouble_, now);
     case Phase::kPaused:
       return finish(GroupState::kPaused, trouble_, now);
@@ -193,14 +193,14 @@ void Course::fail(const Status& status, Time now) {
   if (failure == OnFailure::kCallOff && was_paused()) failure = OnFailure::kRollBack;
   switch (failure) {
     case OnFailure::kCallOff:
-      home_.actions.push_back(action::Arrived{false, terms_.task.selection});
-      home_.actions.push_back(action::Ask{epoch_, RankPhase::kOpen, shut()});
+      group_.actions.push_back(action::Arrived{false, terms_.task.selection});
+      group_.actions.push_back(action::Ask{epoch_, RankPhase::kOpen, shut()});
       return finish(GroupState::kRunning, trouble_, now);
     case OnFailure::kGoOn:
       return;
     case OnFailure::kStay:
       // Where processes may be locked, nothing is asked of them.
-      if (!deep_) home_.actions.push_back(action::Ask{epoch_, RankPhase::kRest, participants()});
+      if (!deep_) group_.actions.push_back(action::Ask{epoch_, RankPhase::kRest, participants()});
       return finish(GroupState::kPaused, trouble_, now);
     case OnFailure::kEnd: {
       const bool pause = terms_.task.op == Operation::kPause;
@@ -208,7 +208,7 @@ void Course::fail(const Status& status, Time now) {
     }
     case OnFailure::kRollBack:
       if (rule(phase_).entry == PhaseEntry::kReady && terms_.held != Held::kNo)
-        home_.actions.push_back(action::Unready{});
+        group_.actions.push_back(action::Unready{});
       return enter(kRollbackBegins, now);
   }
 }
@@ -234,7 +234,7 @@ void Course::on(event::CutStatus event, Time now) {
   if (!cut_ || event.epoch != epoch_) return;
   const std::size_t quiet = cut_->quiet_ranks();
   if (terms_.held == Held::kAcrossNodes)
-    home_.actions.push_back(action::Reported{event.rank, event.report});
+    group_.actions.push_back(action::Reported{event.rank, event.report});
   cut_->report(event.rank, std::move(event.report), now);
   if (cut_->quiet_ranks() > quiet) note_quiet(event.rank, now);
   if (cut_->quiet_ranks() != quiet) report_progress(now);
@@ -248,7 +248,7 @@ void Course::look_at_cut(Time now) {
     return advance(now);
   }
   for (const Cut::Step& step : cut_->decide(now))
-    home_.actions.push_back(action::Step{epoch_, step});
+    group_.actions.push_back(action::Step{epoch_, step});
 }
 
 void Course::on(const event::PhaseDone& event, Time now) {
@@ -271,7 +271,7 @@ void Course::on(const event::PhaseDone& event, Time now) {
     waiting_.erase(event.rank);
     const Phase failed_in = phase_;
     const Code code = event.status.code() == Code::kDataLoss ? Code::kDataLoss : Code::kAborted;
-    fail({code, home_.members.label(event.rank) + " failed: " + event.status.text()}, now);
+    fail({code, group_.members.label(event.rank) + " failed: " + event.status.text()}, now);
     if (phase_ != failed_in) return;  // the operation has gone another way
   }
   report_progress(now);
@@ -312,7 +312,7 @@ void Course::on(const event::FreedUnloaded& event, Time now) {
   const bool loading = rule(phase_).answer == RankPhase::kLoad && waiting_.contains(event.rank);
   if (rule(phase_).entry != PhaseEntry::kCreate && !loading) return;
   fail({Code::kAborted,
-        home_.members.label(event.rank) +
+        group_.members.label(event.rank) +
             " freed memory that other ranks share before it had loaded it. Resume again"},
        now);
 }
@@ -324,7 +324,7 @@ void Course::on(const event::SaveSent& event, Time now) {
   if (!event.status.ok()) return fail(event.status, now);
   no_space_ = event.measure;
   if (no_space_) return advance(now);
-  if (rule(phase_).counts != Counts::kWaves) home_.actions.push_back(action::Leaves{});
+  if (rule(phase_).counts != Counts::kWaves) group_.actions.push_back(action::Leaves{});
   more_ = event.more;
   waiting_ = {event.ranks.begin(), event.ranks.end()};
   asked_ = static_cast<std::uint32_t>(event.ranks.size());
@@ -334,7 +334,7 @@ void Course::on(const event::SaveSent& event, Time now) {
 
 void Course::on(const event::Dropped& event, Time now) {
   if (rule(phase_).entry == PhaseEntry::kDrop) {
-    if (!event.note.empty()) home_.note = event.note;
+    if (!event.note.empty()) group_.note = event.note;
     if (!event.stays.ok()) trouble(event.stays);
   }
   done(PhaseEntry::kDrop, {}, now);
@@ -363,7 +363,7 @@ void Course::done(PhaseEntry entry, const Status& status, Time now) {
 void Course::on(const event::StepOf& event, Time) {
   if (!cut_ || !takes_part(event.step.rank)) return;
   cut_->sent(event.step.rank);
-  home_.actions.push_back(action::Step{epoch_, event.step});
+  group_.actions.push_back(action::Step{epoch_, event.step});
 }
 
 void Course::on(const event::CutTaken&, Time now) {
@@ -373,7 +373,7 @@ void Course::on(const event::CutTaken&, Time now) {
 }
 
 void Course::on(const event::AllLeft&, Time) {
-  if (rule(phase_).entry == PhaseEntry::kCreate) home_.actions.push_back(action::Vacated{epoch_});
+  if (rule(phase_).entry == PhaseEntry::kCreate) group_.actions.push_back(action::Vacated{epoch_});
 }
 
 void Course::on(const event::GoOn&, Time now) {
@@ -406,9 +406,9 @@ void Course::come_back(RankId rank) {
   if (!takes_part(rank)) return;
   switch (rule(phase_).comeback) {
     case OnComeback::kRelease:
-      return home_.actions.push_back(action::Release{epoch_, {rank}, phase_ == kRollbackBegins});
+      return group_.actions.push_back(action::Release{epoch_, {rank}, phase_ == kRollbackBegins});
     case OnComeback::kAsk:
-      return home_.actions.push_back(action::Ask{epoch_, rule(phase_).answer, {rank}});
+      return group_.actions.push_back(action::Ask{epoch_, rule(phase_).answer, {rank}});
     case OnComeback::kNothing:
       return;
   }
@@ -418,9 +418,9 @@ void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Ti
   const bool took_part = participants_.erase(rank) > 0;
   const bool was_awaited = waiting_.erase(rank) > 0;
   if (cut_ && terms_.held == Held::kAcrossNodes)
-    home_.actions.push_back(action::Reported{rank, std::nullopt});
+    group_.actions.push_back(action::Reported{rank, std::nullopt});
   if (cut_) cut_->forget(rank);
-  if (home_.members.empty()) {
+  if (group_.members.empty()) {
     const bool pause = terms_.task.op == Operation::kPause;
     return finish(pause ? GroupState::kPausing : GroupState::kResuming,
                   {Code::kAborted, "the last rank, " + who + ", has ended"}, now);
@@ -437,7 +437,7 @@ void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Ti
                     now);
       [[fallthrough]];
     case OnDeath::kGoOn:
-      home_.note = what;
+      group_.note = what;
       if (rule(phase_).waits_for_ranks()) advance_if_done(now);
   }
 }
@@ -465,7 +465,7 @@ void Course::tick(Time now) {
   }
   if (rule(phase_).late == OnLate::kDecide) {  // the answer comes at once, and says what that means
     deadline_ = kNever;
-    home_.actions.push_back(action::AwaitGuests{.late = true});
+    group_.actions.push_back(action::AwaitGuests{.late = true});
     return;
   }
   const Phase late = phase_;
@@ -493,7 +493,7 @@ void Course::report_progress(Time now) {
     progress.copied += copied_;
     progress.to_copy += copied_;
   }
-  home_.actions.push_back(progress);
+  group_.actions.push_back(progress);
 }
 
 std::string_view Course::waiting_for(RankId rank) const {
@@ -505,14 +505,14 @@ std::vector<RankId> Course::participants() const {
 }
 
 std::vector<RankId> Course::shut() const {
-  return terms_.task.selection.local() ? participants() : home_.members.ids();
+  return terms_.task.selection.local() ? participants() : group_.members.ids();
 }
 
 std::string Course::laggards() const {
   if (cut_) {
     std::string text;
     for (const auto& [rank, why] : cut_->laggards())
-      text += (text.empty() ? "" : ", ") + home_.members.label(rank) + " " + why;
+      text += (text.empty() ? "" : ", ") + group_.members.label(rank) + " " + why;
     return text.empty() ? "ranks of other nodes are not quiet yet" : text;
   }
   const bool across_nodes = terms_.held == Held::kAcrossNodes;
@@ -524,7 +524,7 @@ std::string Course::laggards() const {
   if (waiting_.empty() && rule(phase_).entry == PhaseEntry::kSave)
     return "amemd still prepares space in the pool that other users had";
   if (waiting_.empty()) return "the broker still works";
-  return home_.members.names({waiting_.begin(), waiting_.end()}) + " did not answer";
+  return group_.members.names({waiting_.begin(), waiting_.end()}) + " did not answer";
 }
 
 std::vector<RankId> Members::ids() const {

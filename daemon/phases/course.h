@@ -58,7 +58,7 @@ struct Interrupted {
 class Course {
  public:
   /// The group's part.
-  struct Home {
+  struct GroupContext {
     const Deadlines& deadlines;
     const Members& members;
     std::deque<Action>& actions;
@@ -80,7 +80,7 @@ class Course {
     Status status;
   };
 
-  Course(Home home, Terms terms, Epoch epoch, Time now);
+  Course(GroupContext group, Terms terms, Epoch epoch, Time now);
 
   // ---- events; REQUIRES: not ended ----
   void tell(Event event, Time now);
@@ -160,7 +160,7 @@ class Course {
   std::vector<RankId> shut() const;
   std::string laggards() const;
 
-  Home home_;
+  GroupContext group_;
   Terms terms_;
   Epoch epoch_;
   Time began_;

@@ -119,7 +119,7 @@ void Group::go_on_if_all_are_back(Time now) {
   patience_ = kNever;
   actions_.push_back(action::Begun{.task = what.task, .continues = true});
   epoch_ = epoch_.attempt + 1;
-  course_.emplace(Course::Home{deadlines_, members_, actions_, note_},
+  course_.emplace(Course::GroupContext{deadlines_, members_, actions_, note_},
                   Course::Terms{.task = what.task,
                                 .rest = rest_of(what.task),
                                 .before = rest_,
@@ -231,7 +231,7 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Ti
     begins = kDeepeningBegins;
   else if (pause)
     begins = memory_.opened(task.selection) ? kPauseWithGuestsBegins : kPauseBegins;
-  course_.emplace(Course::Home{deadlines_, members_, actions_, note_},
+  course_.emplace(Course::GroupContext{deadlines_, members_, actions_, note_},
                   Course::Terms{task, rest, rest_, timeout, inside, held, begins, deep_}, epoch_,
                   now);
 }
