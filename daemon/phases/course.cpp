@@ -13,14 +13,14 @@ constexpr Duration kTellCopiesAgain = std::chrono::milliseconds(100);
 
 }  // namespace
 
-Course::Course(GroupContext group, Terms terms, Epoch epoch, Time now)
-    : group_(group), terms_(std::move(terms)), epoch_(epoch), began_(now), deep_(terms_.deep) {
+Course::Course(GroupContext group, Params params, Epoch epoch, Time now)
+    : group_(group), params_(std::move(params)), epoch_(epoch), began_(now), deep_(params_.deep) {
   for (const RankId rank : group_.members.ids())
-    if (terms_.task.selection.of(rank)) participants_.insert(rank);
-  if (terms_.interrupted)
-    take_up(*terms_.interrupted, now);
+    if (params_.task.selection.of(rank)) participants_.insert(rank);
+  if (params_.interrupted)
+    take_up(*params_.interrupted, now);
   else
-    enter(terms_.begins, now);
+    enter(params_.begins, now);
 }
 
 // ---- a restart of the broker --------------------------------------------------------------------
@@ -38,7 +38,7 @@ void Course::take_up(const Interrupted& interrupted, Time now) {
 Interrupted Course::interrupted() const {
   OnRestart restart = rule(phase_).restart;
   if (restart == OnRestart::kCallOff && was_paused()) restart = OnRestart::kRollBack;
-  return {terms_.task, restart, std::string(phase_name(phase_)), loaded_, !trouble_.ok()};
+  return {params_.task, restart, std::string(phase_name(phase_)), loaded_, !trouble_.ok()};
 }
 
 // ---- the way through the table ------------------------------------------------------------------
@@ -92,7 +92,7 @@ void Course::act(PhaseEntry entry, Time now) {
       return actions.push_back(action::Save{epoch_});
     case PhaseEntry::kRelease: {
       const bool undo = phase_ == kRollbackBegins;
-      if (undo && was_paused()) actions.push_back(action::Arrived{false, terms_.task.selection});
+      if (undo && was_paused()) actions.push_back(action::Arrived{false, params_.task.selection});
       return actions.push_back(action::Release{epoch_, participants(), undo});
     }
     case PhaseEntry::kDrop:
@@ -118,11 +118,11 @@ void Course::act(PhaseEntry entry, Time now) {
 Duration Course::limit(Phase phase) const {
   const auto of = [&](Phase each) {
     const bool by_timeout =
-        rule(each).timeout == Timeout::kYes && terms_.timeout != Duration::zero();
-    return by_timeout ? terms_.timeout : group_.deadlines.*rule(each).limit;
+        rule(each).timeout == Timeout::kYes && params_.timeout != Duration::zero();
+    return by_timeout ? params_.timeout : group_.deadlines.*rule(each).limit;
   };
   Duration limit = of(phase);
-  const Awaited* const awaited = terms_.held == Held::kNo ? nullptr : awaited_in(phase);
+  const Awaited* const awaited = params_.held == Held::kNo ? nullptr : awaited_in(phase);
   if (awaited == nullptr) return limit;
   for (const Phase each : awaited->of_others)
     if (each != Phase::kNone) limit += of(each);
@@ -147,7 +147,7 @@ void Course::advance(Time now) {
   // The two ends of an operation have no row in the table.
   switch (const Phase next = next_phase(phase_, [this](Reason r) { return holds(r); })) {
     case Phase::kRunning:
-      group_.actions.push_back(action::Arrived{loaded_, terms_.task.selection});
+      group_.actions.push_back(action::Arrived{loaded_, params_.task.selection});
       return finish(GroupState::kRunning, trouble_, now);
     case Phase::kPaused:
       return finish(GroupState::kPaused, trouble_, now);
@@ -163,11 +163,11 @@ bool Course::holds(Reason reason) const {
     case Reason::kMoreToSave:
       return more_;
     case Reason::kDeep:
-      return terms_.task.op == Operation::kPause && terms_.task.deep;
+      return params_.task.op == Operation::kPause && params_.task.deep;
     case Reason::kRunsOn:
-      return terms_.rest == GroupState::kRunning;
+      return params_.rest == GroupState::kRunning;
     case Reason::kHeld:
-      return terms_.held != Held::kNo;
+      return params_.held != Held::kNo;
     case Reason::kWasPaused:
       return was_paused();
 #ifdef AMEM_TEST_SEAMS
@@ -193,7 +193,7 @@ void Course::fail(const Status& status, Time now) {
   if (failure == OnFailure::kCallOff && was_paused()) failure = OnFailure::kRollBack;
   switch (failure) {
     case OnFailure::kCallOff:
-      group_.actions.push_back(action::Arrived{false, terms_.task.selection});
+      group_.actions.push_back(action::Arrived{false, params_.task.selection});
       group_.actions.push_back(action::Ask{epoch_, RankPhase::kOpen, shut()});
       return finish(GroupState::kRunning, trouble_, now);
     case OnFailure::kGoOn:
@@ -203,11 +203,11 @@ void Course::fail(const Status& status, Time now) {
       if (!deep_) group_.actions.push_back(action::Ask{epoch_, RankPhase::kRest, participants()});
       return finish(GroupState::kPaused, trouble_, now);
     case OnFailure::kEnd: {
-      const bool pause = terms_.task.op == Operation::kPause;
-      return finish(pause ? terms_.before : terms_.rest, trouble_, now);
+      const bool pause = params_.task.op == Operation::kPause;
+      return finish(pause ? params_.before : params_.rest, trouble_, now);
     }
     case OnFailure::kRollBack:
-      if (rule(phase_).entry == PhaseEntry::kReady && terms_.held != Held::kNo)
+      if (rule(phase_).entry == PhaseEntry::kReady && params_.held != Held::kNo)
         group_.actions.push_back(action::Unready{});
       return enter(kRollbackBegins, now);
   }
@@ -221,7 +221,7 @@ void Course::finish(GroupState state, Status status, Time now) {
 }
 
 Outcome Course::take_outcome(Time now) {
-  return {terms_.task, end_->status, now - began_, std::move(times_), std::move(spans_)};
+  return {params_.task, end_->status, now - began_, std::move(times_), std::move(spans_)};
 }
 
 void Course::tell(Event event, Time now) {
@@ -233,7 +233,7 @@ void Course::tell(Event event, Time now) {
 void Course::on(event::CutStatus event, Time now) {
   if (!cut_ || event.epoch != epoch_) return;
   const std::size_t quiet = cut_->quiet_ranks();
-  if (terms_.held == Held::kAcrossNodes)
+  if (params_.held == Held::kAcrossNodes)
     group_.actions.push_back(action::Reported{event.rank, event.report});
   cut_->report(event.rank, std::move(event.report), now);
   if (cut_->quiet_ranks() > quiet) note_quiet(event.rank, now);
@@ -242,7 +242,7 @@ void Course::on(event::CutStatus event, Time now) {
 }
 
 void Course::look_at_cut(Time now) {
-  if (terms_.held == Held::kAcrossNodes) return;  // what is quiet here may wait for another node
+  if (params_.held == Held::kAcrossNodes) return;  // what is quiet here may wait for another node
   if (cut_->taken()) {
     waiting_.clear();
     return advance(now);
@@ -377,12 +377,12 @@ void Course::on(const event::AllLeft&, Time) {
 }
 
 void Course::on(const event::GoOn&, Time now) {
-  if (std::exchange(terms_.held, Held::kNo) == Held::kNo) return;
+  if (std::exchange(params_.held, Held::kNo) == Held::kNo) return;
   if (rule(phase_).entry == PhaseEntry::kReady) advance(now);
 }
 
 void Course::on(const event::GiveUp& event, Time now) {
-  if (std::exchange(terms_.held, Held::kNo) == Held::kNo) return;
+  if (std::exchange(params_.held, Held::kNo) == Held::kNo) return;
   // What rolls back already needs no second reason.
   if (rule(phase_).failure != OnFailure::kGoOn) fail(event.why, now);
 }
@@ -394,12 +394,12 @@ bool Course::gates_open() const {
   // guests, and while some of its memory returns.
   if (end_ || was_paused()) return false;
   return rule(phase_).gates == Gates::kOpen ||
-         (terms_.task.op == Operation::kResume && terms_.rest == GroupState::kRunning);
+         (params_.task.op == Operation::kResume && params_.rest == GroupState::kRunning);
 }
 
 void Course::join(RankId rank) {
   // One that runs while memory returns may get hold of it, so it is in on what follows.
-  if (gates_open() && terms_.task.selection.of(rank)) participants_.insert(rank);
+  if (gates_open() && params_.task.selection.of(rank)) participants_.insert(rank);
 }
 
 void Course::come_back(RankId rank) {
@@ -417,11 +417,11 @@ void Course::come_back(RankId rank) {
 void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Time now) {
   const bool took_part = participants_.erase(rank) > 0;
   const bool was_awaited = waiting_.erase(rank) > 0;
-  if (cut_ && terms_.held == Held::kAcrossNodes)
+  if (cut_ && params_.held == Held::kAcrossNodes)
     group_.actions.push_back(action::Reported{rank, std::nullopt});
   if (cut_) cut_->forget(rank);
   if (group_.members.empty()) {
-    const bool pause = terms_.task.op == Operation::kPause;
+    const bool pause = params_.task.op == Operation::kPause;
     return finish(pause ? GroupState::kPausing : GroupState::kResuming,
                   {Code::kAborted, "the last rank, " + who + ", has ended"}, now);
   }
@@ -454,8 +454,8 @@ void Course::lose(RankId rank, const std::string& what, Time now) {
 // ---- time ---------------------------------------------------------------------------------------
 
 Time Course::wakeup() const {
-  return cut_ && terms_.held != Held::kAcrossNodes ? std::min(deadline_, cut_->next_decision())
-                                                   : deadline_;
+  return cut_ && params_.held != Held::kAcrossNodes ? std::min(deadline_, cut_->next_decision())
+                                                    : deadline_;
 }
 
 void Course::tick(Time now) {
@@ -505,7 +505,7 @@ std::vector<RankId> Course::participants() const {
 }
 
 std::vector<RankId> Course::shut() const {
-  return terms_.task.selection.local() ? participants() : group_.members.ids();
+  return params_.task.selection.local() ? participants() : group_.members.ids();
 }
 
 std::string Course::laggards() const {
@@ -515,11 +515,11 @@ std::string Course::laggards() const {
       text += (text.empty() ? "" : ", ") + group_.members.label(rank) + " " + why;
     return text.empty() ? "ranks of other nodes are not quiet yet" : text;
   }
-  const bool across_nodes = terms_.held == Held::kAcrossNodes;
+  const bool across_nodes = params_.held == Held::kAcrossNodes;
   if (rule(phase_).entry == PhaseEntry::kReady)
     return std::string(across_nodes ? "other nodes " : "other groups ") +
            std::string(not_yet(phase_));
-  if (waiting_.empty() && terms_.held != Held::kNo)
+  if (waiting_.empty() && params_.held != Held::kNo)
     return "other groups of the swap or set still have the memory, or the broker still works";
   if (waiting_.empty() && rule(phase_).entry == PhaseEntry::kSave)
     return "amemd still prepares space in the pool that other users had";

@@ -64,7 +64,7 @@ class Course {
     std::deque<Action>& actions;
     std::string& note;
   };
-  struct Terms {
+  struct Params {
     Task task;
     GroupState rest;  // where it ends once the ranks have released
     GroupState before = GroupState::kRunning;
@@ -80,7 +80,7 @@ class Course {
     Status status;
   };
 
-  Course(GroupContext group, Terms terms, Epoch epoch, Time now);
+  Course(GroupContext group, Params params, Epoch epoch, Time now);
 
   // ---- events; REQUIRES: not ended ----
   void tell(Event event, Time now);
@@ -97,7 +97,7 @@ class Course {
   void lose(RankId rank, const std::string& what, Time now);
 
   // ---- how it stands ----
-  const Terms& terms() const { return terms_; }
+  const Params& params() const { return params_; }
   Phase phase() const { return phase_; }
   Epoch epoch() const { return epoch_; }
   bool gates_open() const;
@@ -144,7 +144,7 @@ class Course {
   bool holds(Reason reason) const;
   /// A pause of a group that was paused before.
   bool was_paused() const {
-    return terms_.task.op == Operation::kPause && terms_.before == GroupState::kPaused;
+    return params_.task.op == Operation::kPause && params_.before == GroupState::kPaused;
   }
   /// The broker has done what the phase began with.
   void done(PhaseEntry entry, const Status& status, Time now);
@@ -161,7 +161,7 @@ class Course {
   std::string laggards() const;
 
   GroupContext group_;
-  Terms terms_;
+  Params params_;
   Epoch epoch_;
   Time began_;
   Phase phase_ = Phase::kNone;

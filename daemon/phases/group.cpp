@@ -120,11 +120,11 @@ void Group::go_on_if_all_are_back(Time now) {
   actions_.push_back(action::Begun{.task = what.task, .continues = true});
   epoch_ = epoch_.attempt + 1;
   course_.emplace(Course::GroupContext{deadlines_, members_, actions_, note_},
-                  Course::Terms{.task = what.task,
-                                .rest = rest_of(what.task),
-                                .before = rest_,
-                                .deep = deep_,
-                                .interrupted = what},
+                  Course::Params{.task = what.task,
+                                 .rest = rest_of(what.task),
+                                 .before = rest_,
+                                 .deep = deep_,
+                                 .interrupted = what},
                   epoch_, now);
 }
 
@@ -141,7 +141,7 @@ bool will_take(const Group& group, const std::string& tag, const std::vector<Ran
 }
 
 bool Group::aside(RankId rank) const {
-  const Task* const task = course_        ? &course_->terms().task
+  const Task* const task = course_        ? &course_->params().task
                            : interrupted_ ? &interrupted_->task
                                           : nullptr;
   return task != nullptr && !task->selection.of(rank);
@@ -232,7 +232,7 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Ti
   else if (pause)
     begins = memory_.opened(task.selection) ? kPauseWithGuestsBegins : kPauseBegins;
   course_.emplace(Course::GroupContext{deadlines_, members_, actions_, note_},
-                  Course::Terms{task, rest, rest_, timeout, inside, held, begins, deep_}, epoch_,
+                  Course::Params{task, rest, rest_, timeout, inside, held, begins, deep_}, epoch_,
                   now);
 }
 
@@ -249,8 +249,8 @@ void Group::settle_if_ended(Time now) {
 }
 
 void Group::settle(Time now) {
-  const bool inside = course_->terms().inside;
-  const bool local = course_->terms().task.selection.local();
+  const bool inside = course_->params().inside;
+  const bool local = course_->params().task.selection.local();
   epoch_ = course_->epoch();
   deep_ = course_->deep();
   // Without ranks it is as it was: no rank has seen any of it.
@@ -433,10 +433,10 @@ void Group::answer_local(const Task& task, const Status& status, bool again, Tim
   answer(requests_.take(asked, its), status);
 }
 
-bool Group::local() const { return course_ && course_->terms().task.selection.local(); }
+bool Group::local() const { return course_ && course_->params().task.selection.local(); }
 
 void Group::set_aside(Time now) {
-  if (!local() || !course_->terms().inside || course_->phase() != kPauseBegins) return;
+  if (!local() || !course_->params().inside || course_->phase() != kPauseBegins) return;
   course_->set_aside(now);
   settle(now);
 }
@@ -455,13 +455,13 @@ std::string Group::what_is_under_way() const {
   if (!course_ && !interrupted_) return {};
   const std::string group = "group '" + name_ + "' is " + std::string(to_string(state_));
   if (!course_) return group + " and waits for its ranks to reconnect";
-  const Task& task = course_->terms().task;
+  const Task& task = course_->params().task;
   return (task.selection.local() ? describe(task, name_) + " is under way" : group) + " (" +
          std::string(phase_name(phase())) + ")";
 }
 
 bool Group::under_way(const Task& task, RankId rank) const {
-  return course_ && course_->terms().task.of({}) == task && course_->takes_part(rank);
+  return course_ && course_->params().task.of({}) == task && course_->takes_part(rank);
 }
 
 // Requests for what is under way, or will be as soon as the group can, wait for that and not for
@@ -469,7 +469,7 @@ bool Group::under_way(const Task& task, RankId rank) const {
 Time Group::request_deadline(const Task& task) const {
   if (interrupted_ || waits_for_operator(task)) return kNever;
   if (!is_local(task)) {
-    const bool now = course_ && task == course_->terms().task;
+    const bool now = course_ && task == course_->params().task;
     return now || (course_ && requests_.complete(task, members_.ids())) ? kNever
                                                                         : requests_.deadline(task);
   }
