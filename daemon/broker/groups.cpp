@@ -43,11 +43,11 @@ Result<GroupEntry*> Groups::add(const std::string& name, const std::shared_ptr<A
                                 bool paused, std::string_view stage) {
   const Result<GroupId> id = new_id();
   if (!id.ok()) return id.status();
-  Standing standing;
-  if (paused) standing.rest = GroupState::kPaused;
+  RestartState restart_state;
+  if (paused) restart_state.rest = GroupState::kPaused;
   const auto [it, added] =
       node_.groups.try_emplace(id.value(), id.value(), name, account, deadlines_,
-                               memory_of(id.value()), standing, Members(), Duration{});
+                               memory_of(id.value()), restart_state, Members(), Duration{});
   GroupEntry& group = it->second;
   group.paused_by_stage = paused;
   if (paused) group.stage = stage;
@@ -72,10 +72,10 @@ Result<GroupEntry*> Groups::add(const std::string& name, const std::shared_ptr<A
 }
 
 GroupEntry& Groups::restore(GroupId id, const std::string& name, std::shared_ptr<Account> account,
-                            const Standing& standing, Members members) {
+                            const RestartState& restart_state, Members members) {
   // A rank that is in the middle of copies reconnects when it has done them.
   return node_.groups
-      .try_emplace(id, id, name, std::move(account), deadlines_, memory_of(id), standing,
+      .try_emplace(id, id, name, std::move(account), deadlines_, memory_of(id), restart_state,
                    std::move(members), deadlines_.save)
       .first->second;
 }

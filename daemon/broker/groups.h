@@ -43,7 +43,7 @@ class Groups {
                             const std::string& stage);
   /// One of another broker's, with its members, who are expected back.
   GroupEntry& restore(GroupId id, const std::string& name, std::shared_ptr<Account> account,
-                      const Standing& standing, Members members);
+                      const RestartState& restart_state, Members members);
   /// The ids before this one have been used.
   void continue_at(GroupId next) { next_group_ = std::max(next_group_, next); }
   /// Tags of a group that may have a policy: all of them are on record, which each phase writes.

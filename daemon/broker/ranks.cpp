@@ -340,7 +340,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
 void Ranks::release_leftovers(const Rank& rank, bool gate_shut,
                               const std::map<AllocationId, amem_v1_Holding_Item>& holds) {
   const Group& machine = node_.group_of(rank).machine;
-  const Standing is = standing_of(machine);
+  const RestartState is = restart_state_of(machine);
   const bool ends_there = !is.under_way || is.under_way->restart == OnRestart::kRollBack;
   const bool rests = is.rest == GroupState::kPaused && ends_there;
   const bool partly =

@@ -404,9 +404,10 @@ void Recovery::take_group(GroupId id, std::map<RankId, Member>& members,
     labels.add(rank_id, rank_label(rank));
     ranks.push_back(std::move(rank));
   }
-  const Standing standing{row.paused() ? GroupState::kPaused : GroupState::kRunning,
-                          Epoch(row.epoch()), std::move(what), row.by_operator(), row.deep()};
-  GroupEntry& group = groups_.restore(id, row.name(), account, standing, std::move(labels));
+  const RestartState restart_state{row.paused() ? GroupState::kPaused : GroupState::kRunning,
+                                   Epoch(row.epoch()), std::move(what), row.by_operator(),
+                                   row.deep()};
+  GroupEntry& group = groups_.restore(id, row.name(), account, restart_state, std::move(labels));
   group.tag_discards = {row.tag_discards().begin(), row.tag_discards().end()};
   group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};
   for (const auto& [tag, form] : row.tag_forms())
@@ -503,7 +504,7 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   a.sharers = memory.sharers;
   if (a.shared_by(memory.row.maker())) a.maker = memory.row.maker();
   fill(a, memory.row, group.account);
-  const auto what = standing_of(group.machine).under_way;
+  const auto what = restart_state_of(group.machine).under_way;
   if (memory.resident)
     put_on_device(a, memory.incoming ? HolderKind::kIncoming : HolderKind::kMemory, group.account,
                   stock);

@@ -126,11 +126,11 @@ struct GroupEntry {
 
   /// As another broker has left it: Group's second constructor.
   GroupEntry(GroupId group_id, std::string name, std::shared_ptr<Account> owner,
-             const Deadlines& deadlines, MemoryView memory, const Standing& standing,
+             const Deadlines& deadlines, MemoryView memory, const RestartState& restart_state,
              Members members, Duration patience)
       : id(group_id),
         account(std::move(owner)),
-        machine(std::move(name), deadlines, Clock::now(), std::move(memory), standing,
+        machine(std::move(name), deadlines, Clock::now(), std::move(memory), restart_state,
                 std::move(members), patience) {}
 
   /// A pause drops the bytes of this allocation. NCCL's are always kept; else what the pause itself

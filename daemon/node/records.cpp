@@ -55,11 +55,11 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
   for (const auto& [tag, discard] : group.rank_discards)
     (*row.mutable_rank_discards())[tag] = discard;
   for (const auto& [tag, form] : group.tag_forms) (*row.mutable_tag_forms())[tag] = number_of(form);
-  const Standing standing = standing_of(group.machine);
-  row.set_paused(standing.rest == GroupState::kPaused);
-  row.set_epoch(standing.epoch.attempt);
-  row.set_by_operator(standing.by_operator);
-  row.set_deep(standing.deep);
+  const RestartState restart_state = restart_state_of(group.machine);
+  row.set_paused(restart_state.rest == GroupState::kPaused);
+  row.set_epoch(restart_state.epoch.attempt);
+  row.set_by_operator(restart_state.by_operator);
+  row.set_deep(restart_state.deep);
   for (const auto& [device, bytes] : group.restore_needs) {
     v1::record::RestoreNeed& need = *row.add_restore_needs();
     need.set_device(bytes_of(device.bytes));
@@ -87,7 +87,7 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
     each.set_went_on(share.went_on);
     each.set_given_up(share.given_up);
   }
-  if (const auto& under_way = standing.under_way) {
+  if (const auto& under_way = restart_state.under_way) {
     v1::record::UnderWay& what = *row.mutable_under_way();
     what.set_resume(under_way->task.op == Operation::kResume);
     for (const std::string& tag : under_way->task.selection.tags) what.add_tags(tag);

@@ -33,21 +33,21 @@ Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView 
     : name_(std::move(name)), deadlines_(deadlines), memory_(std::move(memory)), since_(now) {}
 
 Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory,
-             const Standing& standing, Members members, Duration patience)
+             const RestartState& restart_state, Members members, Duration patience)
     : Group(std::move(name), deadlines, now, std::move(memory)) {
-  state_ = rest_ = standing.rest;
-  by_operator_ = standing.by_operator;
-  deep_ = standing.deep;
-  epoch_ = standing.epoch;
+  state_ = rest_ = restart_state.rest;
+  by_operator_ = restart_state.by_operator;
+  deep_ = restart_state.deep;
+  epoch_ = restart_state.epoch;
   members_ = std::move(members);
   for (const RankId rank : members_.ids()) expected_.insert(rank);
-  if (!standing.under_way) return;
-  note_ = "amemd ended during " + standing.under_way->phase + " and has restarted";
-  if (standing.under_way->restart == OnRestart::kStay) {
+  if (!restart_state.under_way) return;
+  note_ = "amemd ended during " + restart_state.under_way->phase + " and has restarted";
+  if (restart_state.under_way->restart == OnRestart::kStay) {
     state_ = rest_ = GroupState::kPaused;
     return;
   }
-  interrupted_ = standing.under_way;
+  interrupted_ = restart_state.under_way;
   patience_ = now + patience;
   const bool pause = interrupted_->task.op == Operation::kPause;
   if (interrupted_->task.selection.local()) return;
@@ -128,7 +128,7 @@ void Group::go_on_if_all_are_back(Time now) {
                   epoch_, now);
 }
 
-Standing standing_of(const Group& group) {
+RestartState restart_state_of(const Group& group) {
   const bool at_rest = !group.course_ && !group.interrupted_;
   return {at_rest ? group.state_ : group.rest_, group.epoch(),
           group.course_ ? group.course_->interrupted() : group.interrupted_, group.by_operator_,
@@ -136,7 +136,7 @@ Standing standing_of(const Group& group) {
 }
 
 bool will_take(const Group& group, const std::string& tag, const std::vector<RankId>& sharers) {
-  const auto what = standing_of(group).under_way;
+  const auto what = restart_state_of(group).under_way;
   return what && what->restart == OnRestart::kRelease && what->task.selection.takes(tag, sharers);
 }
 

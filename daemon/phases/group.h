@@ -48,7 +48,7 @@ struct MemoryView {
 };
 
 /// What the next broker must know of a group.
-struct Standing {
+struct RestartState {
   GroupState rest = GroupState::kRunning;  // where it is, or was before what is under way
   Epoch epoch;                             // the last
   std::optional<Interrupted> under_way;    // what the next broker goes on with
@@ -62,7 +62,7 @@ class Group {
   /// A group as another broker has left it, with these members. None has reconnected yet. What that
   /// broker had begun goes on once all have, or `patience` is over.
   Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory,
-        const Standing& standing, Members members, Duration patience);
+        const RestartState& restart_state, Members members, Duration patience);
   Group(const Group&) = delete;
 
   /// The next thing to do; nothing when all has been done.
@@ -150,7 +150,7 @@ class Group {
   }
 
  private:
-  friend Standing standing_of(const Group& group);
+  friend RestartState restart_state_of(const Group& group);
   /// Returns whether the gates are open of the ranks that take part in what is under way.
   bool gates_open() const {
     if (course_) return course_->gates_open();
@@ -217,7 +217,7 @@ class Group {
   Time overdue_;  // the last action::Overdue
 };
 
-Standing standing_of(const Group& group);
+RestartState restart_state_of(const Group& group);
 /// A pause that is under way, or that the broker's end has interrupted, takes memory of this tag
 /// that these ranks share for certain: its first Release has been sent.
 bool will_take(const Group& group, const std::string& tag, const std::vector<RankId>& sharers = {});

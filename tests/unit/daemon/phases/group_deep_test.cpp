@@ -59,8 +59,8 @@ class GroupDeepTest : public GroupTest {
     Members members;
     members.add(1, "rank 0 (pid 11)");
     members.add(2, "rank 1 (pid 22)");
-    next.emplace("train", Deadlines(), now, MemoryView(), standing_of(group), std::move(members),
-                 seconds(60));
+    next.emplace("train", Deadlines(), now, MemoryView(), restart_state_of(group),
+                 std::move(members), seconds(60));
     return *next;
   }
 
@@ -82,7 +82,7 @@ TEST_F(GroupDeepTest, ProcessesAreCheckpointedOnceAllHasLeft) {
   const auto* checkpoint = find<action::Checkpoint>();
   ASSERT_NE(checkpoint, nullptr);
   EXPECT_THAT(checkpoint->ranks, ElementsAre(1, 2));
-  EXPECT_TRUE(standing_of(group).deep) << "from the first call on, as far as a restart knows";
+  EXPECT_TRUE(restart_state_of(group).deep) << "from the first call on, as far as a restart knows";
   group.checkpointed(kOk, now);
   drain();
   expect_finished(Code::kOk, GroupState::kPaused);

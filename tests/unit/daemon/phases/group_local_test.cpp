@@ -349,7 +349,8 @@ TEST_F(GroupLocalTest, TheNextAmemdGoesOnWithTheSameRanks) {
   quiet(1);
   group.save_sent(kOk, {}, now);
   ASSERT_EQ(group.phase(), Phase::kRelease);
-  ToldGroup next("train", Deadlines(), now, {}, standing_of(group), group.members(), seconds(1));
+  ToldGroup next("train", Deadlines(), now, {}, restart_state_of(group), group.members(),
+                 seconds(1));
   EXPECT_EQ(next.state(), GroupState::kRunning);
   EXPECT_TRUE(next.join(1, "rank 0 (pid 11)")) << "its gate is shut";
   for (const RankId rank : {2U, 3U, 4U}) EXPECT_FALSE(next.join(rank, "a rank"));

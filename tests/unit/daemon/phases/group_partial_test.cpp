@@ -49,7 +49,7 @@ class GroupPartialTest : public GroupTest {
     EXPECT_FALSE(arrived->loaded);
     EXPECT_TRUE(release->undo);
     EXPECT_EQ(find<action::Ask>(), nullptr) << "no gate opens";
-    EXPECT_EQ(standing_of(group).under_way->restart, OnRestart::kRollBack);
+    EXPECT_EQ(restart_state_of(group).under_way->restart, OnRestart::kRollBack);
   }
 
   bool kv_paused = false;
@@ -62,7 +62,7 @@ TEST_F(GroupPartialTest, ItDoesNotRunOn) {
   EXPECT_EQ(find<action::Ask>(), nullptr);
   EXPECT_FALSE(group.may_allocate(1));
   EXPECT_TRUE(group.join(3, "rank 2 (pid 33)")) << "its gate is shut";
-  EXPECT_EQ(standing_of(group).rest, GroupState::kPaused);
+  EXPECT_EQ(restart_state_of(group).rest, GroupState::kPaused);
   EXPECT_EQ(describe(of_kv(), "train"), "partial pause of tag kv of group 'train'");
 }
 
@@ -97,7 +97,7 @@ TEST_F(GroupPartialTest, TheRestLeavesLater) {
   drain();
   ASSERT_NE(find<action::Release>(), nullptr);
   EXPECT_FALSE(find<action::Release>()->undo);
-  EXPECT_EQ(standing_of(group).under_way->restart, OnRestart::kRelease);
+  EXPECT_EQ(restart_state_of(group).under_way->restart, OnRestart::kRelease);
   both(RankPhase::kRelease);
   rest_paused = true;
   group.dropped("", now);
@@ -114,7 +114,7 @@ TEST_F(GroupPartialTest, MoreOfItsTagsDoNotLeaveAlone) {
 
 TEST_F(GroupPartialTest, WithoutItsRestItStaysPaused) {
   to_rest();
-  EXPECT_EQ(standing_of(group).under_way->restart, OnRestart::kRollBack);
+  EXPECT_EQ(restart_state_of(group).under_way->restart, OnRestart::kRollBack);
   quiet(1);
   quiet(2);
   group.save_sent(kOk, {1}, now);
@@ -189,18 +189,18 @@ TEST_F(GroupPartialTest, ADeepPauseTakesTheRestFirst) {
 TEST_F(GroupPartialTest, TheNextBrokerGoesOn) {
   Members members;
   members.add(1, "rank 0 (pid 11)");
-  Standing standing;
-  standing.under_way = Interrupted{of_kv(), OnRestart::kRelease, "release"};
-  ToldGroup released("train", Deadlines(), now, {}, standing, members, seconds(1));
+  RestartState restart_state;
+  restart_state.under_way = Interrupted{of_kv(), OnRestart::kRelease, "release"};
+  ToldGroup released("train", Deadlines(), now, {}, restart_state, members, seconds(1));
   released.join(1, "rank 0 (pid 11)");
   released.tick(now);
   released.phase_done(1, released.epoch(), RankPhase::kRelease, kOk, 0, now);
   released.dropped("", now);
   EXPECT_EQ(released.state(), GroupState::kPaused) << "it does not run on";
 
-  standing.rest = GroupState::kPaused;
-  standing.under_way = Interrupted{Operation::kPause, OnRestart::kRollBack, "save"};
-  ToldGroup undone("train", Deadlines(), now, {}, standing, members, seconds(1));
+  restart_state.rest = GroupState::kPaused;
+  restart_state.under_way = Interrupted{Operation::kPause, OnRestart::kRollBack, "save"};
+  ToldGroup undone("train", Deadlines(), now, {}, restart_state, members, seconds(1));
   EXPECT_TRUE(undone.join(1, "rank 0 (pid 11)")) << "its gate stays shut";
   undone.tick(now);
   EXPECT_EQ(undone.phase(), Phase::kRollback);

@@ -19,7 +19,7 @@ class GroupRestartTest : public GroupTest {
     Members members;
     members.add(1, "rank 0 (pid 11)");
     members.add(2, "rank 1 (pid 22)");
-    next.emplace("train", Deadlines(), now, view_, standing_of(next ? *next : group),
+    next.emplace("train", Deadlines(), now, view_, restart_state_of(next ? *next : group),
                  std::move(members), seconds(60));
     return *next;
   }
@@ -241,7 +241,7 @@ TEST_F(GroupRestartTest, WhatComesBackToAGroupThatRunsShutsNoGate) {
   members.add(1, "");
   const Interrupted resume{Task(Operation::kResume, Selection{{"kv"}}), OnRestart::kRollBack,
                            "create"};
-  next.emplace("train", Deadlines(), now, view_, Standing{GroupState::kRunning, 3, resume},
+  next.emplace("train", Deadlines(), now, view_, RestartState{GroupState::kRunning, 3, resume},
                std::move(members), seconds(60));
   EXPECT_TRUE(next->may_allocate(1));
   EXPECT_FALSE(next->join(1, "")) << "one that has missed its Open is told to open";
@@ -315,10 +315,10 @@ TEST_F(GroupRestartTest, APauseOfTagsThatHadNotOpenedOpens) {
 TEST(LostRanksTest, OfManyTheFirstAreNamed) {
   Members members;
   for (RankId rank = 1; rank <= 6; ++rank) members.add(rank, "rank " + std::to_string(rank));
-  Standing standing;
-  standing.rest = GroupState::kPaused;
+  RestartState restart_state;
+  restart_state.rest = GroupState::kPaused;
   const Time now{seconds(1)};
-  ToldGroup group("train", Deadlines(), now, MemoryView(), standing, members, seconds(60));
+  ToldGroup group("train", Deadlines(), now, MemoryView(), restart_state, members, seconds(60));
   for (RankId rank = 1; rank <= 6; ++rank) group.leave(rank, false, now);
   EXPECT_EQ(group.lost(),
             "lost rank 1 while it was paused; lost rank 2 while it was paused; lost rank 3 while "

@@ -18,14 +18,15 @@ class StageViewTest : public ::testing::Test {
       stage.devices.push_back({some_device(i), static_cast<int>(i) - 1, 64 * kMiB, kMiB});
   }
   GroupEntry& group(GroupId id, GroupState state = GroupState::kRunning) {
-    Standing standing;
-    standing.rest = state;
+    RestartState restart_state;
+    restart_state.rest = state;
     Members members;
     if (state == GroupState::kRunning) members.add(id, "rank");
-    GroupEntry& added = node.groups
-                            .try_emplace(id, id, "g" + std::to_string(id), account, Deadlines(),
-                                         MemoryView(), standing, std::move(members), Duration{})
-                            .first->second;
+    GroupEntry& added =
+        node.groups
+            .try_emplace(id, id, "g" + std::to_string(id), account, Deadlines(), MemoryView(),
+                         restart_state, std::move(members), Duration{})
+            .first->second;
     added.stage = "night";
     added.paused_by_stage = state == GroupState::kPaused;
     return added;
