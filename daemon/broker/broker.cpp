@@ -105,7 +105,7 @@ void Broker::take_settings() {
 
 Broker::~Broker() { shut(); }
 
-Status Broker::take_up(Stock stock) {
+Status Broker::take_up(HolderDescriptors descriptors) {
   if (!stages_are_good_.ok()) return stages_are_good_;
   Records& records = node_.records;
   if (!records.record().keeps()) return {};
@@ -113,7 +113,8 @@ Status Broker::take_up(Stock stock) {
     records.begin(node_.pools.chunk());
     return {};
   }
-  Status status = Recovery(context_, accounts_, groups_, ranks_, stages_).run(std::move(stock));
+  Status status =
+      Recovery(context_, accounts_, groups_, ranks_, stages_).run(std::move(descriptors));
   next_segment_ = std::max(next_segment_, records.life().segments());
   return status;
 }

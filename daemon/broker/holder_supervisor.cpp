@@ -74,11 +74,11 @@ Status HolderSupervisor::attach() {
   took(*holder);
   Result<std::map<HolderKey, Fd>> all = holder->list();
   if (!all.ok()) return all.status();
-  stock_ = std::move(all).value();
-  auto memory = stock_.extract(kRecordKey);
-  if (memory.empty() && !stock_.empty())
-    return unusable(launch_.path, {Code::kDataLoss,
-                                   std::to_string(stock_.size()) + " descriptors have no record"});
+  descriptors_ = std::move(all).value();
+  auto memory = descriptors_.extract(kRecordKey);
+  if (memory.empty() && !descriptors_.empty())
+    return unusable(launch_.path, {Code::kDataLoss, std::to_string(descriptors_.size()) +
+                                                        " descriptors have no record"});
   Result<RecordLog> log =
       memory.empty() ? RecordLog::create() : RecordLog::open(std::move(memory.mapped()));
   if (!log.ok()) return memory.empty() ? log.status() : unusable(launch_.path, log.status());

@@ -35,7 +35,7 @@ class HolderSupervisor {
   /// Keeps nothing without a holder.
   Record& record() { return *record_; }
   /// What the holder had. Once.
-  Stock take_stock() { return std::move(stock_); }
+  HolderDescriptors take_descriptors() { return std::move(descriptors_); }
   /// From now on: when the holder ends, `everything` is called to give all there is to another.
   void watch(std::function<void()> everything);
 
@@ -52,7 +52,7 @@ class HolderSupervisor {
   const Workers::Runs runs_;
   HolderLaunch launch_;
   std::unique_ptr<Record> record_;
-  Stock stock_;
+  HolderDescriptors descriptors_;
   std::function<void()> everything_;
   EventLoop::WatchId watch_ = 0;
   std::optional<EventLoop::TimerId> timer_;

@@ -28,8 +28,8 @@ Token token_of(const std::string& bytes) {
   return token;
 }
 
-std::optional<Fd> take(Stock& stock, HolderKind kind, std::uint64_t id) {
-  const auto found = stock.extract(holder_key(kind, id));
+std::optional<Fd> take(HolderDescriptors& descriptors, HolderKind kind, std::uint64_t id) {
+  const auto found = descriptors.extract(holder_key(kind, id));
   if (found.empty()) return std::nullopt;
   return std::move(found.mapped());
 }
@@ -81,7 +81,7 @@ Result<std::uint64_t> recorded_chunk(const RecordLog& log) {
   return life.chunk();
 }
 
-Status Recovery::run(Stock stock) {
+Status Recovery::run(HolderDescriptors descriptors) {
   Record& record = node_.records.record();
   if (Status status = read(*record.log()); !status.ok()) return status;
   node_.records.go_on(life_);
@@ -89,18 +89,18 @@ Status Recovery::run(Stock stock) {
   ranks_.continue_at(life_.ranks());
   groups_.continue_at(life_.groups());
 
-  take_pool(stock);
-  find_members(stock);
+  take_pool(descriptors);
+  find_members(descriptors);
   for (const auto& [id, row] : allocations_read_) of_group_[row.group()].push_back(id);
   std::map<GroupId, std::map<AllocationId, Memory>> memory;
   for (auto group = members_.begin(); group != members_.end();) {
     std::string missing = find_lost(group->first);
-    if (missing.empty()) missing = find_memory(group->first, stock, memory[group->first]);
+    if (missing.empty()) missing = find_memory(group->first, descriptors, memory[group->first]);
     if (missing.empty()) {
       ++group;
       continue;
     }
-    leave(group->first, group->second, missing, stock);
+    leave(group->first, group->second, missing, descriptors);
     group = members_.erase(group);
   }
   // A rank that is not taken up may write to what it has open of another group.
@@ -112,7 +112,7 @@ Status Recovery::run(Stock stock) {
       continue;
     }
     give_back(group->first, found);
-    leave(group->first, group->second, unknown, stock);
+    leave(group->first, group->second, unknown, descriptors);
     members_.erase(group);
     group = members_.begin();  // its own ranks may be guests, too
   }
@@ -126,13 +126,13 @@ Status Recovery::run(Stock stock) {
     }
     take_group(id, members, std::move(what));
   }
-  take_limbo(stock);  // what is given back is written beside it
+  take_limbo(descriptors);  // what is given back is written beside it
   for (const auto& [id, members] : members_)
     for (const auto& [allocation, what] : memory[id])
-      take_memory(node_.groups.at(id), allocation, what, stock);
-  take_guests_memory(stock);
+      take_memory(node_.groups.at(id), allocation, what, descriptors);
+  take_guests_memory(descriptors);
   node_.pools.restored();
-  let_go_of_the_rest(stock);
+  let_go_of_the_rest(descriptors);
   record.flush_soon();  // of processes that were found by their numbers
   for (auto& [id, group] : node_.groups) stages_.restored(group);
   for (auto& [id, group] : node_.groups) groups_.drive(group);
@@ -181,7 +181,7 @@ Status Recovery::read(const RecordLog& log) {
 
 // ---- the pool -----------------------------------------------------------------------------------
 
-void Recovery::take_pool(Stock& stock) {
+void Recovery::take_pool(HolderDescriptors& descriptors) {
   struct Drawn {
     std::uint64_t id;
     const v1::record::Segment* row;
@@ -197,7 +197,7 @@ void Recovery::take_pool(Stock& stock) {
     return taken;
   };
   const auto descriptor = [&](std::uint64_t id, const v1::record::Segment& row) {
-    std::optional<Fd> fd = take(stock, HolderKind::kSegment, id);
+    std::optional<Fd> fd = take(descriptors, HolderKind::kSegment, id);
     if (fd && !place_of(row.place())) {
       spdlog::error(
           "record: a segment of the pool has the place {}, which this amemd does not support. The "
@@ -230,18 +230,19 @@ void Recovery::take_pool(Stock& stock) {
 }
 
 void Recovery::leave(GroupId id, std::map<RankId, Member>& members, const std::string& why,
-                     Stock& stock) {
+                     HolderDescriptors& descriptors) {
   spdlog::error(
       "amemd cannot continue group '{}': {}. Its ranks run without amem, or wait for ever "
       "(AMEM_ORPHAN). Restart them",
       groups_read_[id].name(), why);
   left_.insert(id);
   for (const auto& [rank, member] : members) group_of_.erase(rank);
-  leave_to_writers(id, members, stock);
+  leave_to_writers(id, members, descriptors);
 }
 
 /// The group is not taken up: what its ranks may be saving to is in their limbo.
-void Recovery::leave_to_writers(GroupId id, std::map<RankId, Member>& members, Stock& stock) {
+void Recovery::leave_to_writers(GroupId id, std::map<RankId, Member>& members,
+                                HolderDescriptors& descriptors) {
   const v1::record::Group& group = groups_read_.at(id);
   const bool saving = may_be_saving(group);
   for (const AllocationId allocation : of_group_[id]) {
@@ -256,10 +257,10 @@ void Recovery::leave_to_writers(GroupId id, std::map<RankId, Member>& members, S
   }
   for (auto& [rank, member] : members)
     if (limbo_read_.contains(rank) && member.process.held)
-      stock.emplace(holder_key(HolderKind::kProcess, rank), std::move(member.process.fd));
+      descriptors.emplace(holder_key(HolderKind::kProcess, rank), std::move(member.process.fd));
 }
 
-void Recovery::take_limbo(Stock& stock) {
+void Recovery::take_limbo(HolderDescriptors& descriptors) {
   for (const auto& [id, row] : limbo_read_) {
     const auto rank_row = ranks_read_.find(id);
     Rank* rank = node_.find_rank(id);
@@ -290,7 +291,7 @@ void Recovery::take_limbo(Stock& stock) {
     }
     Row kept_row = adopt(RowKind::kLimbo, id);
     (void)node_.records.write_limbo(kept_row, id, taken, account->owner(), of);
-    Process process = find_process(stock, id, of.pid(), of.pid_namespace());
+    Process process = find_process(descriptors, id, of.pid(), of.pid_namespace());
     if (process.lost) {
       spdlog::warn(
           "{} of the pool stay in use: pid {} may still write there, and the descriptor of this "
@@ -314,9 +315,9 @@ void Recovery::take_limbo(Stock& stock) {
 /// The holder has the descriptor before the row is written, and the row goes first. So where it is
 /// missing the holder had not been given everything, or had no space for it, and the process may
 /// well live. What has its number now is it, or it has ended: either way its end is not missed.
-Recovery::Process Recovery::find_process(Stock& stock, RankId id, pid_t pid,
+Recovery::Process Recovery::find_process(HolderDescriptors& descriptors, RankId id, pid_t pid,
                                          std::uint64_t pid_namespace) {
-  if (std::optional<Fd> fd = take(stock, HolderKind::kProcess, id))
+  if (std::optional<Fd> fd = take(descriptors, HolderKind::kProcess, id))
     return {std::move(*fd), true, false};
   if (pid <= 0 || pid_namespace == 0 || pid_namespace != amem::pid_namespace())
     return {{}, false, true};
@@ -331,10 +332,10 @@ Kept Recovery::keep(RankId id, bool held, const SharedFd& process) {
               : record.keep(HolderKind::kProcess, id, process);
 }
 
-void Recovery::find_members(Stock& stock) {
+void Recovery::find_members(HolderDescriptors& descriptors) {
   for (const auto& [id, row] : ranks_read_) {
     if (!groups_read_.contains(row.group())) continue;
-    Process process = find_process(stock, id, row.pid(), row.pid_namespace());
+    Process process = find_process(descriptors, id, row.pid(), row.pid_namespace());
     if (process.lost) {
       lost_[row.group()].insert(id);
       (void)members_[row.group()];
@@ -448,7 +449,7 @@ void Recovery::take_group(GroupId id, std::map<RankId, Member>& members,
 
 // ---- memory -------------------------------------------------------------------------------------
 
-std::string Recovery::find_memory(GroupId id, const Stock& stock,
+std::string Recovery::find_memory(GroupId id, const HolderDescriptors& descriptors,
                                   std::map<AllocationId, Memory>& found) {
   const v1::record::Group& group = groups_read_.at(id);
   const bool rolls_back = group.has_under_way() && group.under_way().resume() &&
@@ -466,11 +467,11 @@ std::string Recovery::find_memory(GroupId id, const Stock& stock,
     if (saved != saved_read_.end()) memory.saved = &saved->second;
     const bool left =
         memory.saved != nullptr && !memory.saved->stayed() && !is_being_saved(group, *memory.saved);
-    memory.incoming = !stock.contains(holder_key(HolderKind::kMemory, allocation));
+    memory.incoming = !descriptors.contains(holder_key(HolderKind::kMemory, allocation));
     // What a resume has made before it could open is made again by the next.
     memory.resident =
-        !memory.incoming ||
-        (stock.contains(holder_key(HolderKind::kIncoming, allocation)) && !(rolls_back && left));
+        !memory.incoming || (descriptors.contains(holder_key(HolderKind::kIncoming, allocation)) &&
+                             !(rolls_back && left));
     const std::string name = "allocation " + std::to_string(allocation) + " (" +
                              format_size(row.size()) + ", tag '" + row.tag() + "')";
     if (!memory.resident && !left)
@@ -497,7 +498,8 @@ void Recovery::give_back(GroupId id, std::map<AllocationId, Memory>& found) {
   found.clear();
 }
 
-void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& memory, Stock& stock) {
+void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& memory,
+                           HolderDescriptors& descriptors) {
   Allocation a;
   a.id = id;
   a.group = group.id;
@@ -507,7 +509,7 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   const auto what = restart_state_of(group.machine).under_way;
   if (memory.resident)
     put_on_device(a, memory.incoming ? HolderKind::kIncoming : HolderKind::kMemory, group.account,
-                  stock);
+                  descriptors);
   if (memory.saved != nullptr) {
     const v1::record::Saved& saved = *memory.saved;
     a.saved.saver = saved.saver();
@@ -558,15 +560,16 @@ void Recovery::fill(Allocation& a, const v1::record::Allocation& row,
 }
 
 void Recovery::put_on_device(Allocation& a, HolderKind kind,
-                             const std::shared_ptr<Account>& account, Stock& stock) {
-  std::optional<Fd> fd = take(stock, kind, a.id);
+                             const std::shared_ptr<Account>& account,
+                             HolderDescriptors& descriptors) {
+  std::optional<Fd> fd = take(descriptors, kind, a.id);
   a.fd = charged(workers_.closing(a.device, std::move(*fd)),
                  account->charge(of_device_memory(a.size)));
   a.kept = node_.records.record().adopt(kind, a.id);
 }
 
 /// Memory whose sharers have all gone, and which ranks of other groups have open still.
-void Recovery::take_guests_memory(Stock& stock) {
+void Recovery::take_guests_memory(HolderDescriptors& descriptors) {
   for (const auto& [id, row] : allocations_read_) {
     const auto is_held = [this, of = row.group()](RankId rank) {
       return group_of_.contains(rank) && group_of_[rank] == of;
@@ -576,14 +579,14 @@ void Recovery::take_guests_memory(Stock& stock) {
                                     [&](RankId rank) { return group_of_.contains(rank); });
     if (held || guest == row.guests().end()) continue;
     HolderKind kind = HolderKind::kMemory;
-    if (!stock.contains(holder_key(kind, id))) kind = HolderKind::kIncoming;
-    if (!stock.contains(holder_key(kind, id))) continue;
+    if (!descriptors.contains(holder_key(kind, id))) kind = HolderKind::kIncoming;
+    if (!descriptors.contains(holder_key(kind, id))) continue;
     const std::shared_ptr<Account> account = node_.groups.at(group_of_[*guest]).account;
     Allocation a;
     a.id = id;
     a.group = kNoGroup;
     fill(a, row, account);
-    put_on_device(a, kind, account, stock);
+    put_on_device(a, kind, account, descriptors);
     node_.allocations.add(std::move(a));
   }
 }
@@ -595,10 +598,10 @@ Row Recovery::adopt(RowKind kind, std::uint64_t id) {
   return node_.records.record().adopt_row(kind, id);
 }
 
-void Recovery::let_go_of_the_rest(const Stock& stock) {
+void Recovery::let_go_of_the_rest(const HolderDescriptors& descriptors) {
   Record& record = node_.records.record();
   for (const RowKey key : rows_) record.adopt_row(kind_of_row(key), id_of_row(key)).erase();
-  for (const auto& [key, fd] : stock) record.adopt(kind_of(key), id_of(key)).drop();
+  for (const auto& [key, fd] : descriptors) record.adopt(kind_of(key), id_of(key)).drop();
 }
 
 }  // namespace amem

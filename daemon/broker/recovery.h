@@ -26,7 +26,7 @@
 namespace amem {
 
 /// What the holder had, by its keys.
-using Stock = std::map<HolderKey, Fd>;
+using HolderDescriptors = std::map<HolderKey, Fd>;
 
 /// The chunk of the pool that the rows are about; 0: there are none. kDataLoss: a row that is none.
 Result<std::uint64_t> recorded_chunk(const RecordLog& log);
@@ -46,7 +46,7 @@ class Recovery {
 
   /// Takes up what can be; what cannot is named in the log and let go of, and nobody else loses by
   /// it. kDataLoss: the rows are not to be read, nothing has changed.
-  Status run(Stock stock);
+  Status run(HolderDescriptors descriptors);
 
  private:
   /// A rank's process, as far as it is known.
@@ -68,10 +68,11 @@ class Recovery {
   };
 
   Status read(const RecordLog& log);
-  Process find_process(Stock& stock, RankId id, pid_t pid, std::uint64_t pid_namespace);
+  Process find_process(HolderDescriptors& descriptors, RankId id, pid_t pid,
+                       std::uint64_t pid_namespace);
   /// The holder keeps the process, which it may have got from the broker before.
   Kept keep(RankId id, bool held, const SharedFd& process);
-  void find_members(Stock& stock);
+  void find_members(HolderDescriptors& descriptors);
   /// Which of the group's processes may live and are not known any more. Empty: none.
   std::string find_lost(GroupId group) const;
   /// Which of the group's memory a rank may have open whose group is not taken up. Empty: none.
@@ -79,26 +80,30 @@ class Recovery {
   /// Gives back what find_memory() has taken of the pool for it.
   void give_back(GroupId id, std::map<AllocationId, Memory>& found);
   /// The group is not taken up.
-  void leave(GroupId id, std::map<RankId, Member>& members, const std::string& why, Stock& stock);
-  void take_pool(Stock& stock);
+  void leave(GroupId id, std::map<RankId, Member>& members, const std::string& why,
+             HolderDescriptors& descriptors);
+  void take_pool(HolderDescriptors& descriptors);
   /// Which of the group's memory there is. Not empty: what is missing.
-  std::string find_memory(GroupId group, const Stock& stock, std::map<AllocationId, Memory>& found);
+  std::string find_memory(GroupId group, const HolderDescriptors& descriptors,
+                          std::map<AllocationId, Memory>& found);
   /// A pause goes on. No rank was told to let go of this memory, and its bytes may not be safe. So
   /// it stays on its device until a later pause.
   static bool rests(const v1::record::Group& group, const Interrupted& what, const Memory& memory);
   /// `what`: the operation that was under way.
   void take_group(GroupId id, std::map<RankId, Member>& members, std::optional<Interrupted> what);
-  void take_memory(GroupEntry& group, AllocationId id, const Memory& memory, Stock& stock);
+  void take_memory(GroupEntry& group, AllocationId id, const Memory& memory,
+                   HolderDescriptors& descriptors);
   /// Fills the allocation with what its row says.
   void fill(Allocation& a, const v1::record::Allocation& row,
             const std::shared_ptr<Account>& account);
   void put_on_device(Allocation& a, HolderKind kind, const std::shared_ptr<Account>& account,
-                     Stock& stock);
-  void take_guests_memory(Stock& stock);
-  void leave_to_writers(GroupId id, std::map<RankId, Member>& members, Stock& stock);
-  void take_limbo(Stock& stock);
+                     HolderDescriptors& descriptors);
+  void take_guests_memory(HolderDescriptors& descriptors);
+  void leave_to_writers(GroupId id, std::map<RankId, Member>& members,
+                        HolderDescriptors& descriptors);
+  void take_limbo(HolderDescriptors& descriptors);
   Row adopt(RowKind kind, std::uint64_t id);
-  void let_go_of_the_rest(const Stock& stock);
+  void let_go_of_the_rest(const HolderDescriptors& descriptors);
   std::shared_ptr<Account> account_of(const v1::record::Owner& owner) {
     return accounts_.of(from_record(owner));
   }
