@@ -63,7 +63,7 @@ Evictor::Sets Operations::visible_to(const Groups& groups) const {
   return all;
 }
 
-std::uint64_t Operations::start(const Order& order, const Observer& observer, const Asker& who,
+std::uint64_t Operations::start(const Order& order, const Observer& observer, const Requester& who,
                                 std::shared_ptr<RemoteNodes> remote_nodes) {
   const Groups all = order.all();
   Status status;
@@ -89,7 +89,7 @@ std::uint64_t Operations::start(const Order& order, const Observer& observer, co
   return run(order, observer, who, std::move(remote_nodes));
 }
 
-std::uint64_t Operations::swap(const Order& order, const Observer& observer, const Asker& who,
+std::uint64_t Operations::swap(const Order& order, const Observer& observer, const Requester& who,
                                std::shared_ptr<RemoteNodes> remote_nodes) {
   Status status;
   if (order.out.empty() || order.in.empty())
@@ -225,14 +225,14 @@ void Operations::deepen(GroupId id) {
   const auto proven = context_.evictor.verdict(visible_to({{id, name}}));
   if (proven && !proven->ok()) return;
   spdlog::info("group '{}' has been paused for deep.after: amemd makes it deep", name);
-  Asker asker("amemd (deep.after)");
-  asker.by_broker = true;
-  run(order_of(task, {{id, name}}), nullptr, asker, nullptr);
+  Requester requester("amemd (deep.after)");
+  requester.by_broker = true;
+  run(order_of(task, {{id, name}}), nullptr, requester, nullptr);
 }
 
 // ---- commands -----------------------------------------------------------------------------------
 
-std::uint64_t Operations::run(const Order& order, const Observer& observer, const Asker& who,
+std::uint64_t Operations::run(const Order& order, const Observer& observer, const Requester& who,
                               std::shared_ptr<RemoteNodes> remote_nodes) {
   if (const Status& why = closed_.ok() ? refusal_ : closed_; !why.ok()) {
     observer->finished(why);
@@ -290,9 +290,9 @@ void Operations::began(GroupEntry& group, const action::Begun& begun) {
   // A pause of tags leaves the group running, so whose it was says nothing.
   // Whose one is that an earlier amemd has begun is on record.
   // A group that amemd makes deep stays with its stage.
-  const bool by_broker = command != nullptr && command->asker().by_broker;
+  const bool by_broker = command != nullptr && command->requester().by_broker;
   if (begun.task.stops() && !begun.continues && !by_broker)
-    group.paused_by_stage = command != nullptr && !command->asker().stage.empty();
+    group.paused_by_stage = command != nullptr && !command->requester().stage.empty();
   (void)node_.records.write(group);  // a pause looks again in its save, a resume in admit
   std::unique_ptr<GroupOperation>& operation = running_[group.id];
   if (begun.task.op == Operation::kResume) {
@@ -300,7 +300,7 @@ void Operations::began(GroupEntry& group, const action::Begun& begun) {
     return;
   }
   if (!begun.deepens)
-    group.paused_by = command != nullptr ? command->asker().who : std::string(kPausedByItself);
+    group.paused_by = command != nullptr ? command->requester().who : std::string(kPausedByItself);
   Exchange* const exchange =
       command != nullptr && command->swaps() ? &of.command->exchange() : nullptr;
   operation = std::make_unique<PauseOperation>(context_, group, begun.task, exchange,
@@ -373,9 +373,9 @@ void Operations::remember(const GroupOperation& operation, const Outcome& outcom
   if (const RunningCommand* const command = operation.of().command.get()) {
     past.transaction = command->number();
     past.swap = command->swaps();
-    past.by_broker = command->asker().by_broker;
-    past.stage = command->asker().stage;
-    past.why = command->asker().why;
+    past.by_broker = command->requester().by_broker;
+    past.stage = command->requester().stage;
+    past.why = command->requester().why;
     past.of_several = command->of_several(*group.account);
   }
   past.owner = group.account->owner();

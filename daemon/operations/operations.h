@@ -35,10 +35,10 @@ class Operations {
   /// have a part of it, too; it is asked while the observer is told. `who`: has asked for it.
   /// Returns the transaction's number; 0: refused, or it must be proven first that deep pauses work
   /// here, or ranks of these groups pause or resume some of their own: nothing begins before that.
-  std::uint64_t start(const Order& order, const Observer& observer, const Asker& who,
+  std::uint64_t start(const Order& order, const Observer& observer, const Requester& who,
                       std::shared_ptr<RemoteNodes> remote_nodes = nullptr);
   /// The same, of an order that pauses groups and resumes others.
-  std::uint64_t swap(const Order& order, const Observer& observer, const Asker& who,
+  std::uint64_t swap(const Order& order, const Observer& observer, const Requester& who,
                      std::shared_ptr<RemoteNodes> remote_nodes = nullptr);
 
   // ---- what other nodes say of a transaction that they take part in; once it has ended: nothing
@@ -126,7 +126,7 @@ class Operations {
   bool await_proof(const Evictor::Sets& visible, const Observer& observer,
                    std::function<void()> go_on);
   /// Begins all of it. Returns its number; 0: refused.
-  std::uint64_t run(const Order& order, const Observer& observer, const Asker& who,
+  std::uint64_t run(const Order& order, const Observer& observer, const Requester& who,
                     std::shared_ptr<RemoteNodes> remote_nodes);
   void deepen(GroupId id);
   /// Returns the command of a transaction over several nodes that has not ended; null: there is

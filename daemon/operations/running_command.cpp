@@ -43,7 +43,7 @@ Order order_of(const Task& task, const std::vector<NamedGroup>& groups, Duration
 
 RunningCommand::RunningCommand(Operations& operations, const OperationContext& context,
                                std::uint64_t number, Order order, bool duplex, Observer observer,
-                               Asker asker, std::shared_ptr<RemoteNodes> remote_nodes)
+                               Requester requester, std::shared_ptr<RemoteNodes> remote_nodes)
     : operations_(operations),
       context_(context),
       number_(number),
@@ -53,7 +53,7 @@ RunningCommand::RunningCommand(Operations& operations, const OperationContext& c
       groups_(ids_of(order_.all())),
       exchange_{ids_of(order_.out), ids_of(order_.in), order_.parts, {}, duplex},
       observer_(std::move(observer)),
-      asker_(std::move(asker)),
+      requester_(std::move(requester)),
       remote_nodes_(std::move(remote_nodes)) {
   context_.node.spares.insert(&exchange_.spares);
 }
@@ -84,7 +84,7 @@ bool RunningCommand::of_several(const Account& owner) const {
 }
 
 bool RunningCommand::resumes(std::size_t member) const {
-  return !swaps() && asker_.stage.empty() && order_.resume == Task(Operation::kResume) &&
+  return !swaps() && requester_.stage.empty() && order_.resume == Task(Operation::kResume) &&
          !transaction_.goes_out(member);
 }
 
@@ -142,7 +142,7 @@ void RunningCommand::ended(const GroupOperation& operation, const Outcome& outco
     resume_time_ = std::max(resume_time_, outcome.total);
   }
   carry_out(transaction_.ended(
-      member, asker_.sees_all ? operation.for_operators(outcome.status) : outcome.status));
+      member, requester_.sees_all ? operation.for_operators(outcome.status) : outcome.status));
 }
 
 // ---- what other nodes say -----------------------------------------------------------------------

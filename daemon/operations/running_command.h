@@ -48,11 +48,11 @@ class OperationObserver {
 };
 
 /// Who has asked for an operation.
-struct Asker {
+struct Requester {
   // Implicit: mostly it is an operator.
-  Asker(std::string who_asks) : who(std::move(who_asks)) {}
-  Asker(const Caller& caller) : who(caller.who), sees_all(caller.operates || caller.sees_all) {}
-  Asker(std::string who_asks, std::string its_stage, std::string its_why)
+  Requester(std::string who_asks) : who(std::move(who_asks)) {}
+  Requester(const Caller& caller) : who(caller.who), sees_all(caller.operates || caller.sees_all) {}
+  Requester(std::string who_asks, std::string its_stage, std::string its_why)
       : who(std::move(who_asks)), stage(std::move(its_stage)), why(std::move(its_why)) {}
 
   std::string who;         // for people; the ranks are told
@@ -88,7 +88,7 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   /// `number`: counted since the broker began. `observer` null: nobody watches. `remote_nodes`:
   /// other nodes have a part of it; null: they have none. References outlive this object.
   RunningCommand(Operations& operations, const OperationContext& context, std::uint64_t number,
-                 Order order, bool duplex, Observer observer, Asker asker,
+                 Order order, bool duplex, Observer observer, Requester requester,
                  std::shared_ptr<RemoteNodes> remote_nodes);
   ~RunningCommand();
 
@@ -114,7 +114,7 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
 
   // ---- what it is ----
   std::uint64_t number() const { return number_; }
-  const Asker& asker() const { return asker_; }
+  const Requester& requester() const { return requester_; }
   bool swaps() const { return transaction_.swaps(); }
   /// Groups of other owners take part, or groups that have ended.
   bool of_several(const Account& owner) const;
@@ -148,7 +148,7 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   std::vector<GroupId> groups_;  // by the transaction's members
   Exchange exchange_;
   Observer observer_;
-  const Asker asker_;
+  const Requester requester_;
   const std::shared_ptr<RemoteNodes> remote_nodes_;
   std::deque<Transaction::Step> steps_;  // to be carried out
   bool stepping_ = false;

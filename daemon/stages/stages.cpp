@@ -489,9 +489,9 @@ void Stages::carry_out(Stage& stage, const Switch& what) {
     for (const GroupId id : ids) groups.push_back({id, node_.groups.at(id).machine.name()});
     return groups;
   };
-  const Asker asker("stage '" + stage.name + "'", stage.name, what.why);
+  const Requester requester("stage '" + stage.name + "'", stage.name, what.why);
   operations_.start({.out = named(what.out), .in = named(what.in), .parts = tags_of(what)},
-                    observer, asker);
+                    observer, requester);
 }
 
 Parts Stages::tags_of(const Switch& what) const {
