@@ -5,7 +5,7 @@
 
 #include "shim/base/log.h"
 #include "shim/base/no_cancel.h"
-#include "shim/memory/absence.h"
+#include "shim/memory/paused_memory.h"
 #include "shim/process/python.h"
 
 namespace amem::shim {
@@ -62,7 +62,7 @@ void Holdings::settle(HeldAllocation& a) {
   const std::uint64_t id = a.id;
   const bool was_paused = !a.usable();
   table.forget(id);
-  if (was_paused) Absence::update(*this);
+  if (was_paused) PausedMemory::update(*this);
   tell_free(id);
 }
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "common/newer_cuda.h"
-#include "shim/memory/absence.h"
+#include "shim/memory/paused_memory.h"
 
 namespace amem::shim {
 

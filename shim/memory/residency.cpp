@@ -6,8 +6,8 @@
 
 #include "shim/base/log.h"
 #include "shim/gate/wait_log.h"
-#include "shim/memory/absence.h"
 #include "shim/memory/handles.h"
+#include "shim/memory/paused_memory.h"
 
 namespace amem::shim {
 namespace {
@@ -131,7 +131,7 @@ Status Residency::undo(std::uint64_t& bytes) {
   std::lock_guard lock(holdings_.mutex);
   const Status status = take(all_that(&HeldAllocation::arriving), bytes);
   holdings_.forget_arrivals();
-  Absence::update(holdings_);
+  PausedMemory::update(holdings_);
   return status;
 }
 
@@ -158,7 +158,7 @@ Status Residency::take(std::vector<HeldAllocation*> going, std::uint64_t& bytes)
     ++timings_.handles;
     holdings_.drop_real(*a);
   }
-  Absence::update(holdings_);
+  PausedMemory::update(holdings_);
   const Status status = drop_all_leftovers();
   bytes = 0;
   for (const HeldAllocation* a : going)
@@ -231,7 +231,7 @@ Status Residency::map_again() {
   });
   if (!any) return {};
   const Status granted = grant(std::move(mapped));
-  Absence::update(holdings_);
+  PausedMemory::update(holdings_);
   return first_error.ok() ? granted : first_error;
 }
 
@@ -413,7 +413,7 @@ void Residency::restore_sync_memops(const Mapping& mapping) {
 void Residency::arrived() {
   std::lock_guard lock(holdings_.mutex);
   holdings_.forget_arrivals();
-  Absence::update(holdings_);
+  PausedMemory::update(holdings_);
 }
 
 }  // namespace amem::shim

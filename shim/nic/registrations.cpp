@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "shim/base/log.h"
-#include "shim/memory/absence.h"
 #include "shim/memory/operands.h"
+#include "shim/memory/paused_memory.h"
 #include "shim/runtime/await_memory.h"
 #include "shim/runtime/runtime.h"
 
@@ -130,7 +130,7 @@ Transferring::Transferring(const char* call, std::uint64_t address, std::size_t 
     error_ = refusal(pass_.emplace(*the_gate), call, size);
     if (error_ != 0) return;
     // What is here stays here while the pass lasts.
-    if (!Absence::any() || !Absence::of(runtime->memory().holdings, named)) return;
+    if (!PausedMemory::any() || !PausedMemory::of(runtime->memory().holdings, named)) return;
     pass_.reset();
     if (const CUresult r = await_memory(call, named, {}); r != CUDA_SUCCESS) {
       error_ = errno_of(r);

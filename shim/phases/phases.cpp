@@ -6,7 +6,7 @@
 
 #include "shim/base/log.h"
 #include "shim/gate/wait_log.h"
-#include "shim/memory/absence.h"
+#include "shim/memory/paused_memory.h"
 #include "shim/process/fault_points.h"
 
 namespace amem::shim {
@@ -481,7 +481,7 @@ void Phases::lost() {
     return;
   }
   detachment_.attach();
-  Absence::fail();
+  PausedMemory::fail();
   // What a resume was bringing back may not have its bytes.
   std::uint64_t unloaded = 0;
   if (const Status s = undo(unloaded); !s.ok()) log_error(s.text());

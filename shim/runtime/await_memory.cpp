@@ -52,10 +52,10 @@ CUresult await_memory(const char* call, const Operands& named,
   const NoCancel no_cancel;
   Runtime& runtime = Runtime::get();
   Holdings& holdings = runtime.memory().holdings;
-  const std::optional<Absence::Missing> missing = Absence::of(holdings, named);
+  const std::optional<PausedMemory::Missing> missing = PausedMemory::of(holdings, named);
   if (!missing) return CUDA_SUCCESS;
   const std::string what = std::string(call) + ": " + missing->text;
-  if (Absence::lost()) {
+  if (PausedMemory::lost()) {
     log_error(what + ", and the broker has ended, so this memory is lost");
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
@@ -70,9 +70,9 @@ CUresult await_memory(const char* call, const Operands& named,
     return CUDA_ERROR_NOT_READY;
   }
   const std::chrono::milliseconds patience = runtime.options().gate_timeout;
-  if (missing->by_itself && Absence::wait(
+  if (missing->by_itself && PausedMemory::wait(
                                 holdings, named, kResumeBegins, [] { return wait_log().resumes(); },
-                                wait_log(), what) == Absence::Waited::kTooLong) {
+                                wait_log(), what) == PausedMemory::Waited::kTooLong) {
     log_error(
         what +
         ", and this process has paused it itself, so the call would wait for ever. Resume tag '" +
@@ -80,21 +80,21 @@ CUresult await_memory(const char* call, const Operands& named,
     return CUDA_ERROR_NOT_READY;
   }
   if (wait_log().begins(WaitLog::Clock::now())) log_warn(what + ". The call waits for its resume");
-  switch (Absence::wait(holdings, named, patience, CapturesAwaited(), wait_log(), what)) {
-    case Absence::Waited::kIsHere:
+  switch (PausedMemory::wait(holdings, named, patience, CapturesAwaited(), wait_log(), what)) {
+    case PausedMemory::Waited::kIsHere:
       return CUDA_SUCCESS;
-    case Absence::Waited::kTooLong:
+    case PausedMemory::Waited::kTooLong:
       log_error(what + " and was not resumed within the time of AMEM_GATE");
       return CUDA_ERROR_TIMEOUT;
-    case Absence::Waited::kInTheWay:
+    case PausedMemory::Waited::kInTheWay:
       log_error(what +
                 ". The call no longer waits for its resume: a pause waits for the end of a stream "
                 "capture, which may wait for this call. Resume this tag before captures");
       return CUDA_ERROR_NOT_READY;
-    case Absence::Waited::kLost:
+    case PausedMemory::Waited::kLost:
       log_error(what + ", and the broker has ended, so this memory is lost");
       return CUDA_ERROR_SYSTEM_NOT_READY;
-    case Absence::Waited::kEnding:
+    case PausedMemory::Waited::kEnding:
       break;
   }
   return CUDA_ERROR_DEINITIALIZED;

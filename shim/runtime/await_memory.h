@@ -5,8 +5,8 @@
 #include <cuda.h>
 
 #include "shim/gate/gate.h"
-#include "shim/memory/absence.h"
 #include "shim/memory/operands.h"
+#include "shim/memory/paused_memory.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -29,10 +29,10 @@ CUresult with_memory(const char* call, const Work& work, const Named& named, con
     {
       const Pass pass(*the_gate, the_gate->enter(work));
       if (pass.result() != CUDA_SUCCESS) return pass.result();
-      if (!Absence::any()) [[likely]]
+      if (!PausedMemory::any()) [[likely]]
         return make();
       // What is here stays here while the pass lasts.
-      if (!Absence::of(Runtime::get().memory().holdings, named())) return make();
+      if (!PausedMemory::of(Runtime::get().memory().holdings, named())) return make();
     }
     if (const CUresult r = await_memory(call, named(), work()); r != CUDA_SUCCESS) return r;
   }

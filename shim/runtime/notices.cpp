@@ -3,7 +3,7 @@
 #include <string>
 
 #include "shim/base/log.h"
-#include "shim/memory/absence.h"
+#include "shim/memory/paused_memory.h"
 #include "shim/runtime/runtime.h"
 
 namespace amem::shim {
@@ -24,8 +24,8 @@ std::atomic<bool> stays_noted{false};
 
 void explain_fault(const char* call) noexcept {
   // After the first one the context answers every call so.
-  if (fault_seen.exchange(true) || !Absence::any()) return;
-  const std::string paused = Absence::tags(Runtime::get().memory().holdings);
+  if (fault_seen.exchange(true) || !PausedMemory::any()) return;
+  const std::string paused = PausedMemory::tags(Runtime::get().memory().holdings);
   if (paused.empty()) return;
   log_error(std::string(call) +
             ": CUDA_ERROR_ILLEGAL_ADDRESS (700) while memory of this process is paused: " + paused +

@@ -14,7 +14,7 @@
 #include "shim/base/no_cancel.h"
 #include "shim/gate/deep_calls.h"
 #include "shim/gate/wait_log.h"
-#include "shim/memory/absence.h"
+#include "shim/memory/paused_memory.h"
 #include "shim/process/fault_points.h"
 #include "shim/process/modules.h"
 #include "shim/process/python.h"
@@ -263,7 +263,7 @@ void Runtime::after_fork_in_child() {
   UnknownCalls::get().reset_after_fork();
   parents.gate_.reset_after_fork();
   DeepCalls::reset_after_fork();
-  Absence::reset_after_fork();
+  PausedMemory::reset_after_fork();
   new (&parents) Runtime(std::move(parents.options_), parents.alone_, parents.tried_);
 }
 
@@ -274,7 +274,7 @@ void Runtime::process_ends() {
   self.gate_.end();
   DeepCalls::get().process_ends();
   self.memory_.holdings.end();
-  Absence::end();
+  PausedMemory::end();
   self.session_.end();
 }
 

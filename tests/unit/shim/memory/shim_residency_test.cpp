@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "shim/gate/gate.h"
-#include "shim/memory/absence.h"
 #include "shim/memory/memory.h"
+#include "shim/memory/paused_memory.h"
 
 namespace amem::shim {
 namespace {
@@ -47,7 +47,7 @@ class ShimResidency : public testing::Test {
   }
   ~ShimResidency() override {
     while (!table.allocations().empty()) table.forget(table.allocations().begin()->first);
-    Absence::update(memory.holdings);
+    PausedMemory::update(memory.holdings);
   }
 
   void hold(std::uint64_t id) {
@@ -80,7 +80,7 @@ TEST_F(ShimResidency, EachWaveTakesItsOwn) {
   EXPECT_EQ(where(0), Where::kAway);
   EXPECT_EQ(where(1), Where::kHere);
   EXPECT_EQ(where(2), Where::kHere);
-  EXPECT_TRUE(Absence::any());
+  EXPECT_TRUE(PausedMemory::any());
   residency.unmap_ahead(std::vector<std::uint64_t>{2, 3});
   EXPECT_EQ(where(2), Where::kUnmapped);
   ASSERT_TRUE(leave({0, 2}).ok());
@@ -95,7 +95,7 @@ TEST_F(ShimResidency, EachWaveTakesItsOwn) {
   for (const std::uint64_t id : {0U, 2U}) ASSERT_TRUE(residency.come_back(id, none).ok());
   residency.arrived();
   for (std::uint64_t id = 0; id < 4; ++id) EXPECT_EQ(where(id), Where::kHere);
-  EXPECT_FALSE(Absence::any());
+  EXPECT_FALSE(PausedMemory::any());
 }
 
 TEST_F(ShimResidency, WhatTheDriverRefusesIsTriedAgainInLaterWaves) {

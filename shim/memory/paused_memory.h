@@ -1,5 +1,6 @@
-// Absence: the program's memory that is paused while the program may run: of tags that are paused,
-// or on its way back with a resume that has not ended. To the driver such addresses are empty.
+// PausedMemory: the program's memory that is paused while the program may run: of tags that are
+// paused, or on its way back with a resume that has not ended. To the driver such addresses are
+// empty.
 //
 // any() is for the fast path of copies: one load. end(): the shim's threads; everything else: any
 // thread. One per process.
@@ -26,7 +27,7 @@ struct Operand {
   bool operator==(const Operand&) const = default;
 };
 
-class Absence {
+class PausedMemory {
  public:
   /// False: nothing is paused.
   static bool any() noexcept { return any_.load(std::memory_order_acquire); }

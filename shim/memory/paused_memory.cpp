@@ -1,4 +1,4 @@
-#include "shim/memory/absence.h"
+#include "shim/memory/paused_memory.h"
 
 #include <algorithm>
 #include <condition_variable>
@@ -32,9 +32,10 @@ const Mapping* first_paused(Holdings& holdings, const Operand& operand) {
 
 }  // namespace
 
-std::atomic<bool> Absence::any_{false};
+std::atomic<bool> PausedMemory::any_{false};
 
-std::optional<Absence::Missing> Absence::of(Holdings& holdings, std::span<const Operand> operands) {
+std::optional<PausedMemory::Missing> PausedMemory::of(Holdings& holdings,
+                                                      std::span<const Operand> operands) {
   if (operands.empty()) return std::nullopt;
   const std::lock_guard lock(holdings.mutex);
   for (const Operand& operand : operands) {
@@ -51,7 +52,7 @@ std::optional<Absence::Missing> Absence::of(Holdings& holdings, std::span<const 
   return std::nullopt;
 }
 
-std::string Absence::tags(Holdings& holdings) {
+std::string PausedMemory::tags(Holdings& holdings) {
   std::map<std::string, std::uint64_t> bytes;
   {
     const std::lock_guard lock(holdings.mutex);
@@ -64,10 +65,10 @@ std::string Absence::tags(Holdings& holdings) {
   return text;
 }
 
-Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> operands,
-                              std::chrono::milliseconds patience,
-                              const std::function<bool()>& in_the_way, WaitLog& waits,
-                              const std::string& what) {
+PausedMemory::Waited PausedMemory::wait(Holdings& holdings, std::span<const Operand> operands,
+                                        std::chrono::milliseconds patience,
+                                        const std::function<bool()>& in_the_way, WaitLog& waits,
+                                        const std::string& what) {
   using Clock = std::chrono::steady_clock;
   const EndOfCaller end;
   std::unique_lock lock(holdings.mutex);
@@ -94,21 +95,21 @@ Absence::Waited Absence::wait(Holdings& holdings, std::span<const Operand> opera
   return Waited::kIsHere;
 }
 
-void Absence::update(Holdings& holdings) {
+void PausedMemory::update(Holdings& holdings) {
   any_.store(holdings.table.paused() > 0, std::memory_order_release);
   changed.notify_all();
 }
 
-void Absence::fail() {
+void PausedMemory::fail() {
   broker_lost.store(true);
   changed.notify_all();
 }
 
-bool Absence::lost() { return broker_lost.load(); }
+bool PausedMemory::lost() { return broker_lost.load(); }
 
-void Absence::reset_after_fork() { any_.store(false); }
+void PausedMemory::reset_after_fork() { any_.store(false); }
 
-void Absence::end() {
+void PausedMemory::end() {
   ending.store(true);
   changed.notify_all();
 }

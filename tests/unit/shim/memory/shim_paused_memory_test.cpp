@@ -4,18 +4,18 @@
 #include <ctime>
 #include <limits>
 
-#include "shim/memory/absence.h"
+#include "shim/memory/paused_memory.h"
 
 namespace amem::shim {
 namespace {
 
 /// An allocation that the program holds; no broker.
-class ShimAbsence : public testing::Test {
+class ShimPausedMemory : public testing::Test {
  protected:
-  ~ShimAbsence() override {
+  ~ShimPausedMemory() override {
     while (!holdings.table.allocations().empty())
       holdings.table.forget(holdings.table.allocations().begin()->first);
-    Absence::update(holdings);
+    PausedMemory::update(holdings);
   }
 
   HeldAllocation& hold(std::uint64_t id, Where where) {
@@ -36,30 +36,30 @@ class ShimAbsence : public testing::Test {
   Holdings holdings{driver, session};
 };
 
-TEST_F(ShimAbsence, EndsWhenTheLastThatIsPausedIsFreed) {
+TEST_F(ShimPausedMemory, EndsWhenTheLastThatIsPausedIsFreed) {
   hold(1, Where::kHere);
   HeldAllocation& first = hold(2, Where::kAway);
   HeldAllocation& second = hold(3, Where::kArriving);
-  Absence::update(holdings);
-  EXPECT_TRUE(Absence::any());
+  PausedMemory::update(holdings);
+  EXPECT_TRUE(PausedMemory::any());
   free(first);
-  EXPECT_TRUE(Absence::any());
+  EXPECT_TRUE(PausedMemory::any());
   free(second);
-  EXPECT_FALSE(Absence::any()) << "copies need no lock any more";
+  EXPECT_FALSE(PausedMemory::any()) << "copies need no lock any more";
 }
 
-TEST_F(ShimAbsence, WhatIsPausedLaterIsFoundWhenTheFirstIsFreed) {
+TEST_F(ShimPausedMemory, WhatIsPausedLaterIsFoundWhenTheFirstIsFreed) {
   HeldAllocation& first = hold(1, Where::kAway);
   HeldAllocation& second = hold(2, Where::kHere);
-  Absence::update(holdings);
+  PausedMemory::update(holdings);
   holdings.table.move(second, Where::kUnmapped);
   free(first);
-  EXPECT_TRUE(Absence::any());
+  EXPECT_TRUE(PausedMemory::any());
   free(second);
-  EXPECT_FALSE(Absence::any());
+  EXPECT_FALSE(PausedMemory::any());
 }
 
-TEST_F(ShimAbsence, ManyAreGivenUpInATimeThatGrowsWithTheirNumber) {
+TEST_F(ShimPausedMemory, ManyAreGivenUpInATimeThatGrowsWithTheirNumber) {
   // Of this thread, and the best of some: other processes take time, and the caches.
   const auto cpu_time = [] {
     timespec time{};
@@ -70,11 +70,11 @@ TEST_F(ShimAbsence, ManyAreGivenUpInATimeThatGrowsWithTheirNumber) {
     double best = std::numeric_limits<double>::max();
     for (int run = 0; run < 5; ++run) {
       for (std::uint64_t id = 1; id <= count; ++id) hold(id, Where::kAway);
-      Absence::update(holdings);
+      PausedMemory::update(holdings);
       const double began = cpu_time();
       for (std::uint64_t id = 1; id <= count; ++id) free(*holdings.table.find(id));
       best = std::min(best, cpu_time() - began);
-      EXPECT_FALSE(Absence::any());
+      EXPECT_FALSE(PausedMemory::any());
     }
     return best;
   };
