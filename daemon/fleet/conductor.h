@@ -64,7 +64,7 @@ class Conductor {
   const std::string& name(std::size_t node) const { return nodes_[node].name; }
 
  private:
-  friend class Insight;  // of the tests: says in what state it is
+  friend class ModelPeek;  // of the tests: says in what state it is
   struct Barrier {
     bool is = false;         // part of the operation
     bool committed = false;  // somebody has been told to go on

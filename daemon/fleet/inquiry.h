@@ -52,7 +52,7 @@ class Inquiry {
   Duration pause() const;
 
  private:
-  friend class Insight;  // of the tests: says in what state it is
+  friend class ModelPeek;  // of the tests: says in what state it is
   bool asks_all() const;
 
   const std::size_t nodes_;

@@ -93,7 +93,7 @@ class Participant final : public RemoteNodes,
   void finished(const Status& status) override;
 
  private:
-  friend class Insight;  // of the tests: says in what state it is
+  friend class ModelPeek;  // of the tests: says in what state it is
   struct Told {
     std::string phase;
     Time at{};

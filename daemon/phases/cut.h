@@ -83,7 +83,7 @@ class Cut {
   std::map<RankId, std::string> laggards() const;
 
  private:
-  friend class Insight;  // of the tests: says in what state it is
+  friend class ModelPeek;  // of the tests: says in what state it is
   struct Rank {
     bool reported = false;
     std::uint32_t sent = 0;

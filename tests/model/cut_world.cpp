@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tests/model/insight.h"
+#include "tests/model/model_peek.h"
 #include "tests/world/digest.h"
 
 namespace amem::model {
@@ -55,7 +55,7 @@ std::uint64_t CutWorld::hash() const {
   }
   digest.add((s_.taken ? 1U : 0U) | (s_.moved ? 2U : 0U) | (s_.began_idle ? 4U : 0U));
   digest.add(u8(s_.early));
-  if (s_.cut) Insight::add(*s_.cut, s_.now, digest);
+  if (s_.cut) ModelPeek::add(*s_.cut, s_.now, digest);
   return digest.hash();
 }
 

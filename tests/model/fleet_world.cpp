@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "tests/model/insight.h"
+#include "tests/model/model_peek.h"
 
 namespace amem::model {
 namespace {
@@ -567,7 +567,7 @@ std::uint64_t FleetWorld::hash() const {
   world::Digest digest;
   digest.add(static_cast<std::uint64_t>(faults_));
   digest.add(conductor_ != nullptr);
-  if (conductor_) Insight::add(*conductor_, digest);
+  if (conductor_) ModelPeek::add(*conductor_, digest);
   for (const std::unique_ptr<Node>& node : nodes_) {
     digest.add((node->lives ? 1U : 0U) | (node->linked ? 2U : 0U) | (node->no_more ? 4U : 0U) |
                (node->refused ? 8U : 0U) | (node->late ? 16U : 0U) | (node->known ? 32U : 0U));
@@ -584,7 +584,7 @@ std::uint64_t FleetWorld::hash() const {
     digest.add(node->out.size());
     for (const v1::FleetReport& report : node->out) digest.add(report.SerializeAsString());
     digest.add(node->participant != nullptr);
-    if (node->participant) Insight::add(*node->participant, digest);
+    if (node->participant) ModelPeek::add(*node->participant, digest);
   }
   std::vector<std::string> events;
   for (const Event& event : ready_) {

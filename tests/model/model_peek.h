@@ -1,5 +1,6 @@
-// Insight: what state the machines of daemon/phases and daemon/fleet are in. An explorer comes back
-// to a state many times, and must know it again; the machines' own interfaces have no use for that.
+// ModelPeek: what state the machines of daemon/phases and daemon/fleet are in. An explorer comes
+// back to a state many times, and must know it again; the machines' own interfaces have no use for
+// that.
 #pragma once
 
 #include "daemon/fleet/conductor.h"
@@ -9,7 +10,7 @@
 
 namespace amem {
 
-class Insight {
+class ModelPeek {
  public:
   /// With times as they are from `now` on.
   static void add(const Cut& cut, Time now, world::Digest& digest);

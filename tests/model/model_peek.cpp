@@ -1,8 +1,8 @@
-#include "tests/model/insight.h"
+#include "tests/model/model_peek.h"
 
 namespace amem {
 
-void Insight::add(const Cut& cut, Time now, world::Digest& digest) {
+void ModelPeek::add(const Cut& cut, Time now, world::Digest& digest) {
   const auto add_devices = [&](const std::set<DeviceUuid>& devices) {
     digest.add(devices.size());
     for (const DeviceUuid& device : devices) digest.add(device.bytes[0]);
@@ -33,7 +33,7 @@ void Insight::add(const Cut& cut, Time now, world::Digest& digest) {
   }
 }
 
-void Insight::add(const Conductor& conductor, world::Digest& digest) {
+void ModelPeek::add(const Conductor& conductor, world::Digest& digest) {
   digest.add(static_cast<std::uint64_t>(conductor.given_up_.code()));
   for (const Conductor::Barrier& barrier : conductor.barriers_) {
     digest.add(barrier.committed);
@@ -43,7 +43,7 @@ void Insight::add(const Conductor& conductor, world::Digest& digest) {
     digest.add((node.joined ? 1U : 0U) | (node.over ? 2U : 0U) | (node.status.ok() ? 4U : 0U));
 }
 
-void Insight::add(const Participant& participant, world::Digest& digest) {
+void ModelPeek::add(const Participant& participant, world::Digest& digest) {
   for (const Side side : kSides)
     digest.add((participant.asked_[side] ? 1U : 0U) | (participant.went_on_[side] ? 2U : 0U));
   digest.add((participant.report_ ? 1U : 0U) | (participant.withdrawn_ ? 2U : 0U) |
