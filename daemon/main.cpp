@@ -164,7 +164,7 @@ int serve(Config config, const Arguments& arguments, const Successor& successor,
   if (Status status = supervisor.attach(); !status.ok()) return fail(status);
   Broker broker(loop, config, devices, nvml, &supervisor.record(), Workers::Runs::kThreads,
                 make_evictor());
-  if (Status status = broker.take_up(supervisor.take_descriptors()); !status.ok())
+  if (Status status = broker.recover(supervisor.take_descriptors()); !status.ok())
     return fail(status);
   if (Status status = broker.start(); !status.ok()) return fail(status);
   MetricsEndpoint metrics(loop, config.metrics_listen, [&](MetricsEndpoint::Answer answer) {

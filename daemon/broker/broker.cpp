@@ -105,7 +105,7 @@ void Broker::take_settings() {
 
 Broker::~Broker() { shut(); }
 
-Status Broker::take_up(HolderDescriptors descriptors) {
+Status Broker::recover(HolderDescriptors descriptors) {
   if (!stages_are_good_.ok()) return stages_are_good_;
   Records& records = node_.records;
   if (!records.record().keeps()) return {};

@@ -47,7 +47,7 @@ class Broker {
 
   /// Takes up what another amemd has left with the holder. Before start(). kDataLoss: it is not to
   /// be read; nothing has changed.
-  Status take_up(HolderDescriptors descriptors);
+  Status recover(HolderDescriptors descriptors);
   /// Listens on session.sock in the runtime directory and begins to make the pool.
   Status start();
   /// The holder has ended, and another has nothing yet: gives it everything.

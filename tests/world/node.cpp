@@ -87,7 +87,7 @@ std::string Node::begin(const std::function<void()>& attached, std::function<voi
                                          &life.supervisor.record(), Workers::Runs::kLoop,
                                          evictor_by(checkpoints));
   life.broker->events().subscribe(Caller{}, "", std::make_shared<PoolWatch>(life.has_pool));
-  if (const Status taken = life.broker->take_up(life.supervisor.take_descriptors()); !taken.ok())
+  if (const Status taken = life.broker->recover(life.supervisor.take_descriptors()); !taken.ok())
     return "what a broker has left can be taken up: " + taken.text();
   life.supervisor.watch([&life] {
     life.broker->hold_again();

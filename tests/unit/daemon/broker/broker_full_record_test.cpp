@@ -17,7 +17,7 @@ class FullRecordTest : public BrokerTest {
     ASSERT_TRUE(log.ok()) << log.status().text();
     record = std::make_unique<Record>(*loop, std::move(log).value(), nullptr);
     broker = std::make_unique<Broker>(*loop, config, devices, nvml, record.get(), ground::kRuns);
-    ASSERT_TRUE(broker->take_up({}).ok());
+    ASSERT_TRUE(broker->recover({}).ok());
   }
   void TearDown() override {
     fillers.clear();
