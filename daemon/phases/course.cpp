@@ -18,7 +18,7 @@ Course::Course(GroupContext group, Params params, Epoch epoch, Time now)
   for (const RankId rank : group_.members.ids())
     if (params_.task.selection.of(rank)) participants_.insert(rank);
   if (params_.interrupted)
-    take_up(*params_.interrupted, now);
+    continue_from(*params_.interrupted, now);
   else
     enter(params_.begins, now);
 }
@@ -26,7 +26,7 @@ Course::Course(GroupContext group, Params params, Epoch epoch, Time now)
 // ---- a restart of the broker --------------------------------------------------------------------
 
 /// An operation that is not brought to its end is an error, to those who look for it.
-void Course::take_up(const Interrupted& interrupted, Time now) {
+void Course::continue_from(const Interrupted& interrupted, Time now) {
   if (interrupted.failed || interrupted.restart == OnRestart::kCallOff ||
       interrupted.restart == OnRestart::kRollBack)
     trouble_ = Status(Code::kAborted, "amemd ended during " + interrupted.phase +

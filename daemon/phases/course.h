@@ -134,7 +134,7 @@ class Course {
   void on(const event::GoOn& event, Time now);
   void on(const event::GiveUp& event, Time now);
 
-  void take_up(const Interrupted& interrupted, Time now);
+  void continue_from(const Interrupted& interrupted, Time now);
   void enter(Phase phase, Time now);
   void act(PhaseEntry entry, Time now);
   Duration limit(Phase phase) const;
