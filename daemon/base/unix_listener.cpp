@@ -58,7 +58,7 @@ Result<sockaddr_un> unix_address(const std::string& path) {
 Status UnixListener::open(const SocketFile& file, int type) {
   Result<Fd> socket = listen_on(file, type);
   if (!socket.ok()) return socket.status();
-  return take_up(std::move(socket).value(), file.path);
+  return accept_on(std::move(socket).value(), file.path);
 }
 
 Status UnixListener::adopt(Fd socket, const std::string& path) {
@@ -66,10 +66,10 @@ Status UnixListener::adopt(Fd socket, const std::string& path) {
   const int flags = ::fcntl(socket.get(), F_GETFL);
   if (flags < 0 || ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK) != 0)
     return errno_status(Code::kInternal, "fcntl for " + path, errno);
-  return take_up(std::move(socket), path);
+  return accept_on(std::move(socket), path);
 }
 
-Status UnixListener::take_up(Fd socket, const std::string& path) {
+Status UnixListener::accept_on(Fd socket, const std::string& path) {
   socket_ = std::move(socket);
   path_ = path;
   watch_ = loop_.watch(socket_.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); });

@@ -50,7 +50,7 @@ class UnixListener {
 
   EventLoop& loop_;
   const std::function<void(Fd)> take_;
-  Status take_up(Fd socket, const std::string& path);
+  Status accept_on(Fd socket, const std::string& path);
 
   std::string path_;
   bool owns_file_ = true;
