@@ -217,7 +217,7 @@ int serve(Config config, const Arguments& arguments, const Successor& successor,
     replaced = false;
     if (ending.joinable()) return;
     spdlog::info("amemd is ending: signal {} from pid {}", info.ssi_signo, info.ssi_pid);
-    broker.take_no_more();
+    broker.refuse_new_work();
     manager.stopping(config.end + kLongestEnd);
     when_idle.begin();
   });

@@ -167,8 +167,8 @@ Status Broker::guard_devices() {
   return {};
 }
 
-void Broker::take_no_more() {
-  operations_.take_no_more(
+void Broker::refuse_new_work() {
+  operations_.refuse_new_work(
       {Code::kUnavailable,
        "amemd is ending and begins no new operation. Nothing has changed. Ask the next amemd"});
 }

@@ -55,7 +55,7 @@ class Broker {
   /// The configuration has other values of settings that are live.
   void take_settings();
   /// Prepares the end: no operation begins any more, whoever asks. Everything else is served.
-  void take_no_more();
+  void refuse_new_work();
   /// Ends every operation, watch and session. Nothing is served afterwards.
   void shut();
 

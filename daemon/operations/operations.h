@@ -94,7 +94,7 @@ class Operations {
   void forget(std::uint64_t number) { spanning_.erase(number); }
 
   /// The broker is to end: what is under way goes on to its end, and nothing new begins.
-  void take_no_more(const Status& why) { refusal_ = why; }
+  void refuse_new_work(const Status& why) { refusal_ = why; }
   /// Not OK: why nothing new begins. Ranks that ask for their own group are told the same.
   const Status& refusal() const { return refusal_; }
   /// The broker is ending: tells every observer so, and those that come later at once.

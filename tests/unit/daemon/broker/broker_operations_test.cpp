@@ -224,7 +224,7 @@ TEST_F(BrokerTest, WhatIsRefusedHasNoNumber) {
   two_sharing();
   auto watcher = std::make_shared<Watcher>();
   const std::uint64_t number = on_loop([&] {
-    broker->operations().take_no_more({Code::kUnavailable, "amemd is about to end"});
+    broker->operations().refuse_new_work({Code::kUnavailable, "amemd is about to end"});
     return broker->start_operation(Caller{}, Operation::kPause, {"train"}, {}, watcher);
   });
   EXPECT_EQ(number, 0U);
