@@ -114,9 +114,9 @@ bool ResumeOperation::waits_for_restore(const std::vector<GroupId>& groups,
   if (std::none_of(needed.begin(), needed.end(),
                    [this](const auto& each) { return context_.restore_space.held(each.first); }))
     return false;
-  if (std::exchange(looks_again_, true)) return true;
+  if (std::exchange(restore_poll_scheduled_, true)) return true;
   context_.loop.at(Clock::now() + RestoreSpace::kAgain, later([this, again] {
-                     looks_again_ = false;
+                     restore_poll_scheduled_ = false;
                      again();
                    }));
   return true;
