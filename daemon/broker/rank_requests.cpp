@@ -154,7 +154,7 @@ bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
   const Duration limit = std::min(kRestoreLimit, context_.create_limit);
   if (request->until == Time{}) request->until = now + limit;
   if (now >= request->until) {
-    request->tries = std::size(kLookAgainAfter);
+    request->tries = std::size(kSpaceRetryDelays);
     not_created(rank, request,
                 {Code::kResourceExhausted, "another group's processes are being restored on " +
                                                to_string(device) + ", and have not been for " +
@@ -262,12 +262,12 @@ void RankRequests::created(Rank& rank, const RequestPtr& request, Workers::AllMa
 void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Status& why) {
   request->parts.clear();
   GroupEntry& group = node_.group_of(rank);
-  if (why.code() == Code::kResourceExhausted && request->tries < std::size(kLookAgainAfter)) {
+  if (why.code() == Code::kResourceExhausted && request->tries < std::size(kSpaceRetryDelays)) {
     // Who has reached a quota is helped by what its own ranks keep.
     Amounts all = of_device_memory(request->message.size);
     all[Resource::kAllocations] = 1;
     if (request->tries == 0) context_.outbox.trim(*group.account, !group.account->has_space(all));
-    context_.loop.at(Clock::now() + kLookAgainAfter[request->tries++],
+    context_.loop.at(Clock::now() + kSpaceRetryDelays[request->tries++],
                      rank.scope.bind([this, &rank, request] { create(rank, request); }));
     return;
   }

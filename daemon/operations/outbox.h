@@ -20,7 +20,7 @@ namespace amem {
 
 /// When to look for device memory again. A Free that was sent before may be read late, and ranks
 /// keep a little of what their programs have freed until they hear of trim().
-inline constexpr Duration kLookAgainAfter[] = {
+inline constexpr Duration kSpaceRetryDelays[] = {
     std::chrono::milliseconds(5), std::chrono::milliseconds(20), std::chrono::milliseconds(50)};
 
 class Outbox {

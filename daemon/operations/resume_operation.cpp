@@ -170,9 +170,9 @@ void ResumeOperation::admit(const Workers::Uses& uses, const BytesByDevice& leav
       missing += " (another " + format_size(to_come) +
                  " become free when the groups that pause have left)";
   }
-  if (!missing.empty() && looked_again_ < std::size(kLookAgainAfter)) {
-    if (looked_again_ == 0) context_.outbox.trim(*group_.account, false);
-    context_.loop.at(Clock::now() + kLookAgainAfter[looked_again_++],
+  if (!missing.empty() && space_retries_ < std::size(kSpaceRetryDelays)) {
+    if (space_retries_ == 0) context_.outbox.trim(*group_.account, false);
+    context_.loop.at(Clock::now() + kSpaceRetryDelays[space_retries_++],
                      later([this] { look_at_devices(); }));
     return;
   }

@@ -115,7 +115,7 @@ class ResumeOperation final : public GroupOperation {
   std::uint64_t last_asked_ = 0;
   bool awaits_space_ = false;                         // nothing more of it fits in the headroom
   bool restore_poll_scheduled_ = false;               // whether another group's restore has ended
-  std::size_t looked_again_ = 0;                      // for space that was missing
+  std::size_t space_retries_ = 0;                     // for space that was missing
   std::vector<std::shared_ptr<const void>> created_;  // handles, released once it has ended
   std::set<AllocationId> in_place_;                   // what has its bytes, and need not be loaded
   Loaders loaders_;
