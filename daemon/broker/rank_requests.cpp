@@ -161,7 +161,7 @@ bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
                                                format_duration(limit)});
     return true;
   }
-  context_.loop.at(now + RestoreSpace::kAgain,
+  context_.loop.at(now + RestoreSpace::kPollInterval,
                    rank.scope.bind([this, &rank, request] { create(rank, request); }));
   return true;
 }

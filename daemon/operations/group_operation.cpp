@@ -238,7 +238,7 @@ Result<Evictor::Sets> visible_to(const OperationContext& context, const GroupEnt
 
 bool GroupOperation::calls_go_on(const std::function<void()>& again) {
   if (group_.process_calls.expired()) return false;
-  context_.loop.at(Clock::now() + RestoreSpace::kAgain, later(again));
+  context_.loop.at(Clock::now() + RestoreSpace::kPollInterval, later(again));
   return true;
 }
 

@@ -26,7 +26,7 @@ namespace amem {
 class RestoreSpace {
  public:
   /// How often those who wait look again.
-  static constexpr Duration kAgain = std::chrono::milliseconds(20);
+  static constexpr Duration kPollInterval = std::chrono::milliseconds(20);
 
   /// Keeps others from the devices while it lives. May outlive this object.
   using Hold = RestoreHold;

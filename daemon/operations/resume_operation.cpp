@@ -85,13 +85,13 @@ void ResumeOperation::try_restore_space(Time until, const Space& answer) {
 
 void ResumeOperation::await_restore_space(const std::string& lack, Time until,
                                           const Space& answer) {
-  if (Clock::now() + RestoreSpace::kAgain >= until)
+  if (Clock::now() + RestoreSpace::kPollInterval >= until)
     return answer(Status(Code::kResourceExhausted,
                          lack + ". Pause another group, or end a process on this device, and "
                                 "resume again"));
   // As it was first: what is free changes all the time.
   if (group_.waits_for.empty()) group_.waits_for = lack;
-  context_.loop.at(Clock::now() + RestoreSpace::kAgain,
+  context_.loop.at(Clock::now() + RestoreSpace::kPollInterval,
                    later([this, until, answer] { try_restore_space(until, answer); }));
 }
 
@@ -115,7 +115,7 @@ bool ResumeOperation::waits_for_restore(const std::vector<GroupId>& groups,
                    [this](const auto& each) { return context_.restore_space.held(each.first); }))
     return false;
   if (std::exchange(restore_poll_scheduled_, true)) return true;
-  context_.loop.at(Clock::now() + RestoreSpace::kAgain, later([this, again] {
+  context_.loop.at(Clock::now() + RestoreSpace::kPollInterval, later([this, again] {
                      restore_poll_scheduled_ = false;
                      again();
                    }));
