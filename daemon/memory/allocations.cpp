@@ -241,7 +241,7 @@ void Allocations::forget(Index& index, RankId rank, AllocationId id) {
   if (has->second.empty()) index.erase(has);
 }
 
-void Allocations::let_go(Allocation& allocation, RankId rank) {
+void Allocations::detach(Allocation& allocation, RankId rank) {
   const auto is_rank = [rank](const Guest& guest) { return guest.rank == rank; };
   std::size_t opened = 0;
   move(allocation, [&] {
@@ -286,7 +286,7 @@ Result<std::optional<Allocation>> Allocations::free(AllocationId id, RankId rank
   Allocation* allocation = find(id);
   if (allocation == nullptr || !(allocation->shared_by(rank) || allocation->opened_by(rank)))
     return not_held(id);
-  let_go(*allocation, rank);
+  detach(*allocation, rank);
   const auto group = groups_.find(allocation->group);
   std::optional<Allocation> orphan = settle(group->second, group->second.by_id.find(id));
   if (group->second.by_id.empty()) groups_.erase(group);

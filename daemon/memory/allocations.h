@@ -276,7 +276,7 @@ class Allocations {
   /// `times`: 1 or -1.
   static void enter(SumsByDevice& sums, const Allocation& a, int times);
   static void forget(Index& index, RankId rank, AllocationId id);
-  void let_go(Allocation& allocation, RankId rank);
+  void detach(Allocation& allocation, RankId rank);
   std::optional<Allocation> settle(Table& table, std::map<AllocationId, Allocation>::iterator it);
 
   std::map<GroupId, Table> groups_;  // none of them empty
