@@ -403,7 +403,7 @@ void RankRequests::free(Rank& rank, AllocationId id) {
   const bool keeper = a != nullptr && a->shared_by(rank.id) && a->keeper() == rank.id;
   const bool kept = keeper && a->region != RegionPolicy::kDiscard;
   if (kept)
-    node_.pool_of(rank).reach.let_go(rank.id, context_.devices.numa_node(a->device), a->size);
+    node_.pool_of(rank).reach.release(rank.id, context_.devices.numa_node(a->device), a->size);
   if (a != nullptr && a->resident()) rank.freed.insert(a->device);
   Result<std::optional<Allocation>> freed = node_.allocations.free(id, rank.id);
   if (!freed.ok()) {

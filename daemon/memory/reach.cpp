@@ -17,7 +17,7 @@ void Reach::keep(RankId rank, int node, std::uint64_t bytes) {
   to_save_[reach.group] += bytes;
 }
 
-void Reach::let_go(RankId rank, int node, std::uint64_t bytes) {
+void Reach::release(RankId rank, int node, std::uint64_t bytes) {
   RankReach& reach = ranks_[rank];
   Need& need = reach.needs[node];
   const std::uint64_t less = std::min(need.bytes, bytes);

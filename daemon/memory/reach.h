@@ -29,7 +29,7 @@ class Reach {
   /// The rank has so many bytes more to save, of a device that is best served from `node`.
   void keep(RankId rank, int node, std::uint64_t bytes);
   /// So many fewer. More than it has: none are left.
-  void let_go(RankId rank, int node, std::uint64_t bytes);
+  void release(RankId rank, int node, std::uint64_t bytes);
   /// Adds a segment that was nobody's, with add_segment(): of this node, or, unless `only`, of
   /// another. False: there is none to be had.
   using Draw = std::function<bool(int node, bool only)>;

@@ -37,9 +37,9 @@ TEST(Reach, WhatIsFreedMakesSpaceForWhatComes) {
   for (int i = 0; i < 10; ++i) {
     reach.keep(1, 1, kSize);
     EXPECT_EQ(reach.extend(1, kAll), i == 0 ? Segments{2} : Segments());
-    reach.let_go(1, 1, kSize);
+    reach.release(1, 1, kSize);
   }
-  reach.let_go(1, 1, kSize);
+  reach.release(1, 1, kSize);
   reach.keep(1, 1, kSize);
   EXPECT_EQ(reach.extend(1, kAll), Segments()) << "never less than nothing";
 }
