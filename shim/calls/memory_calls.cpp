@@ -116,7 +116,7 @@ CUresult release_object(CUmemGenericAllocationHandle handle) {
   const CUresult r = real_call(handle);
   if (r == CUDA_SUCCESS) {
     runtime.memory().unbrokered.released(handle);
-    runtime.memory().mappings.let_go(runtime.memory().multicast.release(handle));
+    runtime.memory().mappings.release(runtime.memory().multicast.release(handle));
   }
   return r;
 }
@@ -282,7 +282,7 @@ CUresult answer_cuMemUnmap(CUdeviceptr address, std::size_t size) {
   const CUresult r = real_call(address, size);
   if (r == CUDA_SUCCESS) {
     memory.unbrokered.unmapped(address, size);
-    memory.mappings.let_go(multicast.unmap(address, size));
+    memory.mappings.release(multicast.unmap(address, size));
   }
   return r;
 }

@@ -33,7 +33,7 @@ CUresult finish_bind(CUresult r, CUmemGenericAllocationHandle object,
     if (r == CUDA_SUCCESS)
       runtime.memory().multicast.bind(object, b);
     else
-      runtime.memory().mappings.let_go({b.id});
+      runtime.memory().mappings.release({b.id});
     trace("multicast bind at=%zu n=%zu rc=%d", b.at, b.size, r);
   }
   return r;
@@ -165,7 +165,7 @@ CUresult answer_cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
   // A pause has unbound it in the driver already.
   const bool paused = memory.multicast.paused(object, device, at, size);
   const CUresult r = paused ? CUDA_SUCCESS : real_call(object, device, at, size);
-  if (r == CUDA_SUCCESS) memory.mappings.let_go(memory.multicast.unbind(object, device, at, size));
+  if (r == CUDA_SUCCESS) memory.mappings.release(memory.multicast.unbind(object, device, at, size));
   trace("multicast unbind at=%zu n=%zu rc=%d", at, size, r);
   return r;
 }

@@ -221,7 +221,7 @@ std::vector<Mappings::Held> Mappings::hold(CUdeviceptr address, std::size_t size
   return pieces;
 }
 
-void Mappings::let_go(const Multicast::Freed& ids) {
+void Mappings::release(const Multicast::Freed& ids) {
   std::lock_guard lock(holdings_.mutex);
   for (const std::uint64_t id : ids) {
     HeldAllocation* a = holdings_.table.find(id);

@@ -68,7 +68,7 @@ class Mappings {
   /// The program has set SYNC_MEMOPS there: so it will be set again after a resume.
   void set_sync_memops(CUdeviceptr address, bool on);
 
-  /// Memory that is being bound to a multicast object: it stays until let_go().
+  /// Memory that is being bound to a multicast object: it stays until release().
   struct Held {
     std::uint64_t id = 0;
     CUmemGenericAllocationHandle real = 0;
@@ -82,7 +82,7 @@ class Mappings {
   /// The mappings of a range: one entry for each brokered mapping.
   std::vector<Held> hold(CUdeviceptr address, std::size_t size);
   /// Once for each hold.
-  void let_go(const Multicast::Freed& ids);
+  void release(const Multicast::Freed& ids);
 
  private:
   const Driver& driver_;

@@ -136,7 +136,7 @@ TEST_F(ShimOwnMemory, WhatIsFreedBeforeItHasComeBackGoes) {
   ASSERT_TRUE(memory.residency.make(kId).ok());
   memory.holdings.table.remove_mapping(0x10000000);
   held().refs = 0;
-  memory.mappings.let_go({kId});
+  memory.mappings.release({kId});
   EXPECT_TRUE(handles.live.empty());
   EXPECT_TRUE(memory.holdings.holds_nothing());
 }
