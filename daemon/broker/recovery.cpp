@@ -132,7 +132,7 @@ Status Recovery::run(HolderDescriptors descriptors) {
       take_memory(node_.groups.at(id), allocation, what, descriptors);
   take_guests_memory(descriptors);
   node_.pools.restored();
-  let_go_of_the_rest(descriptors);
+  drop_unadopted(descriptors);
   record.flush_soon();  // of processes that were found by their numbers
   for (auto& [id, group] : node_.groups) stages_.restored(group);
   for (auto& [id, group] : node_.groups) groups_.drive(group);
@@ -598,7 +598,7 @@ Row Recovery::adopt(RowKind kind, std::uint64_t id) {
   return node_.records.record().adopt_row(kind, id);
 }
 
-void Recovery::let_go_of_the_rest(const HolderDescriptors& descriptors) {
+void Recovery::drop_unadopted(const HolderDescriptors& descriptors) {
   Record& record = node_.records.record();
   for (const RowKey key : rows_) record.adopt_row(kind_of_row(key), id_of_row(key)).erase();
   for (const auto& [key, fd] : descriptors) record.adopt(kind_of(key), id_of(key)).drop();

@@ -103,7 +103,7 @@ class Recovery {
                         HolderDescriptors& descriptors);
   void take_limbo(HolderDescriptors& descriptors);
   Row adopt(RowKind kind, std::uint64_t id);
-  void let_go_of_the_rest(const HolderDescriptors& descriptors);
+  void drop_unadopted(const HolderDescriptors& descriptors);
   std::shared_ptr<Account> account_of(const v1::record::Owner& owner) {
     return accounts_.of(from_record(owner));
   }
