@@ -18,14 +18,14 @@ DeepCalls* instance() {
 
 }  // namespace
 
-std::atomic<DeepCalls::Stage> DeepCalls::stage_{Stage::kOff};
+std::atomic<DeepCalls::State> DeepCalls::state_{State::kOff};
 std::atomic<bool> DeepCalls::shares_events_{false};
 
 DeepCalls& DeepCalls::get() { return *instance(); }
 
 bool DeepCalls::note(const Call& call) noexcept {
   const std::lock_guard lock(mutex_);
-  if (stage() != Stage::kAway) return false;
+  if (state() != State::kAway) return false;
   if (ending_) return true;  // the process's end frees everything
   if (noted_.size() >= kMostNoted) return false;
   try {
@@ -38,13 +38,13 @@ bool DeepCalls::note(const Call& call) noexcept {
 
 std::optional<CUresult> DeepCalls::ended(bool event) noexcept {
   if (event && shares_events_.load(std::memory_order_relaxed)) return std::nullopt;
-  return stage() == Stage::kAway ? std::optional(CUDA_SUCCESS) : std::nullopt;
+  return state() == State::kAway ? std::optional(CUDA_SUCCESS) : std::nullopt;
 }
 
 CUresult DeepCalls::enter() noexcept {
   while (true) {
     inside_.fetch_add(1, std::memory_order_seq_cst);
-    if (stage_.load(std::memory_order_seq_cst) == Stage::kOff) [[likely]]
+    if (state_.load(std::memory_order_seq_cst) == State::kOff) [[likely]]
       return CUDA_SUCCESS;
     leave();
     if (const CUresult result = await_end(); result != CUDA_SUCCESS) return result;
@@ -66,14 +66,14 @@ void DeepCalls::leave() noexcept {
 
 bool DeepCalls::hold(std::chrono::steady_clock::time_point until) {
   std::unique_lock lock(mutex_);
-  stage_.store(Stage::kHolds, std::memory_order_seq_cst);
+  state_.store(State::kHolds, std::memory_order_seq_cst);
   return changed_.wait_until(lock, until,
                              [&] { return inside_.load(std::memory_order_seq_cst) == 0; });
 }
 
 void DeepCalls::goes_away() {
   const std::lock_guard lock(mutex_);
-  stage_.store(Stage::kAway, std::memory_order_seq_cst);
+  state_.store(State::kAway, std::memory_order_seq_cst);
 }
 
 void DeepCalls::end(const std::function<void(const Call&)>& make) {
@@ -84,7 +84,7 @@ void DeepCalls::end(const std::function<void(const Call&)>& make) {
     for (const Call& call : calls) make(call);
     lock.lock();
   }
-  stage_.store(Stage::kOff, std::memory_order_seq_cst);
+  state_.store(State::kOff, std::memory_order_seq_cst);
   changed_.notify_all();
 }
 
@@ -96,7 +96,7 @@ void DeepCalls::process_ends() {
 
 /// A thread that is not there may have the lock.
 void DeepCalls::reset_after_fork() {
-  stage_.store(Stage::kOff, std::memory_order_relaxed);
+  state_.store(State::kOff, std::memory_order_relaxed);
   new (instance()) DeepCalls;
 }
 

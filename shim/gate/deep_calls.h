@@ -45,9 +45,9 @@ class DeepCalls {
 
   static DeepCalls& get();
   /// Some calls wait, are noted or are answered here.
-  static bool on() noexcept { return stage() != Stage::kOff; }
+  static bool on() noexcept { return state() != State::kOff; }
   /// The driver may put the process away, or has.
-  static bool away() noexcept { return stage() == Stage::kAway; }
+  static bool away() noexcept { return state() == State::kAway; }
 
   /// Returns true if the call is made later; the program is told that it has succeeded. Returns
   /// false if the caller must make it now.
@@ -91,16 +91,16 @@ class DeepCalls {
   static void reset_after_fork();
 
  private:
-  enum class Stage : std::uint8_t { kOff, kHolds, kAway };
-  static Stage stage() noexcept { return stage_.load(std::memory_order_relaxed); }
+  enum class State : std::uint8_t { kOff, kHolds, kAway };
+  static State state() noexcept { return state_.load(std::memory_order_relaxed); }
   CUresult enter() noexcept;
   void leave() noexcept;
 
-  static std::atomic<Stage> stage_;
+  static std::atomic<State> state_;
   static std::atomic<bool> shares_events_;
 
   std::atomic<unsigned> inside_{0};  // calls of Held
-  std::mutex mutex_;                 // guards everything below, and every change of stage_
+  std::mutex mutex_;                 // guards everything below, and every change of state_
   std::condition_variable changed_;
   bool ending_ = false;
   std::vector<Call> noted_;
