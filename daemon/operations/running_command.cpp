@@ -110,7 +110,7 @@ void RunningCommand::reported(std::size_t member, const action::Reported& report
 }
 
 void RunningCommand::tell_transaction(std::size_t member,
-                                      Transaction::Steps (Transaction::*what)(std::size_t)) {
+                                      Transaction::Effects (Transaction::*what)(std::size_t)) {
   if (what == &Transaction::leaves && !operations_.closed().ok())
     return;  // nothing begins any more
   carry_out((transaction_.*what)(member));
@@ -154,9 +154,9 @@ void RunningCommand::tell(const std::string& group, const Event& event) {
 }
 
 bool RunningCommand::may_go_on(Side side) {
-  const Transaction::Steps steps = transaction_.may_go_on(side);
-  carry_out(steps);
-  return !steps.empty();
+  const Transaction::Effects effects = transaction_.may_go_on(side);
+  carry_out(effects);
+  return !effects.empty();
 }
 
 void RunningCommand::give_up(const Status& why) {
@@ -185,41 +185,41 @@ Status RunningCommand::note(const std::vector<GroupId>& groups, bool FleetShare:
   return status;
 }
 
-// ---- its steps ----------------------------------------------------------------------------------
+// ---- its effects --------------------------------------------------------------------------------
 
-/// What a step brings about may call for more steps: these come after it.
-void RunningCommand::carry_out(const Transaction::Steps& steps) {
-  steps_.insert(steps_.end(), steps.begin(), steps.end());
-  if (std::exchange(stepping_, true)) return;
-  const auto self = shared_from_this();  // the last of its operations may end in a step
-  while (!steps_.empty()) {
-    const Transaction::Step step = steps_.front();
-    steps_.pop_front();
-    carry_out(step);
+/// What one effect brings about may call for more effects: these come after it.
+void RunningCommand::carry_out(const Transaction::Effects& effects) {
+  effects_.insert(effects_.end(), effects.begin(), effects.end());
+  if (std::exchange(carrying_out_, true)) return;
+  const auto self = shared_from_this();  // the last of its operations may end by an effect
+  while (!effects_.empty()) {
+    const Transaction::Effect effect = effects_.front();
+    effects_.pop_front();
+    carry_out(effect);
   }
-  stepping_ = false;
+  carrying_out_ = false;
 }
 
-void RunningCommand::carry_out(Transaction::Step step) {
-  switch (step.what) {
-    case Transaction::Step::kFinish:
+void RunningCommand::carry_out(Transaction::Effect effect) {
+  switch (effect.what) {
+    case Transaction::Effect::kFinish:
       return finish();
-    case Transaction::Step::kAsk:
-    case Transaction::Step::kWithdraw:
-      return ask(step);
-    case Transaction::Step::kBegin:
-      if (const Status status = begin(step.member); !status.ok())
-        carry_out(transaction_.ended(step.member, status));
+    case Transaction::Effect::kAsk:
+    case Transaction::Effect::kWithdraw:
+      return ask(effect);
+    case Transaction::Effect::kBegin:
+      if (const Status status = begin(effect.member); !status.ok())
+        carry_out(transaction_.ended(effect.member, status));
       return;
-    case Transaction::Step::kVacated:
-      if (GroupOperation* const its = operation(step.member)) its->tell(event::AllLeft{});
+    case Transaction::Effect::kVacated:
+      if (GroupOperation* const its = operation(effect.member)) its->tell(event::AllLeft{});
       return;
-    case Transaction::Step::kGiveUp:
-      if (GroupOperation* const its = operation(step.member))
+    case Transaction::Effect::kGiveUp:
+      if (GroupOperation* const its = operation(effect.member))
         its->tell(event::GiveUp{transaction_.why_given_up()});
       return;
-    case Transaction::Step::kGoOn:
-      if (GroupOperation* const its = operation(step.member)) {
+    case Transaction::Effect::kGoOn:
+      if (GroupOperation* const its = operation(effect.member)) {
         // The row that says that it releases, or opens, says this, too.
         if (FleetShare* const share = share_of(its->group())) share->went_on = true;
         its->tell(event::GoOn{});
@@ -228,9 +228,9 @@ void RunningCommand::carry_out(Transaction::Step step) {
   }
 }
 
-void RunningCommand::ask(const Transaction::Step& step) {
-  const Side side = transaction_.side_of(step.member);
-  const bool asks = step.what == Transaction::Step::kAsk;
+void RunningCommand::ask(const Transaction::Effect& effect) {
+  const Side side = transaction_.side_of(effect.member);
+  const bool asks = effect.what == Transaction::Effect::kAsk;
   // On record before anybody is asked: the next broker must not take it for one that never will.
   if (asks) {
     std::vector<GroupId> groups;

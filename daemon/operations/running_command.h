@@ -98,7 +98,7 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   void quiesces(std::size_t member, const std::vector<RankId>& ranks);
   void reported(std::size_t member, const action::Reported& report);
   /// `what`: such as Transaction::ready().
-  void tell_transaction(std::size_t member, Transaction::Steps (Transaction::*what)(std::size_t));
+  void tell_transaction(std::size_t member, Transaction::Effects (Transaction::*what)(std::size_t));
   /// `progress` is completed by what the command knows.
   void progress(std::size_t member, v1::Progress progress);
   /// The operation has been removed from Operations, and goes after this call.
@@ -128,11 +128,11 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   std::optional<FleetShare> new_share(std::size_t member) const;
 
  private:
-  void carry_out(const Transaction::Steps& steps);
-  void carry_out(Transaction::Step step);
+  void carry_out(const Transaction::Effects& effects);
+  void carry_out(Transaction::Effect effect);
   /// Not OK: it has not begun, and nobody has been told.
   Status begin(std::size_t member);
-  void ask(const Transaction::Step& step);
+  void ask(const Transaction::Effect& effect);
   /// The operation under way on this member; null: it has ended.
   GroupOperation* operation(std::size_t member) const;
   FleetShare* share_of(GroupEntry& group) const;
@@ -150,8 +150,8 @@ class RunningCommand : public std::enable_shared_from_this<RunningCommand> {
   Observer observer_;
   const Requester requester_;
   const std::shared_ptr<RemoteNodes> remote_nodes_;
-  std::deque<Transaction::Step> steps_;  // to be carried out
-  bool stepping_ = false;
+  std::deque<Transaction::Effect> effects_;  // to be carried out
+  bool carrying_out_ = false;
   const Time began_ = Clock::now();
   Time in_began_;
   Time out_ended_;

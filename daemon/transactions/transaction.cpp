@@ -18,55 +18,55 @@ bool Transaction::all(Side side, Is is) const {
                      members_.begin() + static_cast<std::ptrdiff_t>(end(side)), is);
 }
 
-Transaction::Steps Transaction::start() {
-  Steps steps;
+Transaction::Effects Transaction::start() {
+  Effects effects;
   const Side side = outgoing_ > 0 ? Side::kOut : Side::kIn;
-  begin(side, spans_nodes_ || end(side) - first(side) > 1, steps);
-  return steps;
+  begin(side, spans_nodes_ || end(side) - first(side) > 1, effects);
+  return effects;
 }
 
-void Transaction::begin(Side side, bool held, Steps& steps) {
+void Transaction::begin(Side side, bool held, Effects& effects) {
   for (std::size_t i = first(side); i < end(side); ++i) {
     members_[i].state = MemberState::kUnderWay;
     members_[i].held = held;
-    steps.push_back({Step::kBegin, i});
+    effects.push_back({Effect::kBegin, i});
   }
 }
 
-Transaction::Steps Transaction::leaves(std::size_t member) {
-  Steps steps;
+Transaction::Effects Transaction::leaves(std::size_t member) {
+  Effects effects;
   Member& m = members_[member];
-  if (m.state != MemberState::kUnderWay || broken()) return steps;
+  if (m.state != MemberState::kUnderWay || broken()) return effects;
   m.state = MemberState::kLeaves;
   const bool all_leave =
       all(Side::kOut, [](const Member& each) { return each.state >= MemberState::kLeaves; });
-  if (swaps() && duplex_ && all_leave) begin(Side::kIn, true, steps);
-  return steps;
+  if (swaps() && duplex_ && all_leave) begin(Side::kIn, true, effects);
+  return effects;
 }
 
-Transaction::Steps Transaction::ready(std::size_t member) {
-  Steps steps;
-  if (members_[member].state >= MemberState::kReady) return steps;
+Transaction::Effects Transaction::ready(std::size_t member) {
+  Effects effects;
+  if (members_[member].state >= MemberState::kReady) return effects;
   members_[member].state = MemberState::kReady;
   if (goes_out(member))
-    release_if_all_may(steps);
+    release_if_all_may(effects);
   else
-    open_if_all_may(steps);
-  return steps;
+    open_if_all_may(effects);
+  return effects;
 }
 
-Transaction::Steps Transaction::unready(std::size_t member) {
-  Steps steps;
+Transaction::Effects Transaction::unready(std::size_t member) {
+  Effects effects;
   const Side side = side_of(member);
   if (members_[member].state == MemberState::kReady)
     members_[member].state = MemberState::kUnderWay;
   if (asked_[side] && !may_[side] && !std::exchange(withdrawn_[side], true))
-    steps.push_back({Step::kWithdraw, first(side)});
-  return steps;
+    effects.push_back({Effect::kWithdraw, first(side)});
+  return effects;
 }
 
-Transaction::Steps Transaction::ended(std::size_t member, const Status& status) {
-  Steps steps;
+Transaction::Effects Transaction::ended(std::size_t member, const Status& status) {
+  Effects effects;
   Member& m = members_[member];
   m.state = MemberState::kEnded;
   m.status = status;
@@ -74,99 +74,99 @@ Transaction::Steps Transaction::ended(std::size_t member, const Status& status) 
   if (!status.ok()) failed_.push_back(member);
   if (!status.ok() && !m.left) {
     broken_ = true;
-    if (out) give_up(Side::kOut, steps);
-    give_up(Side::kIn, steps);
+    if (out) give_up(Side::kOut, effects);
+    give_up(Side::kIn, effects);
   }
-  if (out) bring_in(steps);
-  finish_if_ended(member, steps);
-  return steps;
+  if (out) bring_in(effects);
+  finish_if_ended(member, effects);
+  return effects;
 }
 
-Transaction::Steps Transaction::left(std::size_t member) {
-  Steps steps;
+Transaction::Effects Transaction::left(std::size_t member) {
+  Effects effects;
   Member& m = members_[member];
-  if (m.state == MemberState::kEnded || std::exchange(m.left, true)) return steps;
+  if (m.state == MemberState::kEnded || std::exchange(m.left, true)) return effects;
   // One that is only made deep has nothing to be ready with.
-  if (m.held && m.state < MemberState::kReleased) release_if_all_may(steps);
-  bring_in(steps);
-  return steps;
+  if (m.held && m.state < MemberState::kReleased) release_if_all_may(effects);
+  bring_in(effects);
+  return effects;
 }
 
-void Transaction::bring_in(Steps& steps) {
+void Transaction::bring_in(Effects& effects) {
   if (!swaps() || broken()) return;
   if (members_[outgoing_].state == MemberState::kBefore) {
     if (all(Side::kOut, [](const Member& m) { return m.state == MemberState::kEnded; }))
-      begin(Side::kIn, spans_nodes_ || members_.size() - outgoing_ > 1, steps);
+      begin(Side::kIn, spans_nodes_ || members_.size() - outgoing_ > 1, effects);
     return;
   }
   const bool all_gone = all(Side::kOut, [](const Member& m) { return m.gone(); });
   if (!all_gone || std::exchange(vacated_, true)) return;
   for (std::size_t i = first(Side::kIn); i < end(Side::kIn); ++i)
-    if (members_[i].state != MemberState::kEnded) steps.push_back({Step::kVacated, i});
-  open_if_all_may(steps);
+    if (members_[i].state != MemberState::kEnded) effects.push_back({Effect::kVacated, i});
+  open_if_all_may(effects);
 }
 
-void Transaction::finish_if_ended(std::size_t member, Steps& steps) {
+void Transaction::finish_if_ended(std::size_t member, Effects& effects) {
   if (std::all_of(members_.begin(), members_.end(), [&](const Member& each) {
         return each.state == MemberState::kEnded ||
                (each.state == MemberState::kBefore && broken());
       }))
-    steps.push_back({Step::kFinish, member});
+    effects.push_back({Effect::kFinish, member});
 }
 
-Transaction::Steps Transaction::may_go_on(Side side) {
-  Steps steps;
-  if (broken() || withdrawn_[side] || std::exchange(may_[side], true)) return steps;
-  if (asked_[side]) go_on(side, steps);
-  return steps;
+Transaction::Effects Transaction::may_go_on(Side side) {
+  Effects effects;
+  if (broken() || withdrawn_[side] || std::exchange(may_[side], true)) return effects;
+  if (asked_[side]) go_on(side, effects);
+  return effects;
 }
 
-Transaction::Steps Transaction::give_up(const Status& why) {
-  Steps steps;
-  if (broken()) return steps;
+Transaction::Effects Transaction::give_up(const Status& why) {
+  Effects effects;
+  if (broken()) return effects;
   given_up_ = why;
-  give_up(Side::kOut, steps);
-  give_up(Side::kIn, steps);
+  give_up(Side::kOut, effects);
+  give_up(Side::kIn, effects);
   // Between the halves of a swap in turn nothing is under way.
-  if (steps.empty()) finish_if_ended(0, steps);
-  return steps;
+  if (effects.empty()) finish_if_ended(0, effects);
+  return effects;
 }
 
-void Transaction::go_on_or_ask(Side side, Steps& steps) {
-  if (!spans_nodes_ || may_[side]) return go_on(side, steps);
-  if (!std::exchange(asked_[side], true)) steps.push_back({Step::kAsk, first(side)});
+void Transaction::go_on_or_ask(Side side, Effects& effects) {
+  if (!spans_nodes_ || may_[side]) return go_on(side, effects);
+  if (!std::exchange(asked_[side], true)) effects.push_back({Effect::kAsk, first(side)});
 }
 
-void Transaction::release_if_all_may(Steps& steps) {
+void Transaction::release_if_all_may(Effects& effects) {
   const auto may = [](const Member& m) { return m.left || m.state == MemberState::kReady; };
-  if (all(Side::kOut, may)) go_on_or_ask(Side::kOut, steps);
+  if (all(Side::kOut, may)) go_on_or_ask(Side::kOut, effects);
 }
 
-void Transaction::open_if_all_may(Steps& steps) {
+void Transaction::open_if_all_may(Effects& effects) {
   const auto has_left = [](const Member& m) { return m.gone(); };
   const auto is_ready = [](const Member& m) { return m.state == MemberState::kReady; };
   // It has nobody else to wait for.
   const bool alone = !spans_nodes_ && members_.size() - outgoing_ == 1;
   if (all(Side::kOut, has_left) && (alone || all(Side::kIn, is_ready)))
-    go_on_or_ask(Side::kIn, steps);
+    go_on_or_ask(Side::kIn, effects);
 }
 
-void Transaction::go_on(Side side, Steps& steps) {
+void Transaction::go_on(Side side, Effects& effects) {
   for (std::size_t i = first(side); i < end(side); ++i) {
     Member& m = members_[i];
     if (m.left || m.state == MemberState::kEnded) continue;
     m.state = MemberState::kReleased;
-    steps.push_back({Step::kGoOn, i});
+    effects.push_back({Effect::kGoOn, i});
   }
 }
 
-void Transaction::give_up(Side side, Steps& steps) {
+void Transaction::give_up(Side side, Effects& effects) {
   for (std::size_t i = first(side); i < end(side); ++i) {
     Member& m = members_[i];
     if (!m.held || m.left || m.state == MemberState::kBefore || m.state >= MemberState::kReleased)
       continue;
     m.state = MemberState::kReleased;
-    steps.push_back({Step::kGiveUp, i});
+    effects.push_back({Effect::kGiveUp, i});
   }
 }
 

@@ -33,7 +33,7 @@ namespace amem {
 
 class Transaction {
  public:
-  struct Step {
+  struct Effect {
     enum What : std::uint8_t {
       kBegin,     // the member's operation, held() or not
       kVacated,   // all memory that was to go out has gone: it may take what there is
@@ -46,9 +46,9 @@ class Transaction {
     };
     What what;
     std::size_t member;
-    friend bool operator==(const Step&, const Step&) = default;
+    friend bool operator==(const Effect&, const Effect&) = default;
   };
-  using Steps = std::vector<Step>;
+  using Effects = std::vector<Effect>;
 
   /// Names of groups, all different. Members are counted from 0, those that go out first.
   /// REQUIRES: there is one. `pause`: the task of those that go out. `spans_nodes`: other nodes
@@ -56,21 +56,21 @@ class Transaction {
   Transaction(const std::vector<std::string>& out, const std::vector<std::string>& in, Task pause,
               bool duplex, bool spans_nodes = false);
 
-  Steps start();
+  Effects start();
   /// All nodes are as far: those that go out may release, or those that come in may open. Nothing:
   /// they do not.
-  Steps may_go_on(Side side);
+  Effects may_go_on(Side side);
   /// The other nodes never will be; what has not gone on ends as it began.
-  Steps give_up(const Status& why);
+  Effects give_up(const Status& why);
   /// The member has its cut: its memory is on its way out.
-  Steps leaves(std::size_t member);
+  Effects leaves(std::size_t member);
   /// The member is held, and has done all that it may.
-  Steps ready(std::size_t member);
+  Effects ready(std::size_t member);
   /// It was ready, and has failed; ended() follows once it has rolled back.
-  Steps unready(std::size_t member);
+  Effects unready(std::size_t member);
   /// The member goes out by a deep pause, and nothing that it leaves is on its devices any more.
-  Steps left(std::size_t member);
-  Steps ended(std::size_t member, const Status& status);
+  Effects left(std::size_t member);
+  Effects ended(std::size_t member, const Status& status);
 
   /// Returns whether a member that has begun began held, which lasts until kGoOn or kGiveUp.
   bool held(std::size_t member) const { return members_[member].held; }
@@ -107,17 +107,17 @@ class Transaction {
   /// Returns whether `is` holds for all members that go out, or come in.
   template <class Is>
   bool all(Side side, Is is) const;
-  void begin(Side side, bool held, Steps& steps);
-  void go_on(Side side, Steps& steps);
-  void give_up(Side side, Steps& steps);
-  void release_if_all_may(Steps& steps);
-  void open_if_all_may(Steps& steps);
+  void begin(Side side, bool held, Effects& effects);
+  void go_on(Side side, Effects& effects);
+  void give_up(Side side, Effects& effects);
+  void release_if_all_may(Effects& effects);
+  void open_if_all_may(Effects& effects);
   /// In a swap, begins what comes in, or lets it go on, as far as what goes out has left.
-  void bring_in(Steps& steps);
+  void bring_in(Effects& effects);
   /// Goes on, or asks first.
-  void go_on_or_ask(Side side, Steps& steps);
+  void go_on_or_ask(Side side, Effects& effects);
   bool broken() const { return broken_ || !given_up_.ok(); }
-  void finish_if_ended(std::size_t member, Steps& steps);
+  void finish_if_ended(std::size_t member, Effects& effects);
 
   std::vector<Member> members_;
   std::size_t outgoing_;

@@ -5,8 +5,8 @@
 namespace amem {
 namespace {
 
-using Step = Transaction::Step;
-using Steps = Transaction::Steps;
+using Effect = Transaction::Effect;
+using Effects = Transaction::Effects;
 const Status kFine;
 const Status kPauseFailed(Code::kDeadlineExceeded, "pause of group 'train': late");
 const Status kResumeFailed(Code::kAborted, "resume of group 'rollout': died");
@@ -14,25 +14,27 @@ const Status kResumeFailed(Code::kAborted, "resume of group 'rollout': died");
 bool has(const Status& status, const std::string& text) {
   return status.text().find(text) != std::string::npos;
 }
-Steps all(Step::What what, std::initializer_list<std::size_t> members) {
-  Steps steps;
-  for (const std::size_t member : members) steps.push_back({what, member});
-  return steps;
+Effects all(Effect::What what, std::initializer_list<std::size_t> members) {
+  Effects effects;
+  for (const std::size_t member : members) effects.push_back({what, member});
+  return effects;
 }
-Steps begin(std::initializer_list<std::size_t> members) { return all(Step::kBegin, members); }
-Steps space(std::initializer_list<std::size_t> members) { return all(Step::kVacated, members); }
-Steps go_on(std::initializer_list<std::size_t> members) { return all(Step::kGoOn, members); }
-Steps give_up(std::initializer_list<std::size_t> members) { return all(Step::kGiveUp, members); }
-Steps operator+(Steps left, const Steps& right) {
+Effects begin(std::initializer_list<std::size_t> members) { return all(Effect::kBegin, members); }
+Effects space(std::initializer_list<std::size_t> members) { return all(Effect::kVacated, members); }
+Effects go_on(std::initializer_list<std::size_t> members) { return all(Effect::kGoOn, members); }
+Effects give_up(std::initializer_list<std::size_t> members) {
+  return all(Effect::kGiveUp, members);
+}
+Effects operator+(Effects left, const Effects& right) {
   left.insert(left.end(), right.begin(), right.end());
   return left;
 }
-const Steps kNone;
+const Effects kNone;
 
 class TransactionTest : public ::testing::Test {
  protected:
   /// `last` is the member whose end was the last.
-  static Steps finish(std::size_t last) { return {{Step::kFinish, last}}; }
+  static Effects finish(std::size_t last) { return {{Effect::kFinish, last}}; }
 
   Transaction duplex{{"train"}, {"rollout"}, Operation::kPause, true};
   Transaction in_turn{{"train"}, {"rollout"}, Operation::kPause, false};
