@@ -34,12 +34,12 @@ std::optional<std::size_t> Conductor::leader() const {
 }
 
 void Conductor::send(std::size_t node, v1::FleetCommand command) {
-  if (!nodes_[node].over) steps_.push_back({node, std::move(command)});
+  if (!nodes_[node].over) commands_.push_back({node, std::move(command)});
 }
 
-std::vector<Conductor::Step> Conductor::take_steps() {
+std::vector<Conductor::NodeCommand> Conductor::take_commands() {
   if (const auto when = std::exchange(look_at_cuts_, std::nullopt)) look_at_cuts(*when);
-  return std::exchange(steps_, {});
+  return std::exchange(commands_, {});
 }
 
 // ---- what nodes report --------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Conductor {
     Duration timeout{};      // of the operation
     std::string instance{};  // of the amemd that leads
   };
-  struct Step {
+  struct NodeCommand {
     std::size_t node;
     v1::FleetCommand command;  // nothing: break the way to the node; it is lost
   };
@@ -55,7 +55,7 @@ class Conductor {
   void tick(Time now);
 
   // ---- how it stands ----
-  std::vector<Step> take_steps();
+  std::vector<NodeCommand> take_commands();
   Time wakeup() const;
   /// Every node has ended, or is lost.
   bool ended() const;
@@ -106,7 +106,7 @@ class Conductor {
   std::optional<Time> look_at_cuts_;  // once for all that is told together: a look costs by ranks
   Status given_up_;
   std::vector<std::size_t> failed_;  // in their order
-  std::vector<Step> steps_;
+  std::vector<NodeCommand> commands_;
 };
 
 }  // namespace amem

@@ -204,17 +204,17 @@ void Fleet::over(const std::shared_ptr<Led>& led, std::size_t branch, const Stat
 
 void Fleet::carry_out(const std::shared_ptr<Led>& led) {
   if (led->over || std::exchange(led->carrying_out, true)) return;
-  for (std::vector<Conductor::Step> steps = led->conductor.take_steps(); !steps.empty();
-       steps = led->conductor.take_steps())
-    for (Conductor::Step& step : steps) {
-      const std::unique_ptr<NodeLink>& link = led->links[led->branch_of[step.node]];
+  for (std::vector<Conductor::NodeCommand> commands = led->conductor.take_commands();
+       !commands.empty(); commands = led->conductor.take_commands())
+    for (Conductor::NodeCommand& each : commands) {
+      const std::unique_ptr<NodeLink>& link = led->links[led->branch_of[each.node]];
       if (link == nullptr) continue;
-      step.command.set_node(static_cast<std::uint32_t>(step.node));
-      const bool hang_up = step.command.what_case() == v1::FleetCommand::WHAT_NOT_SET;
-      if (hang_up) step.command.set_hang_up(true);
-      link->send(std::move(step.command));
+      each.command.set_node(static_cast<std::uint32_t>(each.node));
+      const bool hang_up = each.command.what_case() == v1::FleetCommand::WHAT_NOT_SET;
+      if (hang_up) each.command.set_hang_up(true);
+      link->send(std::move(each.command));
       if (hang_up)
-        led->conductor.lost(step.node,
+        led->conductor.lost(each.node,
                             {Code::kAborted, "it is unknown whether the other nodes continue"},
                             Clock::now());
     }

@@ -409,21 +409,22 @@ void FleetWorld::report(std::size_t number) {
     conductor_->lost(number, {Code::kUnavailable, "lost"}, kNow);
   else
     conductor_->told(number, report, kNow);
-  carry_out_steps();
+  carry_out_commands();
 }
 
-void FleetWorld::carry_out_steps() {
-  for (auto steps = conductor_->take_steps(); !steps.empty(); steps = conductor_->take_steps())
-    for (Conductor::Step& step : steps) {
-      Node& node = *nodes_[step.node];
-      const bool hang_up = step.command.what_case() == v1::FleetCommand::WHAT_NOT_SET;
-      if (step.command.has_go_on()) committed_ = step.command.go_on().out() ? 1 : 2;
-      if (hang_up) step.command.set_hang_up(true);
+void FleetWorld::carry_out_commands() {
+  for (auto commands = conductor_->take_commands(); !commands.empty();
+       commands = conductor_->take_commands())
+    for (Conductor::NodeCommand& each : commands) {
+      Node& node = *nodes_[each.node];
+      const bool hang_up = each.command.what_case() == v1::FleetCommand::WHAT_NOT_SET;
+      if (each.command.has_go_on()) committed_ = each.command.go_on().out() ? 1 : 2;
+      if (hang_up) each.command.set_hang_up(true);
       if (node.linked) {
-        node.in.push_back(std::move(step.command));
-        push(Event::kCommand, step.node);
+        node.in.push_back(std::move(each.command));
+        push(Event::kCommand, each.node);
       }
-      if (hang_up) conductor_->lost(step.node, {Code::kAborted, "not known"}, kNow);
+      if (hang_up) conductor_->lost(each.node, {Code::kAborted, "not known"}, kNow);
     }
   if (conductor_->ended()) lead_ends();
 }

@@ -97,7 +97,7 @@ class FleetWorld {
   struct Question;
 
   void begin();
-  void carry_out_steps();
+  void carry_out_commands();
   void lead_ends();
   void deliver(std::size_t node);
   void report(std::size_t node);

@@ -78,13 +78,13 @@ class ConductorTest : public ::testing::Test {
   /// "1 go on out, 2 give up"; who leads apart.
   std::string said() {
     std::string text;
-    for (const Conductor::Step& step : conductor->take_steps()) {
-      if (step.command.has_leader()) {
-        leader_told[step.node] = step.command.leader().number();
+    for (const Conductor::NodeCommand& each : conductor->take_commands()) {
+      if (each.command.has_leader()) {
+        leader_told[each.node] = each.command.leader().number();
         continue;
       }
-      text += (text.empty() ? "" : ", ") + std::to_string(step.node) + " ";
-      const v1::FleetCommand& it = step.command;
+      text += (text.empty() ? "" : ", ") + std::to_string(each.node) + " ";
+      const v1::FleetCommand& it = each.command;
       if (it.has_step())
         text += "step " + std::to_string(it.step().rank());
       else if (it.has_go_on())
