@@ -132,8 +132,8 @@ Status RankRequests::may_open(const Rank& rank, const DeviceUuid& device) const 
 
 /// Charges for what it brings from now on, as it may wait.
 void RankRequests::asked_to_create(Rank& rank, Packet& packet) {
-  const auto request = std::make_shared<Request>(
-      Request{.seq = packet.message.seq, .message = packet.message.body.create});
+  const auto request = std::make_shared<PendingCreate>(
+      PendingCreate{.seq = packet.message.seq, .message = packet.message.body.create});
   if (!request->message.made) return create(rank, request);
   Result<Charge> files =
       node_.group_of(rank).account->take(Resource::kDescriptors, packet.fds.size());
@@ -147,7 +147,7 @@ void RankRequests::asked_to_create(Rank& rank, Packet& packet) {
 }
 
 /// The rank is inside a call: until it is answered, a pause of its group waits in quiesce, too.
-bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
+bool RankRequests::waits_for_restore(Rank& rank, const PendingCreatePtr& request) {
   const DeviceUuid device = make_uuid(request->message.device);
   if (!context_.restore_space.held(device) || !may_allocate(rank).ok()) return false;
   const Time now = Clock::now();
@@ -168,7 +168,7 @@ bool RankRequests::waits_for_restore(Rank& rank, const RequestPtr& request) {
 
 /// Where there is little space the block is one allocation, which the driver refuses at once. Of
 /// parts it would make nearly all before it refuses one.
-void RankRequests::create(Rank& rank, const RequestPtr& request) {
+void RankRequests::create(Rank& rank, const PendingCreatePtr& request) {
   if (waits_for_restore(rank, request)) return;
   const amem_v1_Create& message = request->message;
   if (message.part == 0 || message.made) return create_in({message.size}, rank, request);
@@ -190,7 +190,7 @@ void RankRequests::create(Rank& rank, const RequestPtr& request) {
 }
 
 void RankRequests::create_in(const std::vector<std::uint64_t>& sizes, Rank& rank,
-                             const RequestPtr& request) {
+                             const PendingCreatePtr& request) {
   if (const Status status = admit(rank, *request, sizes); !status.ok())
     return not_created(rank, request, status);
   const amem_v1_Create& message = request->message;
@@ -207,7 +207,7 @@ void RankRequests::create_in(const std::vector<std::uint64_t>& sizes, Rank& rank
   context_.workers.take(device, std::move(brought), context_.create_limit, answer);
 }
 
-Status RankRequests::admit(const Rank& rank, Request& request,
+Status RankRequests::admit(const Rank& rank, PendingCreate& request,
                            const std::vector<std::uint64_t>& sizes) {
   if (Status status = may_allocate(rank); !status.ok()) return status;
   const DeviceUuid uuid = make_uuid(request.message.device);
@@ -235,7 +235,7 @@ Status RankRequests::admit(const Rank& rank, Request& request,
   return {};
 }
 
-void RankRequests::created(Rank& rank, const RequestPtr& request, Workers::AllMade made) {
+void RankRequests::created(Rank& rank, const PendingCreatePtr& request, Workers::AllMade made) {
   // A pause may have begun meanwhile.
   Status status = may_allocate(rank);
   for (const auto& each : made)
@@ -259,7 +259,7 @@ void RankRequests::created(Rank& rank, const RequestPtr& request, Workers::AllMa
   for (const Allocation* a : all) let_reach_pool(*a);
 }
 
-void RankRequests::not_created(Rank& rank, const RequestPtr& request, const Status& why) {
+void RankRequests::not_created(Rank& rank, const PendingCreatePtr& request, const Status& why) {
   request->parts.clear();
   GroupEntry& group = node_.group_of(rank);
   if (why.code() == Code::kResourceExhausted && request->tries < std::size(kSpaceRetryDelays)) {
@@ -287,14 +287,14 @@ void RankRequests::let_reach_pool(const Allocation& a) {
   context_.outbox.extend_reach(keeper.id);
 }
 
-Result<Allocation*> RankRequests::enter(Rank& rank, Request& request, Workers::AllMade made) {
+Result<Allocation*> RankRequests::enter(Rank& rank, PendingCreate& request, Workers::AllMade made) {
   Result<Token> token = random_token();
   if (!token.ok()) return token.status();
   const amem_v1_Create& message = request.message;
   Record& record = node_.records.record();
   std::vector<Allocation*> entered;
   for (std::size_t i = 0; i < made.size(); ++i) {
-    Request::Part& part = request.parts[i];
+    PendingCreate::Part& part = request.parts[i];
     Allocation a;
     a.group = rank.group;
     a.token = token.value();

@@ -32,7 +32,7 @@ class RankRequests {
   void let_reach_pool(const Allocation& a);
 
  private:
-  struct Request {  // a Create that has not been answered
+  struct PendingCreate {  // a Create that has not been answered
     std::uint64_t seq = 0;
     amem_v1_Create message{};
     std::size_t tries = 0;
@@ -46,19 +46,20 @@ class RankRequests {
     std::vector<Fd> made = {};     // of memory that the rank has made
     Charge files = {};             // for these
   };
-  using RequestPtr = std::shared_ptr<Request>;
+  using PendingCreatePtr = std::shared_ptr<PendingCreate>;
   void asked_to_create(Rank& rank, Packet& packet);
-  void create(Rank& rank, const RequestPtr& request);
-  void create_in(const std::vector<std::uint64_t>& sizes, Rank& rank, const RequestPtr& request);
+  void create(Rank& rank, const PendingCreatePtr& request);
+  void create_in(const std::vector<std::uint64_t>& sizes, Rank& rank,
+                 const PendingCreatePtr& request);
   /// A restore has the device to itself: the request waits, or has waited too long.
-  bool waits_for_restore(Rank& rank, const RequestPtr& request);
+  bool waits_for_restore(Rank& rank, const PendingCreatePtr& request);
   /// Takes what it needs, except for the memory itself.
-  Status admit(const Rank& rank, Request& request, const std::vector<std::uint64_t>& sizes);
-  void created(Rank& rank, const RequestPtr& request, Workers::AllMade made);
+  Status admit(const Rank& rank, PendingCreate& request, const std::vector<std::uint64_t>& sizes);
+  void created(Rank& rank, const PendingCreatePtr& request, Workers::AllMade made);
   /// Tries again, or tells the rank.
-  void not_created(Rank& rank, const RequestPtr& request, const Status& why);
+  void not_created(Rank& rank, const PendingCreatePtr& request, const Status& why);
   /// All of them, one after the other, or none. The first.
-  Result<Allocation*> enter(Rank& rank, Request& request, Workers::AllMade made);
+  Result<Allocation*> enter(Rank& rank, PendingCreate& request, Workers::AllMade made);
   void redeem(Rank& rank, std::uint64_t seq, const amem_v1_Redeem& message);
   /// The rank becomes a sharer of it, or a guest.
   Result<Allocation*> share(const Rank& rank, AllocationId id, const Token& token);
