@@ -20,10 +20,10 @@ std::uint32_t ExtentAllocator::add_segment(std::uint64_t size) {
   return static_cast<std::uint32_t>(segments_.size() - 1);
 }
 
-Result<std::vector<Extents>> ExtentAllocator::take(const std::vector<Request>& requests,
+Result<std::vector<Extents>> ExtentAllocator::take(const std::vector<SpaceWanted>& requests,
                                                    std::vector<SegmentOrder> orders) {
   std::uint64_t need = 0;
-  for (const Request& request : requests) need += round_up(request.size, chunk_);
+  for (const SpaceWanted& request : requests) need += round_up(request.size, chunk_);
   if (need > free_)
     return Status(Code::kResourceExhausted, "the host pool is too small: it has " +
                                                 format_size(free_) + " of " + format_size(total_) +
@@ -37,7 +37,7 @@ Result<std::vector<Extents>> ExtentAllocator::take(const std::vector<Request>& r
   std::vector<std::size_t> full(orders.size());  // of each order, so many at its front
   std::vector<Extents> result;
   result.reserve(requests.size());
-  for (const Request& request : requests) {
+  for (const SpaceWanted& request : requests) {
     Extents extents;
     std::uint64_t left = round_up(request.size, chunk_);
     const SegmentOrder& order = orders[request.order];

@@ -37,7 +37,7 @@ using SegmentOrder = std::vector<std::uint32_t>;
 
 class ExtentAllocator {
  public:
-  struct Request {
+  struct SpaceWanted {
     std::uint64_t size = 0;  // rounded up to whole chunks; not 0
     std::size_t order = 0;   // which of the orders
   };
@@ -52,7 +52,7 @@ class ExtentAllocator {
   /// One list of extents per request, in order; each list covers its request from the first byte
   /// on. All or nothing: kResourceExhausted names need and free bytes, and nothing has changed.
   /// REQUIRES: every order names every segment. None at all: by index.
-  Result<std::vector<Extents>> take(const std::vector<Request>& requests,
+  Result<std::vector<Extents>> take(const std::vector<SpaceWanted>& requests,
                                     std::vector<SegmentOrder> orders = {});
 
   /// A free run in the first segment of the order that has one, which is not taken yet: the first

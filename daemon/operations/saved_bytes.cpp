@@ -102,7 +102,7 @@ Result<std::vector<TakenSpace>> SavedBytes::whole(const GroupEntry& group,
   clear_reached(pool, keep);
   std::vector<std::size_t> order_of;
   std::vector<SegmentOrder> all = orders(pool, keep, devices, order_of);
-  std::vector<ExtentAllocator::Request> requests;
+  std::vector<ExtentAllocator::SpaceWanted> requests;
   requests.reserve(keep.size());
   for (std::size_t i = 0; i < keep.size(); ++i) requests.push_back({keep[i]->size, order_of[i]});
   Result<std::vector<Extents>> taken = pool.extents.take(requests, std::move(all));

@@ -119,7 +119,7 @@ TEST_F(PackingTest, AnyPoolAnyContent) {
     segments = 0;
     for (std::uint32_t i = 0; i < 1 + random() % 5; ++i) add((1 + random() % 6) * kGroup);
     // Full of holes.
-    std::vector<ExtentAllocator::Request> pieces(random() % 40, {pool.chunk(), 0});
+    std::vector<ExtentAllocator::SpaceWanted> pieces(random() % 40, {pool.chunk(), 0});
     if (pieces.size() * pool.chunk() > pool.available()) pieces.clear();
     const std::vector<Extents> others = pool.take(pieces).value();
     for (std::size_t i = 0; i < others.size(); i += 2) ASSERT_TRUE(pool.give_back(others[i]).ok());
