@@ -6,7 +6,7 @@ namespace amem {
 namespace {
 
 constexpr Duration kFirstPatience = std::chrono::milliseconds(1);
-constexpr int kMostSettleDoublings = 5;
+constexpr int kMostQuietDoublings = 5;
 // A device is pushed by 1, 2, 4 or 8 calls of each thread: one whose work waits for nobody must not
 // keep it without end, and how far another has to go is not known.
 constexpr std::uint32_t kPushLengths = 4;
@@ -121,11 +121,11 @@ bool Cut::idle_waiters() const {
   });
 }
 
-Duration Cut::settle() const {
+Duration Cut::quiet_time() const {
   if (!stuck_work()) return patience_;
   // Grows too, but slowly: where reports come much later even this wait begins collectives.
-  const Duration settle = kFirstPatience * (1 << std::min(expiries_ / 4, kMostSettleDoublings));
-  return std::min(settle, patience_);
+  const Duration quiet_time = kFirstPatience * (1 << std::min(expiries_ / 4, kMostQuietDoublings));
+  return std::min(quiet_time, patience_);
 }
 
 bool Cut::can_push_on() const {
@@ -164,7 +164,7 @@ std::vector<Cut::Step> Cut::decide(Time now) {
   const bool stalled = quiet_for >= std::max(stall_, patience_);
   const bool out_of_patience = quiet_for >= patience_ && !(old_work() && idle_first);
   if (out_of_patience) mark_stuck();
-  const bool push = quiet_for >= settle();
+  const bool push = quiet_for >= quiet_time();
   // The chances keep any rhythm of the ranks from meeting one of ours.
   if (!pushed_ && push && (!idle_first || random_() % 4 == 0)) choose_pushed();
   const bool step_idle = !pushed_ && quiet_for >= needed_quiet();
@@ -207,7 +207,7 @@ Time Cut::next_decision() const {
       pushed_ ? can_push_on() : any_device([](const Rank&, const CutReport::Device& device) {
         return can_be_pushed(device);
       });
-  return last_change_ + (can_push ? settle() : std::max(stall_, patience_));
+  return last_change_ + (can_push ? quiet_time() : std::max(stall_, patience_));
 }
 
 std::map<RankId, std::string> Cut::laggards() const {

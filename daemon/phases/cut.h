@@ -108,9 +108,9 @@ class Cut {
   void mark_stuck();
   /// How long nothing must have changed before callers are stepped, when work of our own steps is
   /// the reason.
-  Duration settle() const;
+  Duration quiet_time() const;
   /// The same for callers of idle devices, whatever the reason.
-  Duration needed_quiet() const { return old_work() ? Duration::zero() : settle(); }
+  Duration needed_quiet() const { return old_work() ? Duration::zero() : quiet_time(); }
   /// Some step could be sent to an idle device.
   bool idle_waiters() const;
   void choose_pushed();
