@@ -47,9 +47,10 @@ struct Deadlines {
   Duration create = std::chrono::seconds(60);
   Duration load = std::chrono::seconds(60);
   Duration open = std::chrono::seconds(10);
-  Duration checkpoint = std::chrono::seconds(60);    // of all processes of a group; also a restore
-  Duration request = std::chrono::seconds(60);       // for the other ranks to ask for the same
-  Duration stall = std::chrono::milliseconds(20);    // of a quiesce, see docs/protocol.md
+  Duration checkpoint = std::chrono::seconds(60);  // of all processes of a group; also a restore
+  Duration request = std::chrono::seconds(60);     // for the other ranks to ask for the same
+  Duration stall =
+      std::chrono::milliseconds(20);  // of a quiesce, see docs/decisions/consistent-cut.md
   Duration guests = std::chrono::milliseconds(500);  // short: a swap is held up by it
 
   Duration deepen{};  // deep.after: a group that is paused for so long is made deep; 0: never
