@@ -170,6 +170,18 @@ def readme_faults(tree):
             yield f"{folder}: has no README.md that says what lives there"
 
 
+def name_faults(tree):
+    """A README names types of its folder, unless the line names a path."""
+    for folder in tree.folders:
+        if folder.startswith("tests") or "python" in folder:
+            continue
+        code = "\n".join(text for name, text in tree.text.items() if name.startswith(folder + "/"))
+        for number, line in enumerate(tree.readme(folder) or [], 1):
+            for name in re.findall(r"`([A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*)`", line):
+                if "/" not in line and not re.search(rf"\b{name}\b", code):
+                    yield f"{folder}/README.md:{number}: names {name}, which no file of the folder has"
+
+
 def bare(text):
     """C++ without comments, literals and preprocessor lines; lines stay where they are."""
     pattern = (r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"(?P<mark>[^(]*)\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"'
@@ -219,7 +231,7 @@ def class_faults(tree):
                 yield f"{where}: {type_name} is also the name of a type in {other}"
 
 
-RULES = (floor_faults, spelling_faults, folder_faults, circle_faults, readme_faults, class_faults)
+RULES = (floor_faults, spelling_faults, folder_faults, circle_faults, readme_faults, name_faults, class_faults)
 
 
 def faults(root):

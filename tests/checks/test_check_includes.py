@@ -108,6 +108,11 @@ def test_a_file_beside_folders_has_its_place(faults):
         "daemon/mid/ includes daemon/main.h, which stands above")
 
 
+def test_a_readme_names_what_is_there(faults):
+    one(faults, {"daemon/low/README.md": "Low.\n`B` and `Gone`.\n`Elsewhere` of `daemon/mid`.\n", "daemon/low/b.h": "class B {}; class Other {};\n"},
+        "daemon/low/README.md:2: names Gone")
+
+
 def test_a_circle_of_folders_is_named(faults):
     found = faults(files={"daemon/low/b.h": '#include "daemon/mid/d.h"\n', "daemon/mid/d.h": ""})
     assert len(found) == 2 and found[0].startswith("daemon/low/b.h:1: "), found
