@@ -5,7 +5,7 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 HEADERS = [path.read_text(encoding="utf-8") for top in ("client", "common", "daemon", "shim") for path in sorted((ROOT / top).rglob("*.h"))]
-BLOCK = re.compile(r"^```\n(.*?)^```", re.M | re.S)
+BLOCK = re.compile(r"^```text\n(.*?)^```", re.M | re.S)
 
 
 def functions(text):
@@ -66,6 +66,6 @@ def test_a_name_that_is_not_there_is_found():
 
 
 def test_a_function_in_another_file_is_found():
-    page = "```\namemd  Groups::drive, plan()  daemon/groups.cpp\n       Groups::act\n```\n"
+    page = "```text\namemd  Groups::drive, plan()  daemon/groups.cpp\n       Groups::act\n```\n"
     files = {"daemon/groups.cpp": "void Groups::drive() {}\nvoid plan() {}\n"}
     assert misplaced(page, files.get) == [("Groups::act", "daemon/groups.cpp")]

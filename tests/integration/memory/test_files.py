@@ -6,6 +6,7 @@ import pytest
 from sim_node import MIB, eventually
 from test_nic import SIZE, block, pinned, rank, register, stays
 
+READS = (0, 17)  # the system calls read and pread64
 EXPORTED = ["cuFileBufRegister", "cuFileBufDeregister", "cuFileDriverClose", "cuFileDriverClose_v2", "cuFileRead", "cuFileWrite",
             "cuFileReadAsync", "cuFileWriteAsync", "cuFileBatchIOSubmit", "cuFileBatchIODestroy"]
 
@@ -67,6 +68,7 @@ def test_a_pause_waits_for_a_read(node, tmp_path):
     five = saved(puppet, 5, tmp_path)
     mine, address = block(puppet, 1, "plain", MIB)
     with half_read(puppet, address, tmp_path) as file:
+        eventually(lambda: puppet.system_call() in READS, what="it reads: it has only opened the file before")
         refused = node.ctl.try_("pause", "train", "--timeout", "2s")
         assert refused.code != 0 and "has work running on" in refused.err
         file.write(five)

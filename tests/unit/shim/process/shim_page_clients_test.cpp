@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -19,7 +20,8 @@ class PageClientsTest : public testing::Test {
     return pages_may_be_registered(modules_.c_str(), maps_.c_str());
   }
 
-  const std::string folder_ = testing::TempDir() + "amem-page-clients";
+  const std::string folder_ =
+      testing::TempDir() + "amem-page-clients-" + std::to_string(::getpid());
   const std::string modules_ = folder_ + "/module";
   const std::string maps_ = folder_ + "/maps";
   const char* const verbs_ = "7f20-7f30 r-xp 0 08:01 2 /usr/lib/libibverbs.so.1.14.39";
