@@ -105,8 +105,8 @@ inline std::string_view advice_on(const CheckpointAnswer& answer) {
     return ". The driver says so of a process that has mapped memory of a GPU that it does not see "
            "(CUDA_VISIBLE_DEVICES); it cannot restore such a process. Host memory of place "
            "host_numa belongs to amemd's first GPU: set without = [\"host_numa\"] and restart "
-           "amemd, "
-           "or start jobs so that they see that GPU. It also says so where amem-checkpoint may not "
+           "amemd, or start jobs so that they see that GPU. It also says so where amem-checkpoint "
+           "may not "
            "act on the process: amemd needs the capabilities SYS_PTRACE and DAC_OVERRIDE for other "
            "users' processes (amemd-deep.conf)";
   if (answer.name == "CUDA_ERROR_OPERATING_SYSTEM")

@@ -20,7 +20,9 @@ CLI::App& add(CLI::App& app, CommandLine& options, Command command, const std::s
 CLI::App& add(CLI::App& app, CommandLine& options, AddedCommand command, const std::string& name,
               const std::string& help);
 
-/// GROUP.
+/// GROUP, with this help.
+void add_group_as(CLI::App& sub, std::string& group, const std::string& help, bool required);
+/// The same, for a command about one group, or about all if it is not required.
 void add_group(CLI::App& sub, std::string& group, bool required);
 
 /// `--group` and `--scope`, as `run` takes them. The command takes a program after "--", too.
