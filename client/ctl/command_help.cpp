@@ -55,13 +55,6 @@ Times:
 
 }  // namespace
 
-void show(CLI::App& sub, const char* group, const char* example) {
-  const std::string note = sub.get_footer();
-  sub.group(group);
-  sub.footer(note + (note.empty() ? "" : "\n") + "Example:\n  " + example +
-             "\nOptions for all commands, and exit codes: amemctl --help");
-}
-
 void add_help(CLI::App& app) {
   app.footer(std::string(kGlobalHelp) + std::string(kExitCodeHelp));
   for (const Shown& shown : kShown)

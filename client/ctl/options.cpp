@@ -67,4 +67,11 @@ std::string fault_of_launch(const std::string& command, const CommandLine& o) {
   return {};
 }
 
+void show(CLI::App& sub, const char* group, const char* example) {
+  const std::string note = sub.get_footer();
+  sub.group(group);
+  sub.footer(note + (note.empty() ? "" : "\n") + "Example:\n  " + example +
+             "\nOptions for all commands, and exit codes: amemctl --help");
+}
+
 }  // namespace amem::ctl

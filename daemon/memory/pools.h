@@ -64,8 +64,8 @@ class Pools {
  public:
   using Use = std::function<void(PoolSegment)>;
 
-  /// `renew`: has it made anew; the new one is passed to add(). `release`: gives it back to the
-  /// system. The record outlives this object.
+  /// `renew` has a new segment made, which the caller passes to add(). `release` returns the memory
+  /// to the system. The record outlives this object.
   Pools(std::uint64_t chunk, Record& record, Use renew, Use release)
       : chunk_(chunk), record_(record), renew_(std::move(renew)), release_(std::move(release)) {}
 

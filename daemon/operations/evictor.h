@@ -4,8 +4,9 @@
 //
 // This is the seam of the add-on that has the driver checkpoint the processes (addons/checkpoint).
 //
-// For the loop's thread. Each `done` is called once, in a later turn of the loop, and not after the
-// end of the Evictor.
+// For the loop's thread. Each `done` is called once, and not after the end of the Evictor. That of
+// prove() is called in a later turn of the loop; those of evict() and restore() also at once, where
+// there is no process.
 #pragma once
 
 #include <sys/types.h>
@@ -92,10 +93,9 @@ using MakeProofPool = std::function<void(const VisibleDevices& devices, Duration
 using MakeEvictor =
     std::function<std::unique_ptr<Evictor>(EventLoop&, Duration limit, MakeProofPool)>;
 
-/// amemd is linked with the add-on, or with no_evictor.cpp, whose Evictor refuses all of it and
-/// says how to get it.
+/// amemd is linked with the add-on, or with without_checkpoint.cpp. Null: there is no Evictor.
 MakeEvictor make_evictor();
-/// The one that refuses.
+/// Returns what stands in where there is none: it refuses all of it, and says how to get one.
 std::unique_ptr<Evictor> no_evictor(EventLoop& loop);
 
 }  // namespace amem

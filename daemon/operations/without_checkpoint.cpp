@@ -3,8 +3,6 @@
 
 namespace amem {
 
-MakeEvictor make_evictor() {
-  return [](EventLoop& loop, Duration, const MakeProofPool&) { return no_evictor(loop); };
-}
+MakeEvictor make_evictor() { return nullptr; }
 
 }  // namespace amem

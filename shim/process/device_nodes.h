@@ -1,5 +1,5 @@
-// Device nodes: those of /dev/nvidia0, /dev/nvidia1, ... that this process may open. The driver has
-// opened the node of each device that it uses.
+// Finds which of /dev/nvidia0, /dev/nvidia1, ... this process may open. The driver has opened the
+// node of each device that it uses.
 //
 // Any thread.
 #pragma once

@@ -19,7 +19,7 @@ def deep_node(bare_node):
 
 
 def started(node, loses=None):
-    """Two processes, of which the driver loses the first."""
+    """Two processes. The driver loses the first one."""
     node.start_broker(*DEEP)
     env = {"AMEM_SIM_CHECKPOINT": LOSES[loses]} if loses else None
     return [Memory(node, 4 * MIB, 2 * MIB, name="first", env=env), Memory(node, 4 * MIB, name="second", device=1)]

@@ -226,7 +226,7 @@ def test_the_pools_device_is_hidden(bare_node, visible):
     rank = script(node, CUDA_VISIBLE_DEVICES=visible)
     if visible == "1":
         node.ctl("pause", "train")
-        refused(node, "host_numa")  # by the proof, of which the driver loses the process
+        refused(node, "host_numa")  # the proof refuses it, because the driver loses its process
     else:
         node.ctl("pause", "train", "--deep")
     runs_on(node, rank)
