@@ -4,9 +4,9 @@
 //
 // This is the seam of the add-on that has the driver checkpoint the processes (addons/checkpoint).
 //
-// For the loop's thread. Each `done` is called once, and not after the end of the Evictor. That of
-// prove() is called in a later turn of the loop; those of evict() and restore() also at once, where
-// there is no process.
+// For the loop's thread. Each `done` is called once, and not after the end of the Evictor.
+// prove() calls it in a later turn of the loop. evict() and restore() call it at once if there is
+// no process.
 #pragma once
 
 #include <sys/types.h>
