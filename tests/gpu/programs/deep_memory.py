@@ -54,16 +54,22 @@ class Worker:
     """A thread with a stream of its own."""
 
     def __init__(self, number):
-        self.factor, self.steps, self.wrong = number + 1, 0, ""
+        self.factor, self.steps, self.wrong, self.ends = number + 1, 0, "", threading.Event()
         self.pinned = torch.randint(0, 255, (1 << 22,), dtype=torch.uint8).pin_memory()
-        threading.Thread(target=self.run, daemon=True).start()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def end(self):
+        """A thread that is inside PyTorch when the interpreter ends aborts the process."""
+        self.ends.set()
+        self.thread.join()
 
     def run(self):
         torch.cuda.set_device(0)
         stream, began, ended = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(stream):
             matrix = torch.full((512, 512), float(self.factor), device="cuda")
-        while not self.wrong:
+        while not self.wrong and not self.ends.is_set():
             with torch.cuda.stream(stream):
                 began.record()
                 product, copied = matrix @ matrix, self.pinned.to("cuda", non_blocking=True).to("cpu")
@@ -92,6 +98,8 @@ def run(options):
         with open(options.progress + ".new", "w", encoding="ascii") as file:
             file.write(f"{steps}\n")
         os.replace(options.progress + ".new", options.progress)
+    for worker in workers:
+        worker.end()
     faulthandler.cancel_dump_traceback_later()
     print(json.dumps({"program": "deep_memory", "torch": torch.__version__, "iterations": steps}), flush=True)
 
