@@ -84,15 +84,6 @@ class Heap {
   CUresult ask_again(CUresult answer, const Ask& ask) {
     return answer == CUDA_ERROR_OUT_OF_MEMORY && drop_unused(Streams::kWaitFor) ? ask() : answer;
   }
-  /// The same for memory that is the driver's own: the caller need not be inside the gate.
-  template <class Ask>
-  CUresult ask_driver(const Ask& ask) {
-    const CUresult answer = ask();
-    if (answer != CUDA_ERROR_OUT_OF_MEMORY) return answer;
-    settle(Streams::kWaitFor);
-    memory_.holdings.close_spares();
-    return ask();
-  }
   /// Frees what is unused, as far as that needs no wait: for another process, which finds no
   /// memory. Service thread.
   void trim();

@@ -137,7 +137,8 @@ struct Gated<row, CUresult (*)(Args...)> {
     } else {
       const Pass pass(*the_gate, the_gate->enter([&] { return submission_of<row>(args...); }));
       if (pass.result() != CUDA_SUCCESS) return pass.result();
-      return explained(kSymbols[row], real<row>()(args...));
+      // The first launch of a kernel may load it.
+      return explained(kSymbols[row], Runtime::ask_driver([&] { return real<row>()(args...); }));
     }
   }
 };
@@ -248,6 +249,18 @@ struct HeldUp<row, CUresult (*)(Args...)> {
   }
 };
 
+// ---- calls for which the driver takes memory of its own ----
+
+template <CallRow row, class Function = typename Signature<row>::Function>
+struct Retried;
+
+template <CallRow row, class... Args>
+struct Retried<row, CUresult (*)(Args...)> {
+  static CUresult call(Args... args) {
+    return Runtime::ask_driver([&] { return real<row>()(args...); });
+  }
+};
+
 // ---- calls that change what pools hold ----
 
 /// How much a call allocates; nothing of those that do not.
@@ -265,7 +278,7 @@ struct Pooled;
 template <CallRow row, class... Args>
 struct Pooled<row, CUresult (*)(Args...)> {
   static CUresult call(Args... args) {
-    const CUresult r = Runtime::get().ask_driver([&] { return real<row>()(args...); });
+    const CUresult r = Runtime::ask_driver([&] { return real<row>()(args...); });
     if (r == CUDA_SUCCESS) note_allocated(kSymbols[row], args...);
     Runtime::get().report().changed();
     return r;
@@ -278,6 +291,9 @@ const Call kCalls[] = {
    &real_functions[kRow_##symbol]},
 #define WATCHED(api, version, type, symbol)                                        \
   {#api, version, #symbol, reinterpret_cast<void*>(&Watched<kRow_##symbol>::call), \
+   &real_functions[kRow_##symbol]},
+#define RETRIED(api, version, type, symbol)                                        \
+  {#api, version, #symbol, reinterpret_cast<void*>(&Retried<kRow_##symbol>::call), \
    &real_functions[kRow_##symbol]},
 #define POOLED(api, version, type, symbol)                                        \
   {#api, version, #symbol, reinterpret_cast<void*>(&Pooled<kRow_##symbol>::call), \

@@ -19,6 +19,7 @@
 namespace amem::shim {
 
 // cudaTypedefs.h shows these to nobody.
+using PFN_cuCtxCreate_v2000 = CUresult (*)(CUcontext*, unsigned flags, CUdevice);
 using PFN_cuGraphInstantiate_v10000 = CUresult (*)(CUgraphExec*, CUgraph, CUgraphNode*, char*,
                                                    std::size_t);
 using PFN_cuGraphInstantiate_v11000 = PFN_cuGraphInstantiate_v10000;
@@ -88,6 +89,7 @@ auto real() {
 
 #define GATED(...)
 #define POOLED(...)
+#define RETRIED(...)
 #define WATCHED(...)
 #define DESTROYS(...)
 #define HELD(...)

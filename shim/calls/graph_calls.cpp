@@ -16,7 +16,9 @@ GraphCopies* graphs() {
 
 /// Without brokered memory nothing can be paused. A handle may be one again that has gone with its
 /// context.
-CUresult made(CUresult result, const CUgraphExec* exec, CUgraph graph) {
+template <CallRow row, class... Rest>
+CUresult instantiate(CUgraphExec* exec, CUgraph graph, Rest... rest) {
+  const CUresult result = Runtime::ask_driver([&] { return real<row>()(exec, graph, rest...); });
   if (result != CUDA_SUCCESS) return result;
   if (Runtime::get().memory().holdings.holds_nothing())
     graphs()->forget(*exec);
@@ -54,27 +56,27 @@ CUresult changed_as_a_whole(CUresult result, CUgraphExec exec) {
 
 CUresult answer_cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node,
                                    char* log, std::size_t size) {
-  return made(real<kRow_cuGraphInstantiate>()(exec, graph, error_node, log, size), exec, graph);
+  return instantiate<kRow_cuGraphInstantiate>(exec, graph, error_node, log, size);
 }
 
 CUresult answer_cuGraphInstantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node,
                                       char* log, std::size_t size) {
-  return made(real<kRow_cuGraphInstantiate_v2>()(exec, graph, error_node, log, size), exec, graph);
+  return instantiate<kRow_cuGraphInstantiate_v2>(exec, graph, error_node, log, size);
 }
 
 CUresult answer_cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph,
                                             unsigned long long flags) {
-  return made(real<kRow_cuGraphInstantiateWithFlags>()(exec, graph, flags), exec, graph);
+  return instantiate<kRow_cuGraphInstantiateWithFlags>(exec, graph, flags);
 }
 
 CUresult answer_cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph,
                                              CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
-  return made(real<kRow_cuGraphInstantiateWithParams>()(exec, graph, params), exec, graph);
+  return instantiate<kRow_cuGraphInstantiateWithParams>(exec, graph, params);
 }
 
 CUresult answer_cuGraphInstantiateWithParams_ptsz(CUgraphExec* exec, CUgraph graph,
                                                   CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
-  return made(real<kRow_cuGraphInstantiateWithParams_ptsz>()(exec, graph, params), exec, graph);
+  return instantiate<kRow_cuGraphInstantiateWithParams_ptsz>(exec, graph, params);
 }
 
 /// Forgotten before: its handle may be another one's at once.

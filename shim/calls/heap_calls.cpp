@@ -150,8 +150,7 @@ CUresult answer_cuMemAlloc_v2(CUdeviceptr* address, std::size_t size) {
     trace("alloc va=%llx n=%zu rc=%d", *ours == CUDA_SUCCESS ? *address : 0, size, *ours);
     return *ours;
   }
-  const CUresult r =
-      Runtime::get().ask_driver([&] { return real<kRow_cuMemAlloc_v2>()(address, size); });
+  const CUresult r = Runtime::ask_driver([&] { return real<kRow_cuMemAlloc_v2>()(address, size); });
   if (r == CUDA_SUCCESS) count(*address, size);
   return r;
 }
@@ -164,7 +163,7 @@ CUresult answer_cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std
         return heap.allocate_pitch(address, pitch, width, height, element_size, label);
       });
   if (ours) return *ours;
-  const CUresult r = Runtime::get().ask_driver(
+  const CUresult r = Runtime::ask_driver(
       [&] { return real<kRow_cuMemAllocPitch_v2>()(address, pitch, width, height, element_size); });
   if (r == CUDA_SUCCESS) count(*address, *pitch * height);
   return r;

@@ -130,7 +130,7 @@ CUresult answer_cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t si
   const void* caller = __builtin_return_address(0);
   std::optional<CUresult> ours = create_brokered(handle, size, prop, flags, caller);
   const auto create = [&] { return real<kRow_cuMemCreate>()(handle, size, prop, flags); };
-  const CUresult r = ours ? *ours : Runtime::get().ask_driver(create);
+  const CUresult r = ours ? *ours : Runtime::ask_driver(create);
   if (!ours.has_value() && r == CUDA_SUCCESS && !in_forked_child())
     count_unbrokered(*handle, size, prop->location, caller);
   if (tracing() && prop != nullptr)

@@ -111,7 +111,7 @@ CUresult answer_cuMemHostUnregister(void* address) {
 
 CUresult answer_cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* descriptor) {
   const CUresult r =
-      Runtime::get().ask_driver([&] { return real<kRow_cuArrayCreate_v2>()(array, descriptor); });
+      Runtime::ask_driver([&] { return real<kRow_cuArrayCreate_v2>()(array, descriptor); });
   if (r == CUDA_SUCCESS) {
     CUDA_ARRAY3D_DESCRIPTOR shape{};
     shape.Width = descriptor->Width;
@@ -125,7 +125,7 @@ CUresult answer_cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* de
 
 CUresult answer_cuArray3DCreate_v2(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* descriptor) {
   const CUresult r =
-      Runtime::get().ask_driver([&] { return real<kRow_cuArray3DCreate_v2>()(array, descriptor); });
+      Runtime::ask_driver([&] { return real<kRow_cuArray3DCreate_v2>()(array, descriptor); });
   if (r == CUDA_SUCCESS)
     count(UnbrokeredMemory::Kind::kArray, key_of(*array), array_bytes(*descriptor));
   return r;
@@ -139,7 +139,7 @@ CUresult answer_cuArrayDestroy(CUarray array) {
 
 CUresult answer_cuMipmappedArrayCreate(CUmipmappedArray* mipmap,
                                        const CUDA_ARRAY3D_DESCRIPTOR* descriptor, unsigned levels) {
-  const CUresult r = Runtime::get().ask_driver(
+  const CUresult r = Runtime::ask_driver(
       [&] { return real<kRow_cuMipmappedArrayCreate>()(mipmap, descriptor, levels); });
   if (r == CUDA_SUCCESS) {
     std::uint64_t bytes = 0;

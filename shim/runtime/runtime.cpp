@@ -190,6 +190,15 @@ bool Runtime::connected() {
   return opened_.load(std::memory_order_acquire) && session_.alive();
 }
 
+bool Runtime::free_for_driver() {
+  connected();
+  Heap* used = heap();
+  if (used == nullptr) return false;
+  used->settle(Heap::Streams::kWaitFor);
+  memory_.holdings.close_spares();
+  return true;
+}
+
 Status Runtime::load_driver() {
   if (driver_loaded_.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(driver_mutex_);

@@ -87,11 +87,15 @@ class Runtime {
   Slabs& slabs() { return slabs_; }
   /// The heap; nullptr before the driver has been needed, and in a child of fork.
   Heap* heap() { return driver_loaded_.load(std::memory_order_acquire) ? &heap_ : nullptr; }
-  /// As Heap::ask_driver(), where there is a heap.
+  /// Returns what `ask` returns, a call for which the driver takes memory of its own. If it finds
+  /// none, has all freed that nobody uses, here and at the broker, and asks once more. The caller
+  /// may be inside the gate or outside.
   template <class Ask>
-  CUresult ask_driver(const Ask& ask) {
-    Heap* used = heap();
-    return used != nullptr ? used->ask_driver(ask) : ask();
+  static CUresult ask_driver(const Ask& ask) {
+    const CUresult answer = ask();
+    if (answer != CUDA_ERROR_OUT_OF_MEMORY) [[likely]]
+      return answer;
+    return get().free_for_driver() ? ask() : answer;
   }
   /// For accounting of what goes to the driver. The driver must have answered a call before.
   /// nullptr: it cannot be told where memory is.
@@ -112,6 +116,9 @@ class Runtime {
   /// In a child of fork. `forked`: it stays on its own.
   Runtime(Options options, bool alone, bool forked);
   Status open();
+  /// Joins for it, too: what waits for a resume is closed for a process that joins. False: there
+  /// is no driver, or this is a child of fork.
+  bool free_for_driver();
   /// REQUIRES: not forked().
   Status load_driver();
   static void after_fork_in_child();

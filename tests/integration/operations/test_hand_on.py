@@ -172,6 +172,59 @@ def test_what_waits_is_free_to_everybody_else(twins):
     train.check()
 
 
+@pytest.mark.parametrize("seen", ["0,1", "1"])
+def test_a_process_starts_where_all_that_is_free_waits(twins, seen):
+    """The driver makes the context before a call of the program could join. The GPU that the process does not see is none of its."""
+    node, train, _ = twins("--spare-idle", "60s")
+    node.ctl("pause", "train")
+    before = [int(device["spare_bytes"]) for device in node.ctl.devices()]
+    taken = [int(device["total_bytes"]) - int(device["used_bytes"]) for device in node.ctl.devices()]
+    assert all(spares + node.CONTEXT_BYTES > free for spares, free in zip(before, taken)), "a context fits beside what waits"
+    script = Evaluator(node, group="other", env={"CUDA_VISIBLE_DEVICES": seen})
+    after = [int(device["spare_bytes"]) for device in node.ctl.devices()]
+    assert after == ([0, 0] if seen == "0,1" else [before[0], 0])
+    script.kill()
+    node.ctl("resume", "train")
+    train.check()
+
+
+@pytest.mark.parametrize("call", ["cuStreamCreate, ctypes.byref(made), 0", "cuCtxCreate_v2, ctypes.byref(made), 0, 1",
+                                  "cuDevicePrimaryCtxRetain, ctypes.byref(made), 1", "cuGraphInstantiateWithFlags, ctypes.byref(made), graph, 0"],
+                         ids=lambda call: call.partition(",")[0])
+def test_what_the_driver_lacks_for_itself_is_asked_for_again(twins, call):
+    """Once: if the driver has no memory then either, the program gets its answer."""
+    node, train, _ = twins("--spare-idle", "60s", memory=MEMORY + 16 * MIB)
+    script = Evaluator(node, group="other")
+    script.ask("made_, made = made, ctypes.c_uint64()")
+    script.ask("graph = made_('cuGraphCreate', 0)")
+    script.ask("small = made_('cuMemAlloc_v2', ctypes.c_size_t(1))")  # it joins
+    name, _, arguments = call.partition(", ")
+    for fault, result in ((f"{name}:1:2", 0), (f"{name}:*:2", 2)):
+        node.ctl("pause", "train")
+        assert spare(node) > 0
+        script.faults(fault)
+        assert script.value(f"cuda.{name}({arguments})") == result
+        assert spare(node) == 0
+        script.faults()
+        node.ctl("resume", "train")
+        train.check()
+
+
+def test_a_launch_that_finds_no_memory_for_its_code_is_made_again(twins):
+    node, train, _ = twins("--spare-idle", "60s", memory=MEMORY + 16 * MIB)
+    puppet = node.puppet("other", 0, group="other")
+    puppet.ask(f"alloc {2 * MIB} whole")
+    node.ctl("pause", "train")
+    assert spare(node) > 0
+    puppet.faults("cuLaunchKernel:1:2")
+    puppet.ask("loop linked")
+    eventually(lambda: puppet.ask("loop status")["launches"] > 1, what="launches go on")
+    puppet.ask("loop off")
+    assert spare(node) == 0
+    node.ctl("resume", "train")
+    train.check()
+
+
 @pytest.mark.next_broker
 def test_a_look_is_at_the_gpu_that_the_program_sees(twins):
     """With the other one hidden. What waits there stays, and amemd's end closes the rest without a byte that counts twice."""
