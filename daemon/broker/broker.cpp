@@ -546,47 +546,9 @@ void Broker::look_at_devices(std::function<void()> done) {
   workers_.look(all, [done = std::move(done)](const Workers::Uses&) { done(); });
 }
 
-void Broker::status(const Caller& caller, v1::NodeStatus& status) const {
-  report_node(node_, caller, devices_, workers_, began_, status);
-  if (caller.sees_all || caller.operates) report_times(node_.totals, status);
-}
-
-void Broker::groups(const Caller& caller, v1::ListGroupsResponse& response) const {
-  for (const auto& [id, group] : node_.groups)
-    if (caller.may_see(*group.account)) report_group(node_, caller, group, *response.add_groups());
-}
-
-Result<std::vector<v1::RankInfo>> Broker::ranks(const Caller& caller, const std::string& name) {
-  if (name.empty()) return report_ranks(node_, caller, nullptr);
-  const Result<GroupEntry*> group = find_group(node_, caller, name);
-  if (!group.ok()) return group.status();
-  return report_ranks(node_, caller, group.value());
-}
-
-Result<AllocationList> Broker::list_allocations(const Caller& caller, const std::string& name) {
-  if (name.empty()) return AllocationList();
-  const Result<GroupEntry*> group = find_group(node_, caller, name);
-  if (!group.ok()) return group.status();
-  return AllocationList{.only = group.value()->id};
-}
-
-std::vector<v1::AllocationInfo> Broker::allocations(const Caller& caller, AllocationList& list,
-                                                    std::size_t most, std::size_t bytes) {
-  return report_allocations(node_, caller, list, most, bytes);
-}
-
-Status Broker::history(const Caller& caller, const v1::ListHistoryRequest& request,
-                       v1::ListHistoryResponse& response) {
-  return report_history(node_, caller, request, response);
-}
-
 Families Broker::metrics(const Caller& caller) {
   stages_.account_time();
   return metric_families({node_, devices_, workers_, accounts_, events_, began_at_}, caller);
-}
-
-void Broker::quotas(const Caller& caller, v1::ListQuotasResponse& response) const {
-  report_quotas(accounts_, caller, response);
 }
 
 }  // namespace amem

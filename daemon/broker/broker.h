@@ -79,17 +79,11 @@ class Broker {
   /// that this tag cannot have).
   Status set_policy(const Caller& caller, const std::string& group, const std::string& tag,
                     v1::Policy policy, v1::Form form = v1::FORM_UNSPECIFIED, bool force = false);
-  /// Looks how much of the devices is in use, for the next status(); then, or when a device does
+  /// Looks how much of the devices is in use, for the next status; then, or when a device does
   /// not answer soon, calls `done`, which is destroyed uncalled if the broker ends before.
   void look_at_devices(std::function<void()> done);
-  void status(const Caller& caller, v1::NodeStatus& status) const;
-  void groups(const Caller& caller, v1::ListGroupsResponse& response) const;
-  /// An empty name: all that the caller sees.
-  Result<std::vector<v1::RankInfo>> ranks(const Caller& caller, const std::string& group);
-  /// A list of what the caller sees, of one group or all, and its next part: report_allocations().
-  Result<AllocationList> list_allocations(const Caller& caller, const std::string& group);
-  std::vector<v1::AllocationInfo> allocations(const Caller& caller, AllocationList& list,
-                                              std::size_t most, std::size_t bytes);
+  /// The answers to queries. Use of devices as the last look_at_devices() has seen it.
+  Reports reports() { return {node_, devices_, workers_, accounts_, began_}; }
   /// For what is asked of stages without a group.
   Stages& stages() { return stages_; }
   Status set_turn(const Caller& caller, const std::string& group, const Stages::Change& change);
@@ -103,10 +97,6 @@ class Broker {
   /// The devices that a list in the form of CUDA_VISIBLE_DEVICES names; none: not known.
   std::set<DeviceUuid> devices_in(const std::string& visible) const;
   Status yield(const Caller& caller, const std::string& group);
-  void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
-  /// As report_history().
-  Status history(const Caller& caller, const v1::ListHistoryRequest& request,
-                 v1::ListHistoryResponse& response);
   /// Use of devices as the last look_at_devices() has seen it.
   Families metrics(const Caller& caller);
   /// Whether another amemd may take over now: kPermissionDenied; kFailedPrecondition: without a

@@ -169,7 +169,7 @@ class ControlService final : public v1::Broker::CallbackService {
                                       const v1::GetStatusRequest*,
                                       v1::NodeStatus* response) override {
     return calls_.on_look(broker_, context, response, [this, response](const Caller& caller) {
-      broker_.status(caller, *response);
+      broker_.reports().status(caller, *response);
       return Status();
     });
   }
@@ -190,7 +190,7 @@ class ControlService final : public v1::Broker::CallbackService {
                                        const v1::ListGroupsRequest*,
                                        v1::ListGroupsResponse* response) override {
     return calls_.on_loop(context, response, [this, response](const Caller& caller) {
-      broker_.groups(caller, *response);
+      broker_.reports().groups(caller, *response);
       return Status();
     });
   }
@@ -199,7 +199,7 @@ class ControlService final : public v1::Broker::CallbackService {
                                       const v1::ListRanksRequest* request,
                                       v1::ListRanksResponse* response) override {
     return calls_.on_loop(context, response, [this, request, response](const Caller& caller) {
-      Result<std::vector<v1::RankInfo>> ranks = broker_.ranks(caller, request->group());
+      Result<std::vector<v1::RankInfo>> ranks = broker_.reports().ranks(caller, request->group());
       if (!ranks.ok()) return ranks.status();
       for (v1::RankInfo& rank : ranks.value()) response->add_ranks()->Swap(&rank);
       return Status();
@@ -261,7 +261,7 @@ class ControlService final : public v1::Broker::CallbackService {
                                        const v1::ListQuotasRequest*,
                                        v1::ListQuotasResponse* response) override {
     return calls_.on_loop(context, response, [this, response](const Caller& caller) {
-      broker_.quotas(caller, *response);
+      broker_.reports().quotas(caller, *response);
       return Status();
     });
   }
@@ -270,7 +270,7 @@ class ControlService final : public v1::Broker::CallbackService {
                                         const v1::ListHistoryRequest* request,
                                         v1::ListHistoryResponse* response) override {
     return calls_.on_loop(context, response, [this, request, response](const Caller& caller) {
-      return broker_.history(caller, *request, *response);
+      return broker_.reports().history(caller, *request, *response);
     });
   }
 
@@ -294,12 +294,13 @@ class ControlService final : public v1::Broker::CallbackService {
     using List = Stream<v1::AllocationInfo>;
     return calls_.begin<List>(context, [this, request](const std::shared_ptr<List>& call) {
       const Result<AllocationList> asked =
-          broker_.list_allocations(call->caller(), request->group());
+          broker_.reports().list_allocations(call->caller(), request->group());
       if (!asked.ok()) return call->end(asked.status());
       // Each part is made when the one before has been written, so that a caller that does not read
       // has us keep no more than one.
       call->feed([this, list = asked.value()](List& to) mutable {
-        auto part = broker_.allocations(to.caller(), list, kAllocationsAtOnce, List::kBacklog);
+        auto part =
+            broker_.reports().allocations(to.caller(), list, kAllocationsAtOnce, List::kBacklog);
         if (part.empty()) return to.end({});
         for (v1::AllocationInfo& each : part) to.push(std::move(each));
       });

@@ -310,8 +310,23 @@ std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection
       .allocated;
 }
 
-void report_node(const Node& node, const Caller& caller, const Devices& devices,
-                 const Workers& workers, Time began, v1::NodeStatus& status) {
+namespace {
+
+void report_times(const Totals& totals, v1::NodeStatus& status) {
+  for (const auto& [what, histogram] : totals.times()) {
+    v1::TimeHistogram* h = status.add_times();
+    h->set_operation(std::string(what.first));
+    h->set_phase(std::string(phase_name(what.second)));
+    h->set_count(histogram.count());
+    h->set_sum_us(histogram.sum());
+    for (std::uint64_t us : histogram.bounds()) h->add_bounds_us(us);
+    for (std::uint64_t n : histogram.buckets()) h->add_buckets(n);
+  }
+}
+
+}  // namespace
+
+void Reports::status(const Caller& caller, v1::NodeStatus& status) const {
   status.set_version(kVersion);
   status.set_session_protocol(kProtocolVersion);
   status.set_pid(::getpid());
@@ -352,22 +367,22 @@ void report_node(const Node& node, const Caller& caller, const Devices& devices,
   report_shares(node, caller, *pool);
   for (const auto& [id, group] : node.groups)
     if (caller.may_see(*group.account)) report_group(node, caller, group, *status.add_groups());
+  if (caller.sees_all || caller.operates) report_times(node.totals, status);
 }
 
-void report_times(const Totals& totals, v1::NodeStatus& status) {
-  for (const auto& [what, histogram] : totals.times()) {
-    v1::TimeHistogram* h = status.add_times();
-    h->set_operation(std::string(what.first));
-    h->set_phase(std::string(phase_name(what.second)));
-    h->set_count(histogram.count());
-    h->set_sum_us(histogram.sum());
-    for (std::uint64_t us : histogram.bounds()) h->add_bounds_us(us);
-    for (std::uint64_t n : histogram.buckets()) h->add_buckets(n);
+void Reports::groups(const Caller& caller, v1::ListGroupsResponse& response) const {
+  for (const auto& [id, group] : node.groups)
+    if (caller.may_see(*group.account)) report_group(node, caller, group, *response.add_groups());
+}
+
+Result<std::vector<v1::RankInfo>> Reports::ranks(const Caller& caller,
+                                                 const std::string& name) const {
+  const GroupEntry* only = nullptr;  // none: all groups
+  if (!name.empty()) {
+    const Result<GroupEntry*> found = find_group(node, caller, name);
+    if (!found.ok()) return found.status();
+    only = found.value();
   }
-}
-
-std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
-                                       const GroupEntry* only) {
   struct Share {
     std::uint64_t owned = 0, imported = 0, opened = 0, count = 0;
     std::map<std::string, v1::TagUsage> tags;  // of what it owns
@@ -422,9 +437,16 @@ std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
   return ranks;
 }
 
-std::vector<v1::AllocationInfo> report_allocations(const Node& node, const Caller& caller,
-                                                   AllocationList& list, std::size_t most,
-                                                   std::size_t bytes) {
+Result<AllocationList> Reports::list_allocations(const Caller& caller,
+                                                 const std::string& name) const {
+  if (name.empty()) return AllocationList();
+  const Result<GroupEntry*> found = find_group(node, caller, name);
+  if (!found.ok()) return found.status();
+  return AllocationList{.only = found.value()->id};
+}
+
+std::vector<v1::AllocationInfo> Reports::allocations(const Caller& caller, AllocationList& list,
+                                                     std::size_t most, std::size_t bytes) const {
   const auto seen = [&](GroupId id) {
     if (list.only && *list.only != id) return false;
     const auto entry = node.groups.find(id);
@@ -458,8 +480,7 @@ std::vector<v1::AllocationInfo> report_allocations(const Node& node, const Calle
   return allocations;
 }
 
-void report_quotas(const Accounts& accounts, const Caller& caller,
-                   v1::ListQuotasResponse& response) {
+void Reports::quotas(const Caller& caller, v1::ListQuotasResponse& response) const {
   for (const auto& account : accounts.all()) {
     if (!caller.may_see(*account)) continue;
     v1::OwnerQuotas& owner = *response.add_owners();
@@ -503,8 +524,8 @@ void report_phase_times(const std::vector<PhaseTime>& times, const RankNumber& n
   }
 }
 
-Status report_history(Node& node, const Caller& caller, const v1::ListHistoryRequest& request,
-                      v1::ListHistoryResponse& response) {
+Status Reports::history(const Caller& caller, const v1::ListHistoryRequest& request,
+                        v1::ListHistoryResponse& response) const {
   std::vector<const PastOperation*> chosen;
   for (const PastOperation& past : node.history.all())
     if (may_see(caller, past) && asked_for(request, past)) chosen.push_back(&past);

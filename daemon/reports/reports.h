@@ -32,24 +32,6 @@ std::optional<Form> from_proto(v1::Form form);
 // them.
 void report_group(const Node& node, const Caller& caller, const GroupEntry& group,
                   v1::GroupInfo& info);
-/// Devices and the pool as a whole; of what is in them, the part of the groups that it may see.
-void report_node(const Node& node, const Caller& caller, const Devices& devices,
-                 const Workers& workers, Time began, v1::NodeStatus& status);
-/// `only`: of this group; null: of all.
-std::vector<v1::RankInfo> report_ranks(const Node& node, const Caller& caller,
-                                       const GroupEntry* only);
-/// The next of a list of allocations, oldest first. It ends with its last part: what comes and goes
-/// between two parts may or may not be in it.
-struct AllocationList {
-  std::optional<GroupId> only;  // nothing: of all groups
-  AllocationId next = 0;
-};
-/// So many at most, and no more once they have so many bytes. None: there are no more.
-std::vector<v1::AllocationInfo> report_allocations(const Node& node, const Caller& caller,
-                                                   AllocationList& list, std::size_t most,
-                                                   std::size_t bytes);
-void report_quotas(const Accounts& accounts, const Caller& caller,
-                   v1::ListQuotasResponse& response);
 
 /// What a pause of these leaves on the devices.
 struct Leftover {
@@ -76,11 +58,36 @@ using RankNumber = std::function<int(RankId)>;
 void report_phase_times(const std::vector<PhaseTime>& times, const RankNumber& number,
                         google::protobuf::RepeatedPtrField<v1::PhaseTime>& messages);
 
-/// Fills in what the caller may see of what it asks for. kNotFound, kInvalidArgument: as
-/// find_group(), where nothing is remembered of such a group either.
-Status report_history(Node& node, const Caller& caller, const v1::ListHistoryRequest& request,
-                      v1::ListHistoryResponse& response);
+/// The next of a list of allocations, oldest first. It ends with its last part: what comes and goes
+/// between two parts may or may not be in it.
+struct AllocationList {
+  std::optional<GroupId> only;  // nothing: of all groups
+  AllocationId next = 0;
+};
 
-void report_times(const Totals& totals, v1::NodeStatus& status);
+/// The answers to the queries of broker.proto that only read the broker's tables, each with what
+/// the caller may see. All that it refers to outlives it. An empty name of a group: all groups.
+/// Where one is named: kNotFound, kInvalidArgument, as find_group().
+struct Reports {
+  Node& node;
+  const Devices& devices;
+  const Workers& workers;  // use of devices is as last seen
+  const Accounts& accounts;
+  Time began;  // of amemd
+
+  /// Devices and the pool as a whole; of what is in them, the part of the groups that the caller
+  /// may see.
+  void status(const Caller& caller, v1::NodeStatus& status) const;
+  void groups(const Caller& caller, v1::ListGroupsResponse& response) const;
+  Result<std::vector<v1::RankInfo>> ranks(const Caller& caller, const std::string& group) const;
+  Result<AllocationList> list_allocations(const Caller& caller, const std::string& group) const;
+  /// So many at most, and no more once they have so many bytes. None: there are no more.
+  std::vector<v1::AllocationInfo> allocations(const Caller& caller, AllocationList& list,
+                                              std::size_t most, std::size_t bytes) const;
+  void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
+  /// OK also for a group that has ended, as long as one of its operations is remembered.
+  Status history(const Caller& caller, const v1::ListHistoryRequest& request,
+                 v1::ListHistoryResponse& response) const;
+};
 
 }  // namespace amem

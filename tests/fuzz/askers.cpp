@@ -50,7 +50,7 @@ Caller Askers::caller(unsigned n) const {
 
 v1::ListGroupsResponse Askers::groups() const {
   v1::ListGroupsResponse list;
-  broker_.groups(Caller{}, list);
+  broker_.reports().groups(Caller{}, list);
   return list;
 }
 
@@ -103,11 +103,11 @@ void Askers::check_refusal(unsigned n, const std::string& text, const std::strin
 }
 
 std::vector<v1::AllocationInfo> Askers::allocations(const Caller& caller) const {
-  Result<AllocationList> list = broker_.list_allocations(caller, "");
+  Result<AllocationList> list = broker_.reports().list_allocations(caller, "");
   require(list.ok(), "everybody may ask for what it sees");
   std::vector<v1::AllocationInfo> all;
   while (true) {
-    const auto part = broker_.allocations(caller, list.value(), 3, 1 << 20);
+    const auto part = broker_.reports().allocations(caller, list.value(), 3, 1 << 20);
     if (part.empty()) return all;
     all.insert(all.end(), part.begin(), part.end());
   }
@@ -122,7 +122,7 @@ void Askers::check_lists(unsigned n) const {
     if (may_see(kind, group.uid())) groups_seen.insert(group.address());
   }
   v1::ListGroupsResponse list;
-  broker_.groups(who, list);
+  broker_.reports().groups(who, list);
   for (const v1::GroupInfo& group : list.groups()) {
     require(groups_seen.erase(group.address()) == 1, "nobody is told of others' groups");
     std::string address;
@@ -131,8 +131,8 @@ void Askers::check_lists(unsigned n) const {
   }
   require(groups_seen.empty(), "everybody is told of its groups");
 
-  const auto all_ranks = broker_.ranks(Caller{}, "");
-  const auto ranks = broker_.ranks(who, "");
+  const auto all_ranks = broker_.reports().ranks(Caller{}, "");
+  const auto ranks = broker_.reports().ranks(who, "");
   const auto all_allocations = this->allocations(Caller{});
   const auto allocations = this->allocations(who);
   require(all_ranks.ok() && ranks.ok(), "everybody may ask for what it sees");
@@ -150,7 +150,7 @@ void Askers::check_lists(unsigned n) const {
   require(ranks_seen.empty(), "everybody is told of its ranks");
 
   v1::ListQuotasResponse quotas;
-  broker_.quotas(who, quotas);
+  broker_.reports().quotas(who, quotas);
   for (const v1::OwnerQuotas& owner : quotas.owners())
     require(may_see(kind, owner.uid()), "nobody is told of others' quotas");
 }
@@ -158,7 +158,7 @@ void Askers::check_lists(unsigned n) const {
 void Askers::check_status(unsigned n) const {
   const Kind& kind = kKinds[n];
   v1::NodeStatus status;
-  broker_.status(caller(n), status);
+  broker_.reports().status(caller(n), status);
   std::uint64_t saved = 0;
   for (const v1::GroupInfo& group : status.groups()) {
     require(may_see(kind, group.uid()), "a status tells nobody of others' groups");

@@ -226,13 +226,14 @@ void World::control(std::uint8_t more, const std::string& request) {
     case 4: {
       v1::ListRanksRequest list;
       if (list.ParseFromString(request))
-        listed(list.group(), node_.broker().ranks(caller, list.group()).status());
+        listed(list.group(), node_.broker().reports().ranks(caller, list.group()).status());
       return;
     }
     case 5: {
       v1::ListAllocationsRequest list;
       if (list.ParseFromString(request))
-        listed(list.group(), node_.broker().list_allocations(caller, list.group()).status());
+        listed(list.group(),
+               node_.broker().reports().list_allocations(caller, list.group()).status());
       return;
     }
     default: {
@@ -307,8 +308,8 @@ void World::check_node() {
 void World::check_groups() {
   askers_->check_lists(static_cast<unsigned>(at_ % Askers::kCount));
   v1::ListGroupsResponse list;
-  node_.broker().groups(Caller{}, list);
-  const auto ranks = node_.broker().ranks(Caller{}, "");
+  node_.broker().reports().groups(Caller{}, list);
+  const auto ranks = node_.broker().reports().ranks(Caller{}, "");
   require(ranks.ok(), "an operator sees everything");
   std::map<std::string, uid_t> users;
   std::map<std::string, std::uint64_t> bytes;
@@ -341,7 +342,7 @@ void World::check_groups() {
 void World::check_empty() {
   const std::string left = node_.left_over();
   require(left.empty(), left.c_str());
-  const auto ranks = node_.broker().ranks(Caller{}, "");
+  const auto ranks = node_.broker().reports().ranks(Caller{}, "");
   require(ranks.ok() && ranks.value().empty(), "no rank is left");
   require(askers_->allocations(Caller{}).empty(), "no allocation is left");
 }

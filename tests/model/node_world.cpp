@@ -590,9 +590,9 @@ bool NodeWorld::is_opened(std::uint64_t id) const {
 
 /// The broker says that it is on its device, though its group is paused.
 bool NodeWorld::stays(std::uint64_t id) const {
-  auto list = node_.broker().list_allocations(Caller{}, "");
+  auto list = node_.broker().reports().list_allocations(Caller{}, "");
   if (!list.ok()) return false;
-  const auto all = node_.broker().allocations(Caller{}, list.value(), SIZE_MAX, SIZE_MAX);
+  const auto all = node_.broker().reports().allocations(Caller{}, list.value(), SIZE_MAX, SIZE_MAX);
   return std::any_of(all.begin(), all.end(),
                      [id](const auto& each) { return each.id() == id && each.resident(); });
 }

@@ -44,7 +44,7 @@ StagePlayer::View StagePlayer::look_at_all(bool asks) const {
   View view;
   (void)node_.broker().stages().report(Caller{}, "s", view.turns);
   v1::ListGroupsResponse list;
-  node_.broker().groups(Caller{}, list);
+  node_.broker().reports().groups(Caller{}, list);
   const auto plain = [](const std::string& name) { return name.substr(0, name.find('@')); };
   for (const v1::GroupInfo& group : list.groups()) view.groups[plain(group.name())] = group;
   for (const v1::StageInfo& stage : view.turns.stages())

@@ -125,13 +125,13 @@ std::string Node::sessions() const {
 
 v1::NodeStatus Node::status() const {
   v1::NodeStatus status;
-  broker().status(Caller{}, status);
+  broker().reports().status(Caller{}, status);
   return status;
 }
 
 std::map<std::string, v1::GroupInfo> Node::groups() const {
   v1::ListGroupsResponse list;
-  broker().groups(Caller{}, list);
+  broker().reports().groups(Caller{}, list);
   std::map<std::string, v1::GroupInfo> groups;
   for (v1::GroupInfo& group : *list.mutable_groups()) {
     const std::string address = group.address();
@@ -151,15 +151,15 @@ void Node::add_to(Digest& digest) const {
     shown.clear_unbrokered_bytes();
     digest.add(shown.SerializeAsString());
   }
-  if (const auto ranks = broker().ranks(Caller{}, ""); ranks.ok())
+  if (const auto ranks = broker().reports().ranks(Caller{}, ""); ranks.ok())
     for (const v1::RankInfo& rank : ranks.value()) {
       v1::RankInfo shown = rank;
       shown.clear_unbrokered();
       digest.add(shown.SerializeAsString());
     }
-  if (auto list = broker().list_allocations(Caller{}, ""); list.ok())
+  if (auto list = broker().reports().list_allocations(Caller{}, ""); list.ok())
     for (const v1::AllocationInfo& each :
-         broker().allocations(Caller{}, list.value(), SIZE_MAX, SIZE_MAX))
+         broker().reports().allocations(Caller{}, list.value(), SIZE_MAX, SIZE_MAX))
       digest.add(each.SerializeAsString());
   const v1::NodeStatus status = this->status();
   digest.add(status.pool().used_bytes());

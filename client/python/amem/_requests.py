@@ -1,7 +1,7 @@
 """The requests of the control API, and how to read the answers. amem.Broker and amem.aio.Broker share them.
 
 A Question asks or sets something, and may be sent twice. A Command begins an operation. Pure functions and values; any thread.
-Functions check arguments and raise InvalidArgumentError.
+Functions check arguments and raise InvalidArgumentError. A call without arguments is a Question where it is made.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amem._arguments import (
     FormatChoice, FormChoice, Groups, Guests, PolicyChoice, Tags, form_number, format_number, group_address, group_list,
     groups_field, guest_policy, milliseconds, optional_tags, policy_number, selection, tag_name)
 from amem.errors import InvalidArgumentError
-from amem.messages import AllocationInfo, GroupInfo, NodeStatus, OwnerQuotas, PastOperation, Progress, RankInfo, StageInfo, from_wire
+from amem.messages import AllocationInfo, PastOperation, Progress, RankInfo, StageInfo, from_wire
 
 Answer = TypeVar("Answer")
 _Message = TypeVar("_Message")
@@ -62,24 +62,13 @@ class Command:
         return sorted(last, key=lambda progress: self.groups.index(progress.group))
 
 
-def _all(kind: type[_Message], messages: Any) -> list[_Message]:
+def all_of(kind: type[_Message], messages: Any) -> list[_Message]:
+    """The messages, which are of one kind."""
     return [from_wire(kind, each) for each in messages]
 
 
 def _or_all(group: str) -> str:
     return group_address(group) if group else ""
-
-
-def status() -> Question[NodeStatus]:
-    return Question("GetStatus", {}, lambda answer: from_wire(NodeStatus, answer))
-
-
-def groups() -> Question[list[GroupInfo]]:
-    return Question("ListGroups", {}, lambda answer: _all(GroupInfo, answer.groups))
-
-
-def quotas() -> Question[list[OwnerQuotas]]:
-    return Question("ListQuotas", {}, lambda answer: _all(OwnerQuotas, answer.owners))
 
 
 def metrics(metrics_format: FormatChoice) -> Question[str]:
@@ -91,7 +80,7 @@ def history(group: str, transaction: int, most: int, spans: bool) -> Question[li
         if value < 0:
             raise InvalidArgumentError(f"{name} is {value}. It must be 0 or more")
     fields = {"group": _or_all(group), "transaction": transaction, "most": most, "spans": spans}
-    return Question("ListHistory", fields, lambda answer: _all(PastOperation, answer.operations))
+    return Question("ListHistory", fields, lambda answer: all_of(PastOperation, answer.operations))
 
 
 def upgrade() -> Question[tuple[str, str]]:
@@ -99,12 +88,12 @@ def upgrade() -> Question[tuple[str, str]]:
 
 
 def ranks(group: str) -> Question[list[RankInfo]]:
-    return Question("ListRanks", {"group": _or_all(group)}, lambda answer: _all(RankInfo, answer.ranks))
+    return Question("ListRanks", {"group": _or_all(group)}, lambda answer: all_of(RankInfo, answer.ranks))
 
 
 def allocations(group: str, tag: str | None) -> Question[list[AllocationInfo]]:
     def read(answer: Any) -> list[AllocationInfo]:
-        return [each for each in _all(AllocationInfo, answer) if tag is None or each.tag == tag]
+        return [each for each in all_of(AllocationInfo, answer) if tag is None or each.tag == tag]
 
     return Question("ListAllocations", {"group": _or_all(group)}, read)
 
@@ -118,7 +107,7 @@ def set_policy(group: str, tag: str, policy: PolicyChoice | None, save: FormChoi
 
 
 def turns(stage: str) -> Question[list[StageInfo]]:
-    return Question("Turns", {"stage": stage}, lambda answer: _all(StageInfo, answer.stages))
+    return Question("Turns", {"stage": stage}, lambda answer: all_of(StageInfo, answer.stages))
 
 
 def lease(group: str, timeout: float | None) -> Question[float]:

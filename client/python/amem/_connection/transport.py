@@ -49,7 +49,7 @@ class Transport:
         """Begins an operation."""
         # Its own deadline is long: it would wait as long for a broker that ends before it is connected. A question does not.
         if self.target.waits:
-            self.ask(_requests.groups())
+            self.ask(_requests.Question("ListGroups", {}, lambda answer: None))
         else:
             self.target.connection.check()
         stream = self._begin(command.name, command.fields, command.wait)

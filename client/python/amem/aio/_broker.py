@@ -10,12 +10,12 @@ from typing import overload
 from amem import _requests
 from amem._arguments import FormatChoice, FormChoice, Groups, Guests, OnProgress, PolicyChoice, Several, Tags
 from amem._connection import target
-from amem._requests import Command
+from amem._requests import Command, Question, all_of
 from amem.aio._calls import Operation, Watch
 from amem.aio._transport import Transport
 from amem.messages import (
     AllocationInfo, Event, Form, GroupInfo, GroupState, GuestPolicy, MetricsFormat, NodeStatus, OwnerQuotas, PastOperation, Policy,
-    Progress, RankInfo, StageInfo)
+    Progress, RankInfo, StageInfo, from_wire)
 
 __all__ = ["AllocationInfo", "Broker", "Event", "Form", "GroupInfo", "GroupState", "GuestPolicy", "MetricsFormat", "NodeStatus",
            "Operation", "OwnerQuotas", "PastOperation", "Policy", "Progress", "RankInfo", "StageInfo", "Watch"]
@@ -70,7 +70,7 @@ class Broker:
         Returns:
             The node: version, devices, pool and groups.
         """
-        return await self._transport.ask(_requests.status())
+        return await self._transport.ask(Question("GetStatus", {}, lambda answer: from_wire(NodeStatus, answer)))
 
     async def groups(self) -> list[GroupInfo]:
         """Asks for the groups that the caller may see.
@@ -78,7 +78,7 @@ class Broker:
         Returns:
             The groups: for each its state, its memory by device and tag in bytes, and its policies.
         """
-        return await self._transport.ask(_requests.groups())
+        return await self._transport.ask(Question("ListGroups", {}, lambda answer: all_of(GroupInfo, answer.groups)))
 
     async def quotas(self) -> list[OwnerQuotas]:
         """Asks for the quotas of each owner and for how much of them the owner uses.
@@ -86,7 +86,7 @@ class Broker:
         Returns:
             The owners that the caller may see. An operator sees all.
         """
-        return await self._transport.ask(_requests.quotas())
+        return await self._transport.ask(Question("ListQuotas", {}, lambda answer: all_of(OwnerQuotas, answer.owners)))
 
     async def metrics(self, format: FormatChoice = "openmetrics") -> str:
         """Asks for the broker's metrics about the groups that the caller may see. docs/metrics.md lists the metrics.

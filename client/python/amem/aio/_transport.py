@@ -59,7 +59,7 @@ class Transport:
         # does not.
         async def ready() -> None:
             if self.target.waits:
-                await self.ask(_requests.groups())
+                await self.ask(_requests.Question("ListGroups", {}, lambda answer: None))
 
         return Operation(ready, lambda: self._begin(command.name, command.fields, command.wait),
                          Course(command.count, self.target.connection, command.wait))

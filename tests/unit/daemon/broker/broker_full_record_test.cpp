@@ -144,7 +144,7 @@ TEST_F(FullRecordTest, WhatCannotBeOnRecordIsRefused) {
   EXPECT_EQ(set_policy("weights", v1::POLICY_DISCARD).code(), Code::kResourceExhausted);
   EXPECT_EQ(on_loop([&] {
               v1::ListQuotasResponse all;
-              broker->quotas(Caller{}, all);
+              broker->reports().quotas(Caller{}, all);
               std::uint64_t policies = 0;
               for (const v1::OwnerQuotas& owner : all.owners())
                 for (const v1::Quota& quota : owner.quotas())

@@ -237,7 +237,7 @@ TEST_F(BrokerGuestsTest, TheOwnerEndsWhileAGuestHasItOpen) {
   EXPECT_EQ(group("rollout").opened(0).owner(), "") << "it is nobody's now";
   EXPECT_EQ(group("rollout").opened(0).bytes(), 4 * kMiB);
   on_loop([&] {
-    EXPECT_TRUE(broker->ranks(Caller{}, "").ok());
+    EXPECT_TRUE(broker->reports().ranks(Caller{}, "").ok());
     EXPECT_TRUE(all_allocations(*broker, Caller{}, "").ok());
   });
   for (int i = 0; i < 2; ++i) {

@@ -128,7 +128,7 @@ class SparesKeptTest : public HandOnTest {
   void configure(Config& settings) const override { settings.spare_idle = kIdle; }
   std::uint64_t spare_bytes() {
     v1::NodeStatus status;
-    on_loop([&] { broker->status(Caller{}, status); });
+    on_loop([&] { broker->reports().status(Caller{}, status); });
     return status.devices(0).spare_bytes();
   }
   void settled_twins() {

@@ -76,15 +76,15 @@ TEST_F(OwnersTest, NobodySeesOrSteersAnothers) {
   EXPECT_EQ(try_pause(bob, "secret@65533").code(), Code::kNotFound);
   on_loop([&] {
     EXPECT_EQ(broker->set_policy(bob, "secret", "nccl", v1::POLICY_KEEP).code(), Code::kNotFound);
-    EXPECT_EQ(broker->ranks(bob, "secret").status().code(), Code::kNotFound);
+    EXPECT_EQ(broker->reports().ranks(bob, "secret").status().code(), Code::kNotFound);
     EXPECT_EQ(all_allocations(*broker, bob, "secret").status().code(), Code::kNotFound);
-    EXPECT_TRUE(broker->ranks(bob, "").value().empty());
+    EXPECT_TRUE(broker->reports().ranks(bob, "").value().empty());
     EXPECT_TRUE(all_allocations(*broker, bob, "").value().empty());
     v1::ListGroupsResponse groups;
-    broker->groups(bob, groups);
+    broker->reports().groups(bob, groups);
     EXPECT_EQ(groups.groups_size(), 0);
     v1::ListQuotasResponse quotas;
-    broker->quotas(bob, quotas);
+    broker->reports().quotas(bob, quotas);
     ASSERT_EQ(quotas.owners_size(), 1);
     EXPECT_EQ(quotas.owners(0).uid(), kBob);
   });
@@ -367,7 +367,7 @@ TEST_F(OwnersTest, WhatOthersKeepOfThePoolIsNotFreeAndOnlyOperatorsLearnWhoKeeps
   EXPECT_THAT(operators.text(),
               HasSubstr("; of the pool, uid 65534 keeps 16 MiB, uid 65533 keeps 16 MiB"));
   v1::ListHistoryResponse history;
-  const Status asked = on_loop([&] { return broker->history(carol, {}, history); });
+  const Status asked = on_loop([&] { return broker->reports().history(carol, {}, history); });
   EXPECT_TRUE(asked.ok());
   EXPECT_EQ(history.operations_size(), 2);
   for (const std::string& text : {hers.text(), history.DebugString()}) {

@@ -438,7 +438,7 @@ TEST_F(BrokerTagsTest, UnbrokeredMemoryIsReported) {
   u.kinds[0].count = 1;
   a.send(message);
   ASSERT_TRUE(eventually([&] { return group().unbrokered_bytes() == 32 * kMiB; }));
-  const auto infos = on_loop([&] { return broker->ranks(Caller{}, ""); });
+  const auto infos = on_loop([&] { return broker->reports().ranks(Caller{}, ""); });
   ASSERT_EQ(infos.value()[0].unbrokered_size(), 1);
   EXPECT_EQ(infos.value()[0].unbrokered(0).kind(), "pool");
   EXPECT_EQ(infos.value()[0].unbrokered(0).uuid(), to_string(gpu(1)));

@@ -16,7 +16,7 @@ TEST_F(BrokerTest, ARankIsWelcomed) {
   EXPECT_EQ(s.groups(0).state(), v1::GROUP_STATE_RUNNING);
   EXPECT_EQ(s.groups(0).uid(), ::geteuid());
   EXPECT_EQ(s.pool().place(), "memfd");
-  const auto infos = on_loop([&] { return broker->ranks(Caller{}, ""); });
+  const auto infos = on_loop([&] { return broker->reports().ranks(Caller{}, ""); });
   ASSERT_EQ(infos.value().size(), 1U);
   EXPECT_EQ(infos.value()[0].rank(), 3);
   EXPECT_EQ(infos.value()[0].pid(), a.pid());

@@ -44,7 +44,10 @@ class BrokerUnknownCallsTest : public BrokerTest {
     EXPECT_EQ(ScriptedRank::code(rank.await_reply(rank.ask_to_settle())), Code::kOk);
   }
   auto calls(std::size_t rank = 0) {
-    return on_loop([&] { return broker->ranks(Caller{}, ""); }).value().at(rank).unknown_calls();
+    return on_loop([&] { return broker->reports().ranks(Caller{}, ""); })
+        .value()
+        .at(rank)
+        .unknown_calls();
   }
 };
 
