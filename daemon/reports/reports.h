@@ -85,7 +85,7 @@ struct Reports {
   std::vector<v1::AllocationInfo> allocations(const Caller& caller, AllocationList& list,
                                               std::size_t most, std::size_t bytes) const;
   void quotas(const Caller& caller, v1::ListQuotasResponse& response) const;
-  /// OK also for a group that has ended, as long as one of its operations is remembered.
+  /// OK also for a group that has ended, while one of its operations is remembered.
   Status history(const Caller& caller, const v1::ListHistoryRequest& request,
                  v1::ListHistoryResponse& response) const;
 };
