@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
 """Checks the folders of the source tree: check_includes.py [ROOT]. Exit status 0 when there is no fault; a line for each otherwise.
 
-The README.md of the folder that holds it lists it and its neighbours from top to bottom, a line each
-("- name/: what it is"); files beside folders may be listed in the same way ("- main.cpp: ..."; "- runtime.*: ...") and stand at the top if
-they are not. A folder includes itself and what stands below it. Above all folders stands tests, then deploy, then addons, below all common;
-client, daemon and shim know nothing of each other, and neither do add-ons. An add-on's tests stand beside tests.
+tests/floors.txt lists the parts of each folder from top to bottom. A part includes itself and what stands below it. Add-ons know nothing
+of each other. An add-on's tests stand beside tests.
 """
 
 import fnmatch
@@ -15,7 +13,7 @@ import sys
 
 CODE = {".c", ".cpp", ".cu", ".h", ".hpp", ".inc"}
 SOURCES = CODE | {".py", ".sh"}
-FLOORS = {"tests": 4, "deploy": 3, "addons": 2, "client": 1, "daemon": 1, "shim": 1, "common": 0}
+LIST = "tests/floors.txt"
 INCLUDE_FOLDERS = ("", "client/include")
 PUBLIC_API = "client/include/"  # its names are not ours to choose any more; users have it in a namespace by itself
 
@@ -25,8 +23,11 @@ class Tree:
 
     def __init__(self, root):
         self.root = root
+        self.parts = self.read_parts()
+        tops = [entry.split(",") for entry in reversed(self.parts["."])]
+        self.floors = {top: floor for floor, names in enumerate(tops) for top in names}
         self.files = sorted(
-            path for top in FLOORS for path in (root / top).rglob("*")
+            path for top in self.floors for path in (root / top).rglob("*")
             if path.suffix in SOURCES and path.is_file() and "__pycache__" not in path.parts)
         self.text = {self.name(path): path.read_text(encoding="utf-8") for path in self.files}
         self.folders = {}  # every folder with sources: those directly in it
@@ -64,10 +65,10 @@ class Tree:
         path = self.root / folder / "README.md"
         return path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
 
-    def order(self, folder):
-        """What its README lists, from top to bottom; a folder ends with '/'."""
-        lines = (re.match(r"[-*] ((?:`?[\w.*/-]+`?, )*`?[\w.*/-]+`?): ", line) for line in self.readme(folder) or [])
-        return [entry.strip("`") for line in lines if line for entry in line[1].split(", ")]
+    def read_parts(self):
+        """{folder: its parts from top to bottom}; a folder among them ends with '/'."""
+        text = re.sub(r" *#.*", "", (self.root / LIST).read_text(encoding="utf-8")).replace("\n ", " ")
+        return {folder: entries.split() for folder, entries in re.findall(r"^(\S+):(.*)$", text, re.MULTILINE)}
 
 
 def find_circle(edges):
@@ -89,18 +90,18 @@ def find_circle(edges):
 
 
 def part(name):
-    """The part of the tree that a file belongs to, and the part's floor."""
+    """The part of the tree that a file belongs to: its top folder, an add-on, or tests."""
     words = name.split("/")
-    if words[0] == "addons":
-        return ("tests" if words[2] == "tests" else "/".join(words[:2])), FLOORS["tests" if words[2] == "tests" else "addons"]
-    return words[0], FLOORS[words[0]]
+    if words[0] == "addons" and len(words) > 2:
+        return "tests" if words[2] == "tests" else "/".join(words[:2])
+    return words[0]
 
 
 def floor_faults(tree):
     for name, included in tree.includes.items():
         for target, line in included.items():
-            (top, floor), (below, other) = part(name), part(target)
-            if top != below and other >= floor:
+            top, below = part(name), part(target)
+            if top != below and tree.floors[below.partition("/")[0]] >= tree.floors[top.partition("/")[0]]:
                 yield f"{name}:{line}: includes {target}: {top}/ includes nothing of {below}/"
 
 
@@ -110,7 +111,7 @@ def spelling_faults(tree):
 
 
 def depth_in_tests(folder):
-    """How deep below tests/, whose folders end at tests/FOLDER/FOLDER: what is below mirrors the product's folders, which have READMEs."""
+    """How deep below tests/, whose folders end at tests/FOLDER/FOLDER: what is below mirrors the product's folders."""
     return folder.count("/") if folder.startswith("tests") else 0
 
 
@@ -118,7 +119,7 @@ def folder_faults(tree):
     """In every folder that has subfolders, or files beside one."""
     parents = {parent for folder in tree.folders for parent in map(str, pathlib.PurePosixPath(folder).parents)} - {"."}
     for folder in sorted(each for each in parents if depth_in_tests(each) < 2):
-        order = tree.order(folder)
+        order = tree.parts.get(folder, [])
         beside = [name.rpartition("/")[2] for name in tree.folders.get(folder, ()) if name in tree.includes]
 
         def place(name, order=order):
@@ -127,15 +128,15 @@ def folder_faults(tree):
         subfolders = [subfolder + "/" for subfolder in sorted(tree.subfolders(folder))]
         for subfolder in subfolders if len(subfolders) + len(beside) > 1 else ():
             if place(subfolder) < 0:
-                yield f'{folder}/{subfolder}: is not in the list of {folder}/README.md: it wants a line "- {subfolder}: what it is"'
+                yield f"{folder}/{subfolder}: {LIST} does not say where in {folder} it stands"
         for entry in order:
             if not fnmatch.filter(subfolders + beside, entry):
-                yield f"{folder}/README.md: lists {entry}, which is not there or has no sources"
+                yield f"{LIST}: {folder} has no {entry}, or no sources there"
         edges = {}
         for name, target, line in inside(tree, folder):
             edges.setdefault(name, set()).add(target)
             if place(target) < place(name):
-                yield f"{line}: {folder}/{name} includes {folder}/{target}, which stands above it in {folder}/README.md"
+                yield f"{line}: {folder}/{name} includes {folder}/{target}, which stands above it in {LIST}"
         circle = find_circle(edges)
         if circle:
             yield f"{folder}: a circle of folders: {' -> '.join(circle)}"
@@ -164,9 +165,9 @@ def circle_faults(tree):
 
 
 def readme_faults(tree):
-    for folder in tree.folders:
-        own_tests = re.fullmatch(r"addons/\w+/tests", folder)  # their names say what they are
-        if not own_tests and depth_in_tests(folder) <= 2 and tree.readme(folder) is None:
+    """Each top folder and each add-on has one. Others have one where the headers of their files do not tell enough."""
+    for folder in {part(name) for name in tree.text}:
+        if tree.readme(folder) is None:
             yield f"{folder}: has no README.md that says what lives there"
 
 

@@ -9,19 +9,18 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import check_includes  # noqa: E402
 
+FLOORS = ".: tests deploy addons client,daemon,shim common\n"
 SOUND = {
+    "tests/floors.txt": FLOORS + "daemon: main.cpp high/ mid/\n  low/  # comment\n",
     "client/README.md": "The client.\n",
     "client/api.h": "#pragma once\nclass Api {};\n",
     "common/README.md": "Shared.\n",
     "common/fd.h": "#pragma once\n#include <vector>\nclass Fd {};\n",
-    "daemon/README.md": "From top to bottom:\n\n- main.cpp: starts it\n- high/, mid/: what decides\n- `low/`: what carries out\n",
+    "daemon/README.md": "The daemon.\n",
     "daemon/main.cpp": '#include "daemon/high/a.h"\n',
-    "daemon/high/README.md": "High.\n",
     "daemon/high/a.h": '#pragma once\n#include "common/fd.h"\n#include "daemon/low/b.h"\nclass A {};\n',
     "daemon/high/a.cpp": '#include "daemon/high/a.h"\n',
-    "daemon/mid/README.md": "Mid.\n",
     "daemon/mid/c.h": '#pragma once\n#include "daemon/low/b.h"\n',
-    "daemon/low/README.md": "Low.\n",
     "daemon/low/b.h": '#pragma once\n#include "common/fd.h"\nclass B {};\n',
     "shim/README.md": "The shim.\n",
     "shim/gate.cpp": '#include "common/fd.h"\nnamespace { struct Local {}; }\n',
@@ -67,8 +66,7 @@ def test_floors_include_only_what_is_below(faults, name, target):
         f"{name}:2: includes {target}", "includes nothing of")
 
 
-ADDON = {"addons/README.md": "One.\n", "addons/one/README.md": "One.\n", "client/README.md": "- core/: calls\n",
-         "client/core/README.md": "Calls.\n", "client/core/calls.h": "#pragma once\n", "client/api.h": None,
+ADDON = {"addons/README.md": "One.\n", "addons/one/README.md": "One.\n", "client/core/calls.h": "#pragma once\n", "client/api.h": None,
          "addons/one/own.h": '#include "client/core/calls.h"\n#include "common/fd.h"\n', "addons/one/main.cpp": '#include "addons/one/own.h"\n'}
 
 
@@ -85,13 +83,13 @@ def test_the_core_includes_no_add_on(faults, name):
 
 @pytest.mark.parametrize("name", ["tests/a_test.cpp", "addons/one/tests/own_test.cpp"])
 def test_tests_include_add_ons(faults, name):
-    own = {"addons/one/README.md": "One.\n\n- tests/: its tests\n", "addons/one/tests/own_test.cpp": ""}
+    own = {"tests/floors.txt": SOUND["tests/floors.txt"] + "addons/one: tests/\n", "addons/one/tests/own_test.cpp": ""}
     assert faults(files={**ADDON, **own, name: '#include "addons/one/own.h"\n'}) == []
 
 
 @pytest.mark.parametrize("target", ["addons/two/x.h", "tests/helper.h"])
 def test_an_add_on_includes_no_other_and_no_tests(faults, target):
-    files = {**ADDON, "addons/README.md": "- one/: a\n- two/: b\n", "addons/two/README.md": "Two.\n", "addons/two/x.h": "", "tests/helper.h": "",
+    files = {**ADDON, "tests/floors.txt": SOUND["tests/floors.txt"] + "addons: one/ two/\n", "addons/two/README.md": "Two.\n", "addons/two/x.h": "", "tests/helper.h": "",
              "addons/one/main.cpp": f'#include "{target}"\n'}
     one(faults, files, f"addons/one/main.cpp:1: includes {target}: ", "addons/one/ includes nothing of")
 
@@ -99,12 +97,12 @@ def test_an_add_on_includes_no_other_and_no_tests(faults, target):
 def test_a_folder_includes_only_folders_below_it(faults):
     found = faults(files={"daemon/mid/c.h": '#include "daemon/high/a.h"\n'})
     assert found == ["daemon/mid/c.h:1: includes daemon/high/a.h: daemon/mid/ includes daemon/high/, which stands above it in "
-                     "daemon/README.md"]
+                     "tests/floors.txt"]
 
 
 def test_a_file_beside_folders_has_its_place(faults):
     one(faults, {"daemon/mid/c.h": '#include "daemon/main.h"\n', "daemon/main.h": "",
-                 "daemon/README.md": "- main.*: it\n- high/: a\n- mid/: c\n- low/: b\n"},
+                 "tests/floors.txt": FLOORS + "daemon: main.* high/ mid/ low/\n"},
         "daemon/mid/ includes daemon/main.h, which stands above")
 
 
@@ -124,8 +122,8 @@ def test_a_circle_of_files_is_named(faults):
         "daemon/low/b.h -> daemon/low/d.h -> daemon/low/b.h")
 
 
-def test_every_folder_is_in_the_list(faults):
-    one(faults, {"daemon/new/x.cpp": "", "daemon/new/README.md": "New.\n"}, "daemon/new/: is not in the list of daemon/README.md")
+def test_every_folder_has_its_place(faults):
+    one(faults, {"daemon/new/x.cpp": ""}, "daemon/new/: tests/floors.txt does not say where in daemon it stands")
 
 
 def test_a_file_beside_folders_that_is_not_in_the_list_stands_at_the_top(faults):
@@ -135,7 +133,7 @@ def test_a_file_beside_folders_that_is_not_in_the_list_stands_at_the_top(faults)
 
 
 def test_the_list_names_nothing_that_is_not_there(faults):
-    one(faults, {"daemon/README.md": SOUND["daemon/README.md"] + "- gone/: it was\n"}, "lists gone/")
+    one(faults, {"tests/floors.txt": FLOORS + "daemon: main.cpp high/ mid/ low/ gone/\n"}, "daemon has no gone/")
 
 
 def test_includes_are_from_the_top_of_the_tree(faults):
@@ -143,16 +141,9 @@ def test_includes_are_from_the_top_of_the_tree(faults):
     one(faults, {"daemon/high/a.cpp": '#include "../low/b.h"\n'}, '"daemon/low/b.h"')
 
 
-def test_a_folder_of_sources_needs_a_readme(faults):
-    one(faults, {"daemon/low/README.md": None}, "daemon/low: has no README.md")
-
-
-def test_folders_of_unit_tests_go_without(faults):
-    files = {"tests/README.md": "- a_test.cpp: a\n- unit/: units\n", "tests/unit/daemon/README.md": "Of the daemon.\n",
-             "tests/unit/daemon/low/b_test.cpp": ""}
-    assert faults(files=files) == []
-    one(faults, {**files, "tests/unit/daemon/README.md": None, "tests/unit/shim/x.cpp": "",
-                 "tests/unit/README.md": "- daemon/: d\n- shim/: s\n"}, "tests/unit/shim: has no README.md")
+@pytest.mark.parametrize("top", ["daemon", "addons/one"])
+def test_a_top_folder_and_an_add_on_need_a_readme(faults, top):
+    one(faults, {**ADDON, f"{top}/README.md": None}, f"{top}: has no README.md")
 
 
 @pytest.mark.parametrize("text", ["class B;\nclass A { class B {}; };", "enum class Other { B };", "void f() { struct B {}; }",
@@ -172,8 +163,7 @@ def test_names_that_only_their_files_know_may_be_the_same(faults):
 
 
 def test_the_public_api_keeps_its_names(faults):
-    files = {"client/include/amem/amem.hpp": "namespace amem { class B {}; }", "client/include/amem/README.md": "Public.\n",
-             "client/README.md": "- include/: public\n"}
+    files = {"client/include/amem/amem.hpp": "namespace amem { class B {}; }", "client/api.h": None}
     assert faults(files=files) == []
 
 
@@ -181,6 +171,6 @@ def test_faults_make_the_exit_status(faults, monkeypatch, tmp_path, capsys):
     faults()
     monkeypatch.setattr(sys, "argv", ["check_includes.py", str(tmp_path)])
     assert check_includes.main() == 0
-    (tmp_path / "daemon/low/README.md").unlink()
+    (tmp_path / "daemon/README.md").unlink()
     assert check_includes.main() == 1
-    assert capsys.readouterr().err.strip() == "daemon/low: has no README.md that says what lives there"
+    assert capsys.readouterr().err.strip() == "daemon: has no README.md that says what lives there"
