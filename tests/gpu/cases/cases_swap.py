@@ -190,6 +190,37 @@ def hand_on_idle(bench):
     return "; ".join(figures)
 
 
+@case(200)
+def hand_on_start(bench):
+    """A process starts on a GPU whose free memory waits for a resume: with amem it gets its context, without it does not."""
+    large = min(bench.gpus.total_mib()) > 32 * 1024
+    block_mib, mib, left_mib = (256, 8 * 1024, 64) if large else (4, 128, 4)
+    broker = bench.broker_with(bench.pool, "--spare-idle", "120s")
+    one = job(bench, 0, "one", mib, block_mib)
+    wait_until(one.has_started, "it has its memory", START_S)
+    broker.amemctl("pause", one.group)
+
+    def spare_bytes():
+        return sum(int(device["spare_bytes"]) for device in json.loads(broker.amemctl("status", "--json"))["devices"])
+
+    with fills(bench, left_mib):
+        bare = Rank(bench, "fill", "bare", 1, shim=False, env={"CUDA_VISIBLE_DEVICES": "0"})
+        if bare.program.wait_any(START_S).code == 0:
+            raise Failure("a program without amem has a context, so nothing is shown")
+        waited = spare_bytes()
+        began = time.monotonic()
+        two = job(bench, 0, "two", mib // 4, block_mib)
+        wait_until(two.has_started, "it has a context and its memory", START_S)
+        took_s = time.monotonic() - began
+        if not waited or spare_bytes():
+            raise Failure(f"{waited} bytes waited before it started, and {spare_bytes()} after")
+        two.finish()
+        broker.amemctl("resume", one.group)
+        step((None, one))
+    one.finish()
+    return f"{waited >> 20} MiB waited, {left_mib} were free; it started in {took_s:.1f} s"
+
+
 @case(300)
 def large_block(bench):
     """One large block of cuMemAlloc in parts beside the same as one allocation: to allocate, to write, to copy and to free."""
