@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "addons/checkpoint/answer.h"
+#include "addons/checkpoint/process_calls.h"
 #include "common/descriptors.h"
 #include "daemon/base/child.h"
 #include "daemon/base/own_program.h"
