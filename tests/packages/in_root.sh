@@ -160,7 +160,7 @@ rm /packages/pid
 step "removal and purge"
 : >/packages/systemctl
 run remove apt-get remove --yes "${names[@]}"
-for units in amemd.service 'amem-holder.socket amem-holder.service'; do
+for units in amemd.service 'amem-llm-d.service amem-holder.socket amem-holder.service'; do
   grep -q "stop $units" /packages/systemctl || fail "the removal has not stopped $units"
 done
 [[ -f /etc/amem/amemd.toml ]] || fail "a removal has taken the configuration"
