@@ -44,7 +44,7 @@ Result<GroupEntry*> Groups::add(const std::string& name, const std::shared_ptr<A
   const Result<GroupId> id = new_id();
   if (!id.ok()) return id.status();
   RestartState restart_state;
-  if (paused) restart_state.rest = GroupState::kPaused;
+  if (paused) restart_state.stable_state = GroupState::kPaused;
   const auto [it, added] =
       node_.groups.try_emplace(id.value(), id.value(), name, account, deadlines_,
                                memory_of(id.value()), restart_state, Members(), Duration{});
@@ -90,8 +90,8 @@ Status Groups::may_set_policy(const GroupEntry& group, const std::string& tag, T
       return status;
   // While a pause waits for guests the group runs, and what it will save is not settled.
   const Phase phase = group.machine.phase();
-  const bool at_rest = group.machine.state() == GroupState::kRunning && phase == Phase::kNone;
-  if (!at_rest && phase != Phase::kGuests)
+  const bool running = group.machine.state() == GroupState::kRunning && phase == Phase::kNone;
+  if (!running && phase != Phase::kGuests)
     return {Code::kFailedPrecondition,
             "group '" + name + "' is " + std::string(to_string(group.machine.state())) +
                 (phase != Phase::kNone ? " (" + std::string(phase_name(phase)) + ")" : "") +

@@ -342,13 +342,14 @@ void Ranks::release_leftovers(const Rank& rank, bool gate_shut,
   const Group& machine = node_.group_of(rank).machine;
   const RestartState is = restart_state_of(machine);
   const bool ends_there = !is.under_way || is.under_way->restart == OnRestart::kRollBack;
-  const bool rests = is.rest == GroupState::kPaused && ends_there;
+  const bool stays_paused = is.stable_state == GroupState::kPaused && ends_there;
   const bool partly =
       node_.allocations.any(rank.group, [](const Allocation& a) { return a.may_leave(); });
   // With all of its own, a rank lets go of what it has open of other groups.
-  const bool all_leaves = rests ? !partly
-                                : is.under_way && is.under_way->restart == OnRestart::kRelease &&
-                                      is.under_way->task.selection.all();
+  const bool all_leaves = stays_paused
+                              ? !partly
+                              : is.under_way && is.under_way->restart == OnRestart::kRelease &&
+                                    is.under_way->task.selection.all();
   // By their ids: it may get others with their tags before it has read this, and what stays on its
   // device its maker keeps.
   std::vector<AllocationId> leftovers;
@@ -361,9 +362,10 @@ void Ranks::release_leftovers(const Rank& rank, bool gate_shut,
   }
   if (all_leaves) node_.allocations.set_paused(rank.id, true);
   // It may be in the middle of a pause that has ended: its frees wait for the last Release.
-  const bool ends = rests && !is.under_way && gate_shut && !machine.deep();
+  const bool ends = stays_paused && !is.under_way && gate_shut && !machine.deep();
   if (leftovers.empty() && !ends) return;
-  outbox_.send_release(rank.id, machine.epoch(), leftovers, !rests);  // nobody waits for the answer
+  outbox_.send_release(rank.id, machine.epoch(), leftovers,
+                       !stays_paused);  // nobody waits for the answer
 }
 
 void Ranks::lose(RankId id, const std::string& why) {

@@ -56,7 +56,7 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
     (*row.mutable_rank_discards())[tag] = discard;
   for (const auto& [tag, form] : group.tag_forms) (*row.mutable_tag_forms())[tag] = number_of(form);
   const RestartState restart_state = restart_state_of(group.machine);
-  row.set_paused(restart_state.rest == GroupState::kPaused);
+  row.set_paused(restart_state.stable_state == GroupState::kPaused);
   row.set_epoch(restart_state.epoch.attempt);
   row.set_by_operator(restart_state.by_operator);
   row.set_deep(restart_state.deep);

@@ -165,7 +165,7 @@ bool Course::holds(Reason reason) const {
     case Reason::kDeep:
       return params_.task.op == Operation::kPause && params_.task.deep;
     case Reason::kRunsOn:
-      return params_.rest == GroupState::kRunning;
+      return params_.end_state == GroupState::kRunning;
     case Reason::kHeld:
       return params_.held != Held::kNo;
     case Reason::kWasPaused:
@@ -204,7 +204,7 @@ void Course::fail(const Status& status, Time now) {
       return finish(GroupState::kPaused, trouble_, now);
     case OnFailure::kEnd: {
       const bool pause = params_.task.op == Operation::kPause;
-      return finish(pause ? params_.before : params_.rest, trouble_, now);
+      return finish(pause ? params_.before : params_.end_state, trouble_, now);
     }
     case OnFailure::kRollBack:
       if (rule(phase_).entry == PhaseEntry::kReady && params_.held != Held::kNo)
@@ -394,7 +394,7 @@ bool Course::gates_open() const {
   // guests, and while some of its memory returns.
   if (end_ || was_paused()) return false;
   return rule(phase_).gates == Gates::kOpen ||
-         (params_.task.op == Operation::kResume && params_.rest == GroupState::kRunning);
+         (params_.task.op == Operation::kResume && params_.end_state == GroupState::kRunning);
 }
 
 void Course::join(RankId rank) {

@@ -66,7 +66,7 @@ class Course {
   };
   struct Params {
     Task task;
-    GroupState rest;  // where it ends once the ranks have released
+    GroupState end_state;  // where it ends once the ranks have released
     GroupState before = GroupState::kRunning;
     Duration timeout{};   // not 0: instead of the deadline of quiesce (pause) or map+load (resume)
     bool inside = false;  // begun by the ranks' own requests

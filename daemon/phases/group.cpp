@@ -35,7 +35,7 @@ Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView 
 Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView memory,
              const RestartState& restart_state, Members members, Duration patience)
     : Group(std::move(name), deadlines, now, std::move(memory)) {
-  state_ = rest_ = restart_state.rest;
+  state_ = stable_state_ = restart_state.stable_state;
   by_operator_ = restart_state.by_operator;
   deep_ = restart_state.deep;
   epoch_ = restart_state.epoch;
@@ -44,7 +44,7 @@ Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView 
   if (!restart_state.under_way) return;
   note_ = "amemd ended during " + restart_state.under_way->phase + " and has restarted";
   if (restart_state.under_way->restart == OnRestart::kStay) {
-    state_ = rest_ = GroupState::kPaused;
+    state_ = stable_state_ = GroupState::kPaused;
     return;
   }
   interrupted_ = restart_state.under_way;
@@ -83,7 +83,7 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
   if (interrupted_ && members_.empty()) {  // nobody is left to go on with it
     interrupted_.reset();
     patience_ = kNever;
-    state_ = rest_;
+    state_ = stable_state_;
   }
   // What an operation under way loses, its own error says.
   if (!course_ && was_paused() && late_.erase(rank) == 0) {
@@ -121,16 +121,16 @@ void Group::go_on_if_all_are_back(Time now) {
   epoch_ = epoch_.attempt + 1;
   course_.emplace(Course::GroupContext{deadlines_, members_, actions_, note_},
                   Course::Params{.task = what.task,
-                                 .rest = rest_of(what.task),
-                                 .before = rest_,
+                                 .end_state = end_state_of(what.task),
+                                 .before = stable_state_,
                                  .deep = deep_,
                                  .interrupted = what},
                   epoch_, now);
 }
 
 RestartState restart_state_of(const Group& group) {
-  const bool at_rest = !group.course_ && !group.interrupted_;
-  return {at_rest ? group.state_ : group.rest_, group.epoch(),
+  const bool stable = !group.course_ && !group.interrupted_;
+  return {stable ? group.state_ : group.stable_state_, group.epoch(),
           group.course_ ? group.course_->interrupted() : group.interrupted_, group.by_operator_,
           group.deep()};
 }
@@ -211,8 +211,8 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Ti
   // Who makes a paused group deep has not paused it.
   const bool deepens = pause && state_ == GroupState::kPaused && !has_rest(task);
   if (task.stops() && !deepens) by_operator_ = !inside;
-  rest_ = state_;
-  const GroupState rest = rest_of(task);
+  stable_state_ = state_;
+  const GroupState end_state = end_state_of(task);
   note_.clear();
   if (task.op == Operation::kResume) {
     lost_.clear();
@@ -231,9 +231,10 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Ti
     begins = kDeepeningBegins;
   else if (pause)
     begins = memory_.opened(task.selection) ? kPauseWithGuestsBegins : kPauseBegins;
-  course_.emplace(Course::GroupContext{deadlines_, members_, actions_, note_},
-                  Course::Params{task, rest, rest_, timeout, inside, held, begins, deep_}, epoch_,
-                  now);
+  course_.emplace(
+      Course::GroupContext{deadlines_, members_, actions_, note_},
+      Course::Params{task, end_state, stable_state_, timeout, inside, held, begins, deep_}, epoch_,
+      now);
 }
 
 void Group::tell(Event event, Time now) {
@@ -257,7 +258,7 @@ void Group::settle(Time now) {
   const GroupState end = course_->end()->state;
   const bool lost_all = end == GroupState::kPausing || end == GroupState::kResuming;
   if (!local) {
-    state_ = lost_all ? rest_ : end;
+    state_ = lost_all ? stable_state_ : end;
     since_ = now;
   }
   if (state_ == GroupState::kRunning) by_operator_ = false;
@@ -353,7 +354,7 @@ void Group::answer_withdrawn(const Task& task) {
 }
 
 bool Group::is_local(const Task& task) const {
-  const GroupState state = course_ || interrupted_ ? rest_ : state_;
+  const GroupState state = course_ || interrupted_ ? stable_state_ : state_;
   return !task.selection.all() && state == GroupState::kRunning;
 }
 

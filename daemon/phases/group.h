@@ -49,11 +49,11 @@ struct MemoryView {
 
 /// What the next broker must know of a group.
 struct RestartState {
-  GroupState rest = GroupState::kRunning;  // where it is, or was before what is under way
-  Epoch epoch;                             // the last
-  std::optional<Interrupted> under_way;    // what the next broker goes on with
-  bool by_operator = false;                // an operator has paused all of it, or is about to
-  bool deep = false;                       // Group::deep()
+  GroupState stable_state = GroupState::kRunning;  // where it is, or was before what is under way
+  Epoch epoch;                                     // the last
+  std::optional<Interrupted> under_way;            // what the next broker goes on with
+  bool by_operator = false;  // an operator has paused all of it, or is about to
+  bool deep = false;         // Group::deep()
 };
 
 class Group {
@@ -156,11 +156,13 @@ class Group {
     if (course_) return course_->gates_open();
     // Memory that was returning to a group that runs goes away again; the group runs.
     if (interrupted_)
-      return interrupted_->task.op == Operation::kResume && rest_ == GroupState::kRunning;
+      return interrupted_->task.op == Operation::kResume && stable_state_ == GroupState::kRunning;
     return state_ == GroupState::kRunning;
   }
-  bool was_paused() const { return (course_ ? rest_ : state_) == GroupState::kPaused; }
-  GroupState rest_of(const Task& task) const { return task.stops() ? GroupState::kPaused : rest_; }
+  bool was_paused() const { return (course_ ? stable_state_ : state_) == GroupState::kPaused; }
+  GroupState end_state_of(const Task& task) const {
+    return task.stops() ? GroupState::kPaused : stable_state_;
+  }
   void go_on_if_all_are_back(Time now);
   /// The group is as the task would leave it.
   bool satisfied(const Task& task) const;
@@ -197,7 +199,7 @@ class Group {
   std::deque<Action> actions_;
 
   GroupState state_ = GroupState::kRunning;
-  GroupState rest_ = GroupState::kRunning;  // before what is under way
+  GroupState stable_state_ = GroupState::kRunning;  // before what is under way
   bool deep_ = false;
   bool by_operator_ = false;  // an operator has paused all of it, or is about to
   Time since_;

@@ -62,7 +62,7 @@ TEST_F(GroupPartialTest, ItDoesNotRunOn) {
   EXPECT_EQ(find<action::Ask>(), nullptr);
   EXPECT_FALSE(group.may_allocate(1));
   EXPECT_TRUE(group.join(3, "rank 2 (pid 33)")) << "its gate is shut";
-  EXPECT_EQ(restart_state_of(group).rest, GroupState::kPaused);
+  EXPECT_EQ(restart_state_of(group).stable_state, GroupState::kPaused);
   EXPECT_EQ(describe(of_kv(), "train"), "partial pause of tag kv of group 'train'");
 }
 
@@ -198,7 +198,7 @@ TEST_F(GroupPartialTest, TheNextBrokerGoesOn) {
   released.dropped("", now);
   EXPECT_EQ(released.state(), GroupState::kPaused) << "it does not run on";
 
-  restart_state.rest = GroupState::kPaused;
+  restart_state.stable_state = GroupState::kPaused;
   restart_state.under_way = Interrupted{Operation::kPause, OnRestart::kRollBack, "save"};
   ToldGroup undone("train", Deadlines(), now, {}, restart_state, members, seconds(1));
   EXPECT_TRUE(undone.join(1, "rank 0 (pid 11)")) << "its gate stays shut";

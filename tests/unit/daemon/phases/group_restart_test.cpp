@@ -316,7 +316,7 @@ TEST(LostRanksTest, OfManyTheFirstAreNamed) {
   Members members;
   for (RankId rank = 1; rank <= 6; ++rank) members.add(rank, "rank " + std::to_string(rank));
   RestartState restart_state;
-  restart_state.rest = GroupState::kPaused;
+  restart_state.stable_state = GroupState::kPaused;
   const Time now{seconds(1)};
   ToldGroup group("train", Deadlines(), now, MemoryView(), restart_state, members, seconds(60));
   for (RankId rank = 1; rank <= 6; ++rank) group.leave(rank, false, now);

@@ -19,7 +19,7 @@ class StageViewTest : public ::testing::Test {
   }
   GroupEntry& group(GroupId id, GroupState state = GroupState::kRunning) {
     RestartState restart_state;
-    restart_state.rest = state;
+    restart_state.stable_state = state;
     Members members;
     if (state == GroupState::kRunning) members.add(id, "rank");
     GroupEntry& added =
