@@ -171,9 +171,9 @@ bool Group::satisfied(const Task& task) const {
          (state_ == GroupState::kRunning && !what.all() && !memory_.can_leave(what));
 }
 
-bool Group::has_rest(const Task& task) const {
+bool Group::has_remainder(const Task& task) const {
   return task.op == Operation::kPause && task.selection.all() && state_ == GroupState::kPaused &&
-         memory_.has_rest(task.selection);
+         memory_.has_remainder(task.selection);
 }
 
 Status Group::can_start(const Task& task) const {
@@ -185,7 +185,7 @@ Status Group::can_start(const Task& task) const {
     return {Code::kUnavailable, "group '" + name_ + "' is incomplete: it waits for " +
                                     members_.names({expected_.begin(), expected_.end()}) +
                                     " to reconnect. Try again, or end that process"};
-  if (!satisfied(task) || has_rest(task)) return {};
+  if (!satisfied(task) || has_remainder(task)) return {};
   const std::string what = task.selection.all() ? "" : to_string(task.selection) + " of ";
   if (task.op == Operation::kPause && state_ == GroupState::kRunning &&
       !memory_.paused(task.selection))
@@ -209,7 +209,7 @@ Status Group::start(const Task& task, Duration timeout, Time now, Held held) {
 void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Time now) {
   const bool pause = task.op == Operation::kPause;
   // Who makes a paused group deep has not paused it.
-  const bool deepens = pause && state_ == GroupState::kPaused && !has_rest(task);
+  const bool deepens = pause && state_ == GroupState::kPaused && !has_remainder(task);
   if (task.stops() && !deepens) by_operator_ = !inside;
   stable_state_ = state_;
   const GroupState end_state = end_state_of(task);
@@ -314,7 +314,7 @@ Time Group::deepens_at() const {
   // Memory that is paused in part will return soon.
   const bool counts = deadlines_.deepen > Duration::zero() && state_ == GroupState::kPaused &&
                       !members_.empty() && !deep_ && !course_ && !interrupted_ &&
-                      !memory_.awaited() && !has_rest(Operation::kPause);
+                      !memory_.awaited() && !has_remainder(Operation::kPause);
   return counts ? std::max(since_, overdue_) + deadlines_.deepen : kNever;
 }
 

@@ -38,7 +38,7 @@ struct MemoryView {
   /// Ranks of other groups have open some memory that would leave.
   Question opened = [](const Selection&) { return false; };
   /// Whether some of a paused group's memory is on a device and free to leave.
-  Question has_rest = [](const Selection&) { return false; };
+  Question has_remainder = [](const Selection&) { return false; };
   /// The ranks that share some of what the selection takes with this rank; with it or without.
   std::function<std::set<RankId>(RankId, const Selection&)> sharers = [](RankId, const Selection&) {
     return std::set<RankId>();
@@ -167,7 +167,7 @@ class Group {
   /// The group is as the task would leave it.
   bool satisfied(const Task& task) const;
   /// Returns whether it is paused, except for memory that the task would take.
-  bool has_rest(const Task& task) const;
+  bool has_remainder(const Task& task) const;
   void begin(const Task& task, Duration timeout, bool inside, Held held, Time now);
   void settle_if_ended(Time now);
   /// REQUIRES: what is under way has ended.

@@ -48,7 +48,7 @@ Presence presence_of(const GroupEntry& group) {
   return Presence::kLeaves;
 }
 
-std::uint64_t rest_of(const Node& node, const GroupEntry& group) {
+std::uint64_t remainder_of(const Node& node, const GroupEntry& group) {
   std::uint64_t bytes = 0;
   if (presence_of(group) != Presence::kOut) return bytes;
   for (const auto& [device, tags] : node.allocations.sums(group.id))
@@ -85,7 +85,7 @@ GroupView StageViews::view(const StageRules& stage, const GroupEntry& group) con
       on.needs += sums.all;
       // What an operator has left there of a group that is paused stays until it is resumed.
       on.stays += view.presence == Presence::kHeld ? sums.resident : sums.resident - can;
-      if (view.presence == Presence::kOut) on.rest += can;
+      if (view.presence == Presence::kOut) on.remainder += can;
     }
   }
   if (view.presence == Presence::kOut || view.presence == Presence::kHeld)

@@ -63,6 +63,6 @@ class StageViews {
 /// Where the group is, for its stage.
 Presence presence_of(const GroupEntry& group);
 /// Of a group that its stage has paused: what is on devices and can leave. Bytes.
-std::uint64_t rest_of(const Node& node, const GroupEntry& group);
+std::uint64_t remainder_of(const Node& node, const GroupEntry& group);
 
 }  // namespace amem

@@ -392,7 +392,7 @@ void Stages::finished(const GroupEntry& group, const Outcome& outcome) {
   const auto m = stage->memory.groups.find(group.id);
   if (m == stage->memory.groups.end()) return;
   // Of a group that had some of its memory on the GPUs this was only a part.
-  const bool all = whole && !outcome.task.partial && !m->second.has_rest;
+  const bool all = whole && !outcome.task.partial && !m->second.has_remainder;
   (outcome.task.op == Operation::kPause ? m->second.out : m->second.in).add(outcome.total, all);
 }
 
@@ -679,7 +679,7 @@ Operations::Groups Stages::adopt_as_operator_pause(const Operations::Groups& gro
     GroupEntry& group = node_.groups.at(each.id);
     // Who pauses a group wants its memory to leave: of one that has some on the devices the rest.
     if (find(group.stage) == nullptr || presence_of(group) != Presence::kOut ||
-        rest_of(node_, group) > 0) {
+        remainder_of(node_, group) > 0) {
       left.push_back(each);
       continue;
     }

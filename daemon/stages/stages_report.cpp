@@ -127,7 +127,7 @@ void Stages::report(const Caller& caller, Stage& stage, v1::StageInfo& info) {
     each.set_needs_bytes(needs);
     if (its.presence == Presence::kOut) {
       std::uint64_t stays = 0;
-      for (const Footprint& on : its.on) stays = std::max(stays, on.stays + on.rest);
+      for (const Footprint& on : its.on) stays = std::max(stays, on.stays + on.remainder);
       each.set_stays_bytes(stays);
     }
     std::string note = memory.refusal;

@@ -159,18 +159,18 @@ class Decision {
     for (const StageMember& m : stage_.all()) {
       if (has(in_, &m)) continue;
       const bool may_go = m.memory->not_before <= now_ && m.group->missing.empty();
-      const bool rest = m.has_rest() ? may_go && !has(out_, &m) : parts_.contains(&m);
-      if (rest || (stage_.may_leave(m) && !has(out_, &m))) may.push_back(&m);
+      const bool remainder = m.has_remainder() ? may_go && !has(out_, &m) : parts_.contains(&m);
+      if (remainder || (stage_.may_leave(m) && !has(out_, &m))) may.push_back(&m);
     }
     // What is left of a group that does not run leaves before one that runs. Of these the one that
     // has been idle longest leaves first, one that has work last. One that has failed to leave is
     // kept for when no other suffices.
     const auto place = [&](const StageMember& m) {
-      const bool rest = m.has_rest();
+      const bool remainder = m.has_remainder();
       const bool idle = stage_.idle(m);
       return std::tuple(
-          m.memory->failures, !parts_.contains(&m), !rest, rest ? m.memory->wants : !idle,
-          rest || idle ? m.memory->worked : m.memory->turn.value_or(Time{}), m.memory->joined);
+          m.memory->failures, !parts_.contains(&m), !remainder, remainder ? m.memory->wants : !idle,
+          remainder || idle ? m.memory->worked : m.memory->turn.value_or(Time{}), m.memory->joined);
     };
     std::sort(may.begin(), may.end(),
               [&](const StageMember* a, const StageMember* b) { return place(*a) < place(*b); });
@@ -219,7 +219,7 @@ class Decision {
     std::map<const StageMember*, std::size_t> parts;
     for (std::size_t i = chosen.size(); i-- > 0;) {
       const StageMember& m = *chosen[i];
-      if (m.has_rest() || parts_.contains(&m)) continue;
+      if (m.has_remainder() || parts_.contains(&m)) continue;
       for (std::size_t count = 1; count <= m.group->parts.size(); ++count) {
         DeviceShares stays = m.runs;
         take_parts(m, count, stays);
@@ -247,7 +247,7 @@ class Decision {
     if (left.within_limits()) return out;
     StageMembers all;
     for (const StageMember& m : stage_.all())
-      if ((m.has_rest() || m.place == TurnPlace::kIn) && m.memory->not_before <= now_ &&
+      if ((m.has_remainder() || m.place == TurnPlace::kIn) && m.memory->not_before <= now_ &&
           m.group->missing.empty())
         all.push_back(&m);
     // What is left of groups that are out leaves first, then who may leave anyway, and who came
@@ -256,7 +256,7 @@ class Decision {
       const bool may = stage_.may_leave(m);
       const Time at = stage_.idle(m) ? m.memory->worked : m.memory->turn.value_or(Time{});
       return std::tuple(
-          !m.has_rest(), !may,
+          !m.has_remainder(), !may,
           may ? at.time_since_epoch() : -m.memory->came_in.value_or(Time{}).time_since_epoch(),
           m.memory->joined);
     };
@@ -288,7 +288,7 @@ class Decision {
                        (in_.size() == 1 ? "" : "up to ") + rounded_duration(waited);
     if (in_.front()->starts()) text += " to start";
     for (const StageMember* m : out_) {
-      if (m->has_rest()) {
+      if (m->has_remainder()) {
         text += ", group '" + m->group->name + "' is paused and has memory on the GPUs";
         continue;
       }
@@ -351,7 +351,7 @@ Time wakeup(const StageView& view, const StageMemory& memory, Time now) {
     if (stage.waits(m)) consider(std::max(stage.asked(m), m.memory->not_before));
     const bool lapsed = m.group->first_turn == FirstTurn::kLapsed;
     if (waits || lapsed) consider(stage.leaves_from(m));
-    if ((m.place == TurnPlace::kIn && over) || (m.has_rest() && (waits || over)))
+    if ((m.place == TurnPlace::kIn && over) || (m.has_remainder() && (waits || over)))
       consider(m.memory->not_before);
   }
   return next;

@@ -100,8 +100,8 @@ void arrive(GroupMemory& m, Time now) {
 void follow_presence(const StageView& view, const StageMemory& memory, const GroupView& group,
                      GroupMemory& m, Time now) {
   if (moves(group.presence)) return;
-  m.has_rest = std::any_of(group.on.begin(), group.on.end(),
-                           [](const Footprint& on) { return on.rest > 0; });
+  m.has_remainder = std::any_of(group.on.begin(), group.on.end(),
+                                [](const Footprint& on) { return on.remainder > 0; });
   if (group.presence == m.presence) return;
   m.presence = group.presence;
   m.worked = now;
@@ -309,8 +309,8 @@ void switched(const StageView& view, StageMemory& memory, const Status& status, 
     } else {
       // One that has left and is not in was not what failed. One that has not left has not ended
       // its turn.
-      const bool rest = m.presence != Presence::kIn;
-      if (came || in || rest) fail(view.rules, m, status.text(), ended.several_owners, now);
+      const bool remainder = m.presence != Presence::kIn;
+      if (came || in || remainder) fail(view.rules, m, status.text(), ended.several_owners, now);
       m.presence = in ? Presence::kIn : Presence::kOut;
     }
   }

@@ -27,7 +27,7 @@ DeviceShares coming(const GroupView& group) {
     const Footprint& on = group.on[i];
     shares[i].bytes = on.needs;
     shares[i].restore = on.restore;
-    shares[i].there = on.stays + on.rest;
+    shares[i].there = on.stays + on.remainder;
   }
   return shares;
 }
@@ -40,7 +40,7 @@ DeviceShares left_over(const GroupView& group) {
 
 DeviceShares remaining(const GroupView& group) {
   return shares_of(group, [](const Footprint& on) {
-    return DeviceShare{on.stays + on.rest, on.rest > 0, false};
+    return DeviceShare{on.stays + on.remainder, on.remainder > 0, false};
   });
 }
 

@@ -38,7 +38,7 @@ struct StageMember {
 
   bool starts() const { return group->first_turn == FirstTurn::kDue; }
   bool present() const { return place != TurnPlace::kOut && place != TurnPlace::kHeld; }
-  bool has_rest() const {
+  bool has_remainder() const {
     return place == TurnPlace::kOut &&
            std::any_of(is_out.begin(), is_out.end(),
                        [](const DeviceShare& each) { return each.user; });

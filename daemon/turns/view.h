@@ -24,9 +24,10 @@ using DeviceBytes = std::vector<std::uint64_t>;
 
 /// What a group has, and needs, on one device. Bytes.
 struct Footprint {
-  std::uint64_t needs = 0;    // while it runs: all of its allocations
-  std::uint64_t stays = 0;    // of these, cannot leave: registered with a NIC, open in guests
-  std::uint64_t rest = 0;     // it is paused by its stage, and this is on the device and can leave
+  std::uint64_t needs = 0;  // while it runs: all of its allocations
+  std::uint64_t stays = 0;  // of these, cannot leave: registered with a NIC, open in guests
+  std::uint64_t remainder =
+      0;                      // it is paused by its stage, and this is on the device and can leave
   std::uint64_t restore = 0;  // what its processes need besides, to be restored from a deep pause
   bool used = false;          // the group uses the device, also without bytes
   friend bool operator==(const Footprint&, const Footprint&) = default;
@@ -126,7 +127,7 @@ struct GroupMemory {
   std::string refusal = {};             // else why not
   Presence presence = Presence::kIn;    // when last looked at
   bool wants = false;                   // when last looked at
-  bool has_rest = false;                // when last looked at: it is out, and some of its memory is
+  bool has_remainder = false;           // when last looked at: it is out, and some of its memory is
                                         // not
   std::optional<Time> asked = {};       // it wants and is out since then
   std::optional<Time> came_in = {};     // nothing: it came without a switch, and others waited

@@ -88,7 +88,7 @@ TEST_F(StageViewTest, OfAGroupThatIsOutTheRestCanLeave) {
   allocate(1, 4, 1, "cache");
   EXPECT_EQ(see(1).presence, Presence::kOut);
   EXPECT_EQ(see(1).on[0], (Footprint{20 * kMiB, 0, 4 * kMiB, 0, true}));
-  EXPECT_EQ(rest_of(node, out), 4 * kMiB);
+  EXPECT_EQ(remainder_of(node, out), 4 * kMiB);
   out.paused_by_stage = false;
   EXPECT_EQ(see(1).presence, Presence::kHeld);
   EXPECT_EQ(see(1).on[0], (Footprint{20 * kMiB, 4 * kMiB, 0, 0, true}))
