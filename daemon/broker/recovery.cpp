@@ -119,8 +119,9 @@ Status Recovery::run(HolderDescriptors descriptors) {
   for (auto& [id, members] : members_) {
     const v1::record::Group& row = groups_read_.at(id);
     std::optional<Interrupted> what = interrupted(row);
-    if (what && std::any_of(memory[id].begin(), memory[id].end(),
-                            [&](const auto& each) { return rests(row, *what, each.second); })) {
+    if (what && std::any_of(memory[id].begin(), memory[id].end(), [&](const auto& each) {
+          return left_for_later(row, *what, each.second);
+        })) {
       what->task.partial = true;
       what->task.deep = false;  // a process with memory on its devices is not checkpointed
     }
@@ -371,8 +372,8 @@ std::string Recovery::find_unknown_guest(const std::map<AllocationId, Memory>& m
   return {};
 }
 
-bool Recovery::rests(const v1::record::Group& group, const Interrupted& what,
-                     const Memory& memory) {
+bool Recovery::left_for_later(const v1::record::Group& group, const Interrupted& what,
+                              const Memory& memory) {
   if (what.restart != OnRestart::kRelease || !memory.resident) return false;
   if (!what.task.selection.takes(memory.row.tag(), memory.sharers)) return false;
   if (memory.saved == nullptr) return true;
@@ -530,12 +531,12 @@ void Recovery::take_memory(GroupEntry& group, AllocationId id, const Memory& mem
   // more, even if that ends before it has reconnected.
   const bool goes_on = what && what->restart == OnRestart::kRelease;
   if (goes_on && memory.saved != nullptr && memory.saved->leaves()) a.saved.saver = 0;
-  const bool rest = what && rests(groups_read_.at(group.id), *what, memory);
+  const bool for_later = what && left_for_later(groups_read_.at(group.id), *what, memory);
   // It may have been dropped, and amemd of an earlier version wrote no attempt then.
-  if (goes_on && memory.saved != nullptr && !rest && a.saved.attempt == 0)
+  if (goes_on && memory.saved != nullptr && !for_later && a.saved.attempt == 0)
     a.saved.attempt = groups_read_.at(group.id).epoch();
   Allocation& added = node_.allocations.add(std::move(a));
-  if (!rest) return;
+  if (!for_later) return;
   saved_.give_back(added);
   added.saved.saver = 0;
   added.saved.attempt = 0;

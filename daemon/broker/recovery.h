@@ -88,7 +88,8 @@ class Recovery {
                           std::map<AllocationId, Memory>& found);
   /// A pause goes on. No rank was told to let go of this memory, and its bytes may not be safe. So
   /// it stays on its device until a later pause.
-  static bool rests(const v1::record::Group& group, const Interrupted& what, const Memory& memory);
+  static bool left_for_later(const v1::record::Group& group, const Interrupted& what,
+                             const Memory& memory);
   /// `what`: the operation that was under way.
   void take_group(GroupId id, std::map<RankId, Member>& members, std::optional<Interrupted> what);
   void take_memory(GroupEntry& group, AllocationId id, const Memory& memory,

@@ -295,7 +295,7 @@ void PauseOperation::run(const action::Release& release) {
   if (!waves_) {
     for (Allocation* a : context_.node.allocations.of_group(group_.id))
       if (what_.takes(a->tag, a->sharers) && a->resident() && !a->stayed && a->saved.empty() &&
-          !rests(*a)) {
+          !left_for_later(*a)) {
         a->saved.attempt = release.epoch.attempt;
         (void)records.write_saved(*a, false, &space_);  // its bytes are dropped
       }
@@ -336,7 +336,8 @@ void PauseOperation::release_all(const action::Release& release) {
     }
     std::vector<AllocationId> ids;
     for (const Allocation* a : table.of_group(group_.id))
-      if (what_.takes(a->tag, a->sharers) && a->shared_by(rank) && !keeps(rank, *a) && !rests(*a))
+      if (what_.takes(a->tag, a->sharers) && a->shared_by(rank) && !keeps(rank, *a) &&
+          !left_for_later(*a))
         ids.push_back(a->id);
     if (what_.all())
       for (const Allocation* a : table.opened_by(rank)) ids.push_back(a->id);
@@ -364,9 +365,11 @@ void PauseOperation::run(const action::Drop&) {
     for (const RankId rank : group_.machine.members().ids())
       context_.node.allocations.set_paused(rank, true);
   const bool last = waves_ && waves_->done();
-  Leaves how{
-      .filter = [this](const Allocation& a) { return waves_ ? wave_.contains(a.id) : !rests(a); },
-      .stays = last ? left_behind() : Status()};
+  Leaves how{.filter =
+                 [this](const Allocation& a) {
+                   return waves_ ? wave_.contains(a.id) : !left_for_later(a);
+                 },
+             .stays = last ? left_behind() : Status()};
   if (exchange_ != nullptr) {
     how.handed_on = handed_on();
     how.take = [this](const MemoryKind& kind, Spare spare) {

@@ -85,7 +85,7 @@ class PauseOperation final : public GroupOperation {
   void save(Epoch epoch);
   void choose_wave();
   /// Before a restart it had not come to this, so a later pause takes it.
-  bool rests(const Allocation& a) const {
+  bool left_for_later(const Allocation& a) const {
     return continues_ && a.resident() && !a.stayed && a.saved.attempt == 0;
   }
   /// Not OK: what no wave has taken stays on its devices.

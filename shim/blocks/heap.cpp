@@ -414,7 +414,7 @@ bool Heap::drop_unused(Streams streams) {
 // The shim's threads do not wait for the lock: a thread of the program may hold it in a driver call
 // that waits for what the next command lets through.
 
-bool Heap::at_rest() {
+bool Heap::no_unused_left() {
   std::vector<AddressRange> unused;
   {
     std::unique_lock lock(mutex_, std::try_to_lock);

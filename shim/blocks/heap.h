@@ -92,7 +92,7 @@ class Heap {
   /// Nothing unused is left that a pause would save. False: that is not known while somebody is
   /// inside; ask again. Frees what is unused, so not once the broker may have this rank save.
   /// REQUIRES: keep(false), the gate is shut.
-  bool at_rest();
+  bool no_unused_left();
   /// Space of segments with small blocks that no block is in, in gaps of `least` bytes and more. A
   /// block that gets it later finds anything there, as it would with the driver. REQUIRES: the gate
   /// is shut and nobody is inside.
