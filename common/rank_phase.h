@@ -21,8 +21,8 @@ enum class RankPhase : std::uint8_t {
   kLoad = 5,
   kMeasure = 6,
   kOpen = 7,
-  kDetach = 8,  // nothing of the pool that a checkpoint does not support is mapped
-  kRest = 9,    // no command follows before the group is resumed: frees pass
+  kDetach = 8,      // nothing of the pool that a checkpoint does not support is mapped
+  kAllowFrees = 9,  // no command follows before the group is resumed: frees pass
 #ifdef AMEM_TEST_SEAMS
   kTest = 100,
 #endif
@@ -38,7 +38,7 @@ inline constexpr std::array kRankPhases = {
     RankPhaseRule{RankPhase::kSave, "save"},       RankPhaseRule{RankPhase::kRelease, "release"},
     RankPhaseRule{RankPhase::kMap, "map"},         RankPhaseRule{RankPhase::kLoad, "load"},
     RankPhaseRule{RankPhase::kMeasure, "measure"}, RankPhaseRule{RankPhase::kOpen, "open"},
-    RankPhaseRule{RankPhase::kDetach, "detach"},   RankPhaseRule{RankPhase::kRest, "rest"},
+    RankPhaseRule{RankPhase::kDetach, "detach"},   RankPhaseRule{RankPhase::kAllowFrees, "rest"},
 #ifdef AMEM_TEST_SEAMS
     RankPhaseRule{RankPhase::kTest, "test"},
 #endif

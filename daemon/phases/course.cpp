@@ -200,7 +200,8 @@ void Course::fail(const Status& status, Time now) {
       return;
     case OnFailure::kStay:
       // Where processes may be locked, nothing is asked of them.
-      if (!deep_) group_.actions.push_back(action::Ask{epoch_, RankPhase::kRest, participants()});
+      if (!deep_)
+        group_.actions.push_back(action::Ask{epoch_, RankPhase::kAllowFrees, participants()});
       return finish(GroupState::kPaused, trouble_, now);
     case OnFailure::kEnd: {
       const bool pause = params_.task.op == Operation::kPause;

@@ -171,7 +171,7 @@ inline constexpr std::array kPhases = {
     PhaseRule{Phase::kCheckpoint,   "checkpoint", PhaseEntry::kCheckpoint, RankPhase::kNone,   Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
     PhaseRule{Phase::kRestore,      "restore",    PhaseEntry::kRestore,    RankPhase::kNone,   Phase::kSettle,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
     // What a program has freed needs no memory, and cannot be freed while the ranks load it.
-    PhaseRule{Phase::kSettle,       "settle",     PhaseEntry::kAsk,        RankPhase::kRest,   Phase::kAdmit,   Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kSettle,       "settle",     PhaseEntry::kAsk,        RankPhase::kAllowFrees,   Phase::kAdmit,   Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRollBack},
 #ifdef AMEM_TEST_SEAMS
     PhaseRule{Phase::kTest,         "test",       PhaseEntry::kAsk,         RankPhase::kTest,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
 #endif

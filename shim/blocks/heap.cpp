@@ -310,7 +310,7 @@ std::optional<CUresult> Heap::free_async(CUdeviceptr address, CUstream stream, b
       return r;
     }
     // In a group that is paused no stream has anything to do.
-    if (freed.event != nullptr && gate_.mode() == Gate::Mode::kRests &&
+    if (freed.event != nullptr && gate_.mode() == Gate::Mode::kFreesPass &&
         freed_later_.passed(freed, true))
       freed.event = nullptr;
     if (freed.event == nullptr && pass_and_release({*block}) == CUDA_SUCCESS) return CUDA_SUCCESS;

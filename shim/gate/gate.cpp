@@ -27,7 +27,7 @@ constexpr std::chrono::seconds kQuestionEnds{10};
 
 /// Who only frees passes a gate in this mode.
 constexpr bool frees_pass(Gate::Mode mode) {
-  return mode == Gate::Mode::kRests || mode == Gate::Mode::kFailed;
+  return mode == Gate::Mode::kFreesPass || mode == Gate::Mode::kFailed;
 }
 
 long membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0); }

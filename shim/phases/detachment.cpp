@@ -93,7 +93,7 @@ Status Detachment::go_away(Clock::time_point until) {
 
 void Detachment::attach() {
   if (!DeepCalls::on()) return;
-  gate_.set(Gate::Mode::kRests);
+  gate_.set(Gate::Mode::kFreesPass);
   // Inside the gate: nobody can wait here for the broker, which has the frees before the answer to
   // what it asks.
   const Pass pass(gate_, gate_.enter_to_free());

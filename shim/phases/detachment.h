@@ -27,10 +27,10 @@ class Detachment {
 
   /// Afterwards the driver may put the process away, and nothing of the shim calls it before
   /// attach(). Takes 2 s at most. An error changes nothing, but segments that were unmapped before
-  /// it stay so until the broker sends them again. REQUIRES: the gate is in the mode kRests.
+  /// it stay so until the broker sends them again. REQUIRES: the gate is in the mode kFreesPass.
   Status detach();
   /// The driver makes calls again. Makes the frees that the program has made meanwhile, and leaves
-  /// the gate in the mode kRests. Nothing where detach() has not been called.
+  /// the gate in the mode kFreesPass. Nothing where detach() has not been called.
   void attach();
 
   /// Adds the segment to the pool, or keeps it for attach().

@@ -331,7 +331,7 @@ void Phases::ask(const amem_v1_Ask& ask) {
   static constexpr std::array kRows = {
       Row{RankPhase::kOpen, [](Phases& phases) { return phases.open(); }},
       Row{RankPhase::kDetach, [](Phases& phases) { return phases.detach(); }},
-      Row{RankPhase::kRest, [](Phases& phases) { return phases.rest(); }},
+      Row{RankPhase::kAllowFrees, [](Phases& phases) { return phases.allow_frees(); }},
 #ifdef AMEM_TEST_SEAMS
       Row{RankPhase::kTest, [](Phases&) { return Status(); }},
 #endif
@@ -376,8 +376,8 @@ Status Phases::detach() {
   return detached;
 }
 
-Status Phases::rest() {
-  const Result<RankState> next = begin(RankCommand::kRest);
+Status Phases::allow_frees() {
+  const Result<RankState> next = begin(RankCommand::kAllowFrees);
   if (next.ok()) enter(next.value());
   return next.status();
 }

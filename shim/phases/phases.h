@@ -79,7 +79,7 @@ class Phases final : public Session::Handler {
   void ask(const amem_v1_Ask& ask);
   Status open();
   Status detach();
-  Status rest();
+  Status allow_frees();
   /// The state to enter when the command has been carried out; an error: it is not allowed.
   /// Attaches a process that is detached for all but a Detach. Frees wait for the end of a step.
   Result<RankState> begin(RankCommand command);

@@ -37,7 +37,7 @@ enum class RankCommand : std::uint8_t {
   kReturn,  // Make, Map, Load
   kOpen,
   kDetach,
-  kRest,  // no command follows before the resume; also after the restore of a checkpoint
+  kAllowFrees,  // no command follows before the resume; also after the restore of a checkpoint
 };
 inline constexpr std::size_t kRankCommands = 11;
 
@@ -67,7 +67,7 @@ constexpr std::optional<RankState> after(RankState state, RankCommand command) {
 /// A step of a pause or a resume, which frees wait for.
 constexpr bool is_step(RankCommand command) {
   return command != RankCommand::kQuiesce && command != RankCommand::kOpen &&
-         command != RankCommand::kDetach && command != RankCommand::kRest;
+         command != RankCommand::kDetach && command != RankCommand::kAllowFrees;
 }
 
 /// It is about memory on its way back.
@@ -87,7 +87,7 @@ constexpr Gate::Mode gate_of(RankState state) {
     case RankState::kReturns:
       return Gate::Mode::kHeld;
     case RankState::kPaused:
-      return Gate::Mode::kRests;
+      return Gate::Mode::kFreesPass;
     case RankState::kDetached:
       return Gate::Mode::kAway;
     case RankState::kFailed:
@@ -145,7 +145,7 @@ constexpr const char* describe(RankCommand command) {
       return "run";
     case RankCommand::kDetach:
       return "be checkpointed";
-    case RankCommand::kRest:
+    case RankCommand::kAllowFrees:
       break;
   }
   return "rest";

@@ -439,7 +439,7 @@ void RankProcess::take_word(const amem_v1_Ask& ask, bool well, Mood mood) {
       if (well) segments_.clear();
       detached_ = well;
       break;
-    case RankPhase::kRest:
+    case RankPhase::kAllowFrees:
       detached_ = false;
       break;
     default:

@@ -222,7 +222,7 @@ TEST_F(GroupDeepTest, ACheckpointThatFailsIsUndone) {
   EXPECT_FALSE(group.deep());
   const auto* ask = find<action::Ask>();
   ASSERT_NE(ask, nullptr) << "frees pass again";
-  EXPECT_EQ(ask->what, RankPhase::kRest);
+  EXPECT_EQ(ask->what, RankPhase::kAllowFrees);
 }
 
 TEST_F(GroupDeepTest, ACheckpointWithoutAnAnswerIsSettledByTheResume) {
@@ -249,12 +249,12 @@ TEST_F(GroupDeepTest, AResumeRestoresBeforeAnythingElse) {
   ASSERT_EQ(group.phase(), Phase::kSettle);
   const auto* ask = find<action::Ask>();
   ASSERT_NE(ask, nullptr) << "the ranks free what the program has freed meanwhile";
-  EXPECT_EQ(ask->what, RankPhase::kRest);
+  EXPECT_EQ(ask->what, RankPhase::kAllowFrees);
   EXPECT_THAT(ask->ranks, ElementsAre(1, 2));
-  done(1, RankPhase::kRest);
+  done(1, RankPhase::kAllowFrees);
   drain();
   EXPECT_EQ(find<action::Admit>(), nullptr);
-  done(2, RankPhase::kRest);
+  done(2, RankPhase::kAllowFrees);
   expect<action::Admit>("Admit");
 }
 
@@ -268,7 +268,7 @@ TEST_F(GroupDeepTest, ALateAnswerOfACheckpointIsNoAnswerOfTheRestore) {
 TEST_F(GroupDeepTest, ARankThatDoesNotSettleLeavesItPaused) {
   to_restore();
   group.restored(kOk, now);
-  done(1, RankPhase::kRest);
+  done(1, RankPhase::kAllowFrees);
   now = group.wakeup();
   group.tick(now);
   drain();
@@ -320,7 +320,7 @@ TEST_F(GroupDeepTest, OneThatLosesItsSessionIsRestoredAndMayComeBack) {
   ASSERT_NE(restore, nullptr);
   EXPECT_THAT(restore->ranks, ElementsAre(1, 2));
   group.restored(kOk, now);
-  done(1, RankPhase::kRest);
+  done(1, RankPhase::kAllowFrees);
   drain();
   EXPECT_EQ(group.phase(), Phase::kSettle);
   EXPECT_TRUE(group.join(2, "")) << "its gate stays shut";
@@ -328,7 +328,7 @@ TEST_F(GroupDeepTest, OneThatLosesItsSessionIsRestoredAndMayComeBack) {
   const auto* ask = find<action::Ask>();
   ASSERT_NE(ask, nullptr);
   EXPECT_THAT(ask->ranks, ElementsAre(2));
-  done(2, RankPhase::kRest);
+  done(2, RankPhase::kAllowFrees);
   expect<action::Admit>("Admit");
 }
 
@@ -337,7 +337,7 @@ TEST_F(GroupDeepTest, OneThatDoesNotComeBackIsNamedAndTheOthersGoOnOnceItHasEnde
   group.expect(2);
   ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
   group.restored(kOk, now);
-  done(1, RankPhase::kRest);
+  done(1, RankPhase::kAllowFrees);
   now = group.wakeup();
   group.tick(now);
   drain();

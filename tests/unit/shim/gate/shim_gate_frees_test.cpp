@@ -53,14 +53,14 @@ TEST_F(GateFreesTest, AFreeThatWaitsPassesOnceFreesPass) {
   ASSERT_TRUE(waits());
   gate_.set(Gate::Mode::kHeld);
   EXPECT_FALSE(passed_);
-  gate_.set(Gate::Mode::kRests);
+  gate_.set(Gate::Mode::kFreesPass);
   EXPECT_TRUE(passes());
   EXPECT_EQ(result_, CUDA_SUCCESS);
 }
 
 TEST_F(GateFreesTest, OthersGoOnWaitingWhileFreesPass) {
   gate_.close();
-  gate_.set(Gate::Mode::kRests);
+  gate_.set(Gate::Mode::kFreesPass);
   std::atomic<bool> worked{false};
   std::thread worker([&] {
     const Pass pass(gate_);
@@ -79,7 +79,7 @@ TEST_F(GateFreesTest, OthersGoOnWaitingWhileFreesPass) {
 
 TEST_F(GateFreesTest, AFreeThatComesAfterAStepHasBegunWaits) {
   gate_.close();
-  gate_.set(Gate::Mode::kRests);
+  gate_.set(Gate::Mode::kFreesPass);
   gate_.set(Gate::Mode::kHeld);
   begins_to_free();
   EXPECT_TRUE(waits());
@@ -88,7 +88,7 @@ TEST_F(GateFreesTest, AFreeThatComesAfterAStepHasBegunWaits) {
 
 TEST_F(GateFreesTest, ANewPauseStopsFreesAgain) {
   gate_.close();
-  gate_.set(Gate::Mode::kRests);
+  gate_.set(Gate::Mode::kFreesPass);
   gate_.open();
   gate_.close();
   begins_to_free();
@@ -108,7 +108,7 @@ TEST_F(GateFreesTest, AFreePassesWhereOthersGetAnError) {
   const auto deadline = Gate::Clock::now() + 5s;
   while (waiting(strict.snapshot(), 0) == 0 && Gate::Clock::now() < deadline)
     std::this_thread::sleep_for(1ms);
-  strict.set(Gate::Mode::kRests);
+  strict.set(Gate::Mode::kFreesPass);
   caller.join();
   EXPECT_EQ(strict.enter(), CUDA_ERROR_NOT_READY);
   ASSERT_EQ(strict.enter_to_free(), CUDA_SUCCESS);

@@ -219,8 +219,8 @@ const std::vector<Sent>& all_commands() {
        [](std::uint64_t e) { return ask_of(e, RankPhase::kOpen); }},
       {RankCommand::kDetach, RankPhase::kDetach,
        [](std::uint64_t e) { return ask_of(e, RankPhase::kDetach); }},
-      {RankCommand::kRest, RankPhase::kRest,
-       [](std::uint64_t e) { return ask_of(e, RankPhase::kRest); }},
+      {RankCommand::kAllowFrees, RankPhase::kAllowFrees,
+       [](std::uint64_t e) { return ask_of(e, RankPhase::kAllowFrees); }},
   };
   return all;
 }
@@ -291,7 +291,8 @@ TEST(RankState, WhatHasFailedStaysSo) {
 // process that is put away would wait in the driver.
 TEST(RankState, WhereFreesPass) {
   for (const auto& [state, way] : ways())
-    EXPECT_EQ(gate_of(state) == Gate::Mode::kRests, state == RankState::kPaused) << describe(state);
+    EXPECT_EQ(gate_of(state) == Gate::Mode::kFreesPass, state == RankState::kPaused)
+        << describe(state);
 }
 
 TEST_F(ShimPhases, OpenAtAnOpenGate) {
