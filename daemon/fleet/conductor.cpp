@@ -148,11 +148,11 @@ void Conductor::look_at_cuts(Time now) {
       it = cuts_.erase(it);
       continue;
     }
-    for (FleetCut::Step& step : cut.decide(now)) {
+    for (FleetCut::Permit& permit : cut.decide(now)) {
       v1::FleetCommand command;
-      *command.mutable_step() = std::move(step.step);
-      command.mutable_step()->set_group(group);
-      send(step.node, std::move(command));
+      *command.mutable_permit() = std::move(permit.permit);
+      command.mutable_permit()->set_group(group);
+      send(permit.node, std::move(command));
     }
     ++it;
   }

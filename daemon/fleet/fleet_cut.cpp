@@ -8,7 +8,7 @@ namespace {
 
 CutReport report_of(const v1::FleetRank& told) {
   CutReport report;
-  report.steps = told.steps();
+  report.permits = told.permits();
   report.captures = told.captures();
   for (const v1::FleetDevice& device : told.devices()) {
     CutReport::Device& each = report.devices.emplace_back();
@@ -75,18 +75,18 @@ void FleetCut::forget(std::size_t node, Time now) {
   begin_if_all_have_told(now);
 }
 
-std::vector<FleetCut::Step> FleetCut::decide(Time now) {
-  std::vector<Step> steps;
-  if (!cut_) return steps;
-  for (const Cut::Step& step : cut_->decide(now)) {
-    const Rank& rank = ranks_.at(step.rank);
-    Step& each = steps.emplace_back();
+std::vector<FleetCut::Permit> FleetCut::decide(Time now) {
+  std::vector<Permit> permits;
+  if (!cut_) return permits;
+  for (const Cut::Permit& permit : cut_->decide(now)) {
+    const Rank& rank = ranks_.at(permit.rank);
+    Permit& each = permits.emplace_back();
     each.node = rank.first;
-    each.step.set_rank(rank.second);
-    each.step.set_device(step.device.bytes.data(), step.device.bytes.size());
-    each.step.set_in_turn(step.in_turn);
+    each.permit.set_rank(rank.second);
+    each.permit.set_device(permit.device.bytes.data(), permit.device.bytes.size());
+    each.permit.set_in_turn(permit.in_turn);
   }
-  return steps;
+  return permits;
 }
 
 }  // namespace amem

@@ -21,9 +21,9 @@ namespace amem {
 
 class FleetCut {
  public:
-  struct Step {
+  struct Permit {
     std::size_t node;
-    v1::FleetStep step;  // without the group
+    v1::FleetPermit permit;  // without the group
   };
 
   FleetCut(std::size_t nodes, Duration stall) : stall_(stall) {
@@ -37,7 +37,7 @@ class FleetCut {
 
   /// All nodes have reported their ranks, and all ranks are quiet.
   bool taken() const { return cut_ && cut_->taken(); }
-  std::vector<Step> decide(Time now);
+  std::vector<Permit> decide(Time now);
   Time next_decision() const { return cut_ ? cut_->next_decision() : kNever; }
 
  private:

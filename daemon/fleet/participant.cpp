@@ -41,14 +41,14 @@ void Participant::tell(v1::FleetReport report) {
 
 void Participant::handle(const v1::FleetCommand& command) {
   switch (command.what_case()) {
-    case v1::FleetCommand::kStep: {
-      const v1::FleetStep& told = command.step();
-      Cut::Step step;
-      step.rank = told.rank();
-      if (told.device().size() != step.device.bytes.size()) return;
-      step.device = make_uuid(told.device().data());
-      step.in_turn = told.in_turn();
-      return local_node_.tell(number_, told.group(), event::StepOf{step});
+    case v1::FleetCommand::kPermit: {
+      const v1::FleetPermit& told = command.permit();
+      Cut::Permit permit;
+      permit.rank = told.rank();
+      if (told.device().size() != permit.device.bytes.size()) return;
+      permit.device = make_uuid(told.device().data());
+      permit.in_turn = told.in_turn();
+      return local_node_.tell(number_, told.group(), event::PermitOf{permit});
     }
     case v1::FleetCommand::kCutTaken:
       return local_node_.tell(number_, command.cut_taken(), event::CutTaken{});
@@ -100,7 +100,7 @@ void Participant::reported(const std::string& group, RankId rank,
   told.set_rank(rank);
   told.set_gone(!cut);
   if (cut) {
-    told.set_steps(cut->steps);
+    told.set_permits(cut->permits);
     told.set_captures(cut->captures);
     for (const CutReport::Device& device : cut->devices) {
       v1::FleetDevice& each = *told.add_devices();

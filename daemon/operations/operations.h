@@ -42,7 +42,7 @@ class Operations {
                      std::shared_ptr<RemoteNodes> remote_nodes = nullptr);
 
   // ---- what other nodes say of a transaction that they take part in; once it has ended: nothing
-  /// StepOf or CutTaken, to its operation on the group of that name.
+  /// PermitOf or CutTaken, to its operation on the group of that name.
   void tell(std::uint64_t number, const std::string& group, const Event& event);
   /// False: it does not, as it has ended, or is about to.
   bool may_go_on(std::uint64_t number, Side side);

@@ -103,8 +103,8 @@ void PauseOperation::run(const action::Quiesce& quiesce) {
   GroupOperation::run(quiesce);
 }
 
-void PauseOperation::run(const action::Step& step) {
-  context_.outbox.send(step.step.rank, step_message(step.epoch, step.step));
+void PauseOperation::run(const action::Permit& permit) {
+  context_.outbox.send(permit.permit.rank, permit_message(permit.epoch, permit.permit));
 }
 
 void PauseOperation::run(const action::Measure& measure) {

@@ -46,7 +46,7 @@ class PauseOperation final : public GroupOperation {
   using GroupOperation::run;
   void run(const action::AwaitGuests& await);
   void run(const action::Quiesce& quiesce);
-  void run(const action::Step& step);
+  void run(const action::Permit& permit);
   void run(const action::Measure& measure);
   void run(const action::Save& save);
   void run(const action::Release& release);

@@ -72,8 +72,8 @@ struct Admitted {
 struct Created {
   Status status;
 };
-struct StepOf {  // of a cut that is taken elsewhere, over several nodes
-  Cut::Step step;
+struct PermitOf {  // of a cut that is taken elsewhere, over several nodes
+  Cut::Permit permit;
 };
 struct CutTaken {};  // over all nodes: nothing of the group runs anywhere
 struct AllLeft {};   // what was to go out for the resume has left: it may take all memory there is
@@ -86,7 +86,7 @@ struct GiveUp {      // they never will be: what is held is called off, or rolle
 
 using Event = std::variant<event::CutStatus, event::PhaseDone, event::Copied, event::FreedUnloaded,
                            event::GuestsLeft, event::SaveSent, event::Dropped, event::Checkpointed,
-                           event::Restored, event::Admitted, event::Created, event::StepOf,
+                           event::Restored, event::Admitted, event::Created, event::PermitOf,
                            event::CutTaken, event::AllLeft, event::GoOn, event::GiveUp>;
 
 enum class GroupState : std::uint8_t { kRunning, kPausing, kPaused, kResuming };
@@ -128,11 +128,11 @@ struct Quiesce {  // to these ranks
   Epoch epoch;
   std::vector<RankId> ranks;
 };
-struct Step {
+struct Permit {
   Epoch epoch;
-  Cut::Step step;
+  Cut::Permit permit;
 };
-struct Reported {  // where the cut is taken elsewhere; answered by StepOf and CutTaken
+struct Reported {  // where the cut is taken elsewhere; answered by PermitOf and CutTaken
   RankId rank;
   std::optional<CutReport> what;  // nothing: the rank has gone
 };
@@ -210,7 +210,7 @@ struct Finished {
 }  // namespace action
 
 using Action =
-    std::variant<action::Begun, action::AwaitGuests, action::Quiesce, action::Step,
+    std::variant<action::Begun, action::AwaitGuests, action::Quiesce, action::Permit,
                  action::Reported, action::Measure, action::Save, action::Leaves, action::Ready,
                  action::Unready, action::Release, action::Left, action::Drop, action::Checkpoint,
                  action::Restore, action::Admit, action::Create, action::Load, action::Vacated,

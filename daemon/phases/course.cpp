@@ -248,8 +248,8 @@ void Course::look_at_cut(Time now) {
     waiting_.clear();
     return advance(now);
   }
-  for (const Cut::Step& step : cut_->decide(now))
-    group_.actions.push_back(action::Step{epoch_, step});
+  for (const Cut::Permit& permit : cut_->decide(now))
+    group_.actions.push_back(action::Permit{epoch_, permit});
 }
 
 void Course::on(const event::PhaseDone& event, Time now) {
@@ -361,10 +361,10 @@ void Course::done(PhaseEntry entry, const Status& status, Time now) {
 
 // ---- the others of its transaction --------------------------------------------------------------
 
-void Course::on(const event::StepOf& event, Time) {
-  if (!cut_ || !takes_part(event.step.rank)) return;
-  cut_->sent(event.step.rank);
-  group_.actions.push_back(action::Step{epoch_, event.step});
+void Course::on(const event::PermitOf& event, Time) {
+  if (!cut_ || !takes_part(event.permit.rank)) return;
+  cut_->sent(event.permit.rank);
+  group_.actions.push_back(action::Permit{epoch_, event.permit});
 }
 
 void Course::on(const event::CutTaken&, Time now) {

@@ -128,7 +128,7 @@ class Course {
   void on(const event::Restored& event, Time now);
   void on(const event::Admitted& event, Time now) { done(PhaseEntry::kAdmit, event.status, now); }
   void on(const event::Created& event, Time now) { done(PhaseEntry::kCreate, event.status, now); }
-  void on(const event::StepOf& event, Time now);
+  void on(const event::PermitOf& event, Time now);
   void on(const event::CutTaken& event, Time now);
   void on(const event::AllLeft& event, Time now);
   void on(const event::GoOn& event, Time now);

@@ -73,7 +73,7 @@ std::size_t Cut::quiet_ranks() const {
       ranks_.begin(), ranks_.end(), [](const auto& entry) { return entry.second.quiet(); }));
 }
 
-// A rank that has not reported, or has a Step to use up, does not make others move: what it says
+// A rank that has not reported, or has a Permit to use up, does not make others move: what it says
 // next may be that it is quiet.
 bool Cut::somebody_busy() const {
   return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
@@ -144,21 +144,21 @@ void Cut::look_at_pushed() {
 }
 
 void Cut::choose_pushed() {
-  std::vector<std::pair<Step, std::uint32_t>> candidates;
+  std::vector<std::pair<Permit, std::uint32_t>> candidates;
   for (const auto& [id, rank] : ranks_) {
     if (!rank.current()) continue;
     for (const CutReport::Device& device : rank.last.devices)
       if (can_be_pushed(device)) candidates.push_back({{id, device.device}, device.waiting});
   }
   if (candidates.empty()) return;
-  const auto& [step, waiting] = candidates[random_() % candidates.size()];
-  pushed_ = step;
+  const auto& [permit, waiting] = candidates[random_() % candidates.size()];
+  pushed_ = permit;
   pushes_left_ = waiting << (random_() % kPushLengths);
 }
 
-std::vector<Cut::Step> Cut::decide(Time now) {
-  std::vector<Step> steps;
-  if (!somebody_busy()) return steps;
+std::vector<Cut::Permit> Cut::decide(Time now) {
+  std::vector<Permit> permits;
+  if (!somebody_busy()) return permits;
   const Duration quiet_for = now - last_change_;
   const bool idle_first = idle_waiters();
   const bool stalled = quiet_for >= std::max(stall_, patience_);
@@ -167,32 +167,32 @@ std::vector<Cut::Step> Cut::decide(Time now) {
   const bool push = quiet_for >= quiet_time();
   // The chances keep any rhythm of the ranks from meeting one of ours.
   if (!pushed_ && push && (!idle_first || random_() % 4 == 0)) choose_pushed();
-  const bool step_idle = !pushed_ && quiet_for >= needed_quiet();
-  const bool step_busy = stalled && (!idle_first || random_() % 2 == 0);
+  const bool permit_idle = !pushed_ && quiet_for >= needed_quiet();
+  const bool permit_busy = stalled && (!idle_first || random_() % 2 == 0);
   for (auto& [id, rank] : ranks_) {
     if (!rank.current()) continue;
     for (const CutReport::Device& device : rank.last.devices) {
       if (device.waiting == 0) continue;
-      Step step{id, device.device};
+      Permit permit{id, device.device};
       // A busy device runs what it has first; only when nothing moves may its callers be what
       // somebody waits for.
-      const bool is_pushed = push && pushed_ == step;
-      if (!(device.busy ? step_busy || is_pushed : step_idle)) continue;
+      const bool is_pushed = push && pushed_ == permit;
+      if (!(device.busy ? permit_busy || is_pushed : permit_idle)) continue;
       if (is_pushed) --pushes_left_;
       // Those that could begin must not keep the others waiting without end.
-      step.in_turn = device.busy && !is_pushed;
-      steps.push_back(step);
+      permit.in_turn = device.busy && !is_pushed;
+      permits.push_back(permit);
       rank.moved.insert(device.device);
       if (!device.busy) rank.stuck.erase(device.device);
       ++rank.sent;
     }
   }
-  if (!steps.empty() && out_of_patience) {
+  if (!permits.empty() && out_of_patience) {
     patience_ = std::min(2 * patience_, kMostStalls * stall_);
     ++expiries_;
   }
-  if (stalled || !steps.empty()) last_change_ = now;
-  return steps;
+  if (stalled || !permits.empty()) last_change_ = now;
+  return permits;
 }
 
 void Cut::sent(RankId rank) {

@@ -6,11 +6,11 @@
 // taken.
 //
 // A report is old when it arrives: of ranks that end one collective together, some say that they
-// wait for the next launch before the others say that they are idle. To step the waiting ones
+// wait for the next launch before the others say that they are idle. To permit the waiting ones
 // because of the idle ones would begin the next collective, and so on without end. So only a device
 // that has been busy ever since the gates shut makes others move at once; one that was idle, or was
-// stepped, is given a moment to become idle on its own, and twice as long each time that it was not
-// enough. One that outlasts its moment is stuck: it needs the others, perhaps many launches of
+// permitted, is given a moment to become idle on its own, and twice as long each time that it was
+// not enough. One that outlasts its moment is stuck: it needs the others, perhaps many launches of
 // theirs, and until it has been idle each of those comes after a far shorter wait.
 //
 // When all are busy, ranks wait for one another: several threads launch collectives on streams of
@@ -46,18 +46,18 @@ struct CutReport {
     std::uint32_t ready = 0;    // of these, the ones whose work could begin at once
     std::string error = {};     // its driver has refused to wait for it: busy, and why
   };
-  std::uint32_t steps = 0;     // Steps of this epoch that it has used up
+  std::uint32_t permits = 0;   // Permits of this epoch that it has used up
   std::uint32_t captures = 0;  // stream captures under way
   std::vector<Device> devices;
 };
 
 class Cut {
  public:
-  struct Step {
+  struct Permit {
     RankId rank = 0;
     DeviceUuid device;
     bool in_turn = false;  // whoever has waited longest, not first those whose stream is idle
-    friend bool operator==(const Step&, const Step&) = default;
+    friend bool operator==(const Permit&, const Permit&) = default;
   };
 
   Cut(const std::vector<RankId>& ranks, Duration stall, Time now);
@@ -67,13 +67,14 @@ class Cut {
   /// The rank has gone and counts no more.
   void forget(RankId rank);
 
-  /// Every rank is quiet, by a report that knows of every Step it was sent.
+  /// Every rank is quiet, by a report that knows of every Permit it was sent.
   bool taken() const;
   std::size_t quiet_ranks() const;
 
-  /// The Steps to send now; counts them as sent.
-  std::vector<Step> decide(Time now);
-  /// Somebody else has decided on a Step to this rank. Where others decide, decide() is not called.
+  /// The Permits to send now; counts them as sent.
+  std::vector<Permit> decide(Time now);
+  /// Somebody else has decided on a Permit to this rank. Where others decide, decide() is not
+  /// called.
   void sent(RankId rank);
   /// When decide() is worth calling again with no further report; kNever: it is not. Never a time
   /// at which it would leave everything as it is: then the next one is later.
@@ -88,11 +89,11 @@ class Cut {
     bool reported = false;
     std::uint32_t sent = 0;
     CutReport last;
-    std::set<DeviceUuid> moved;  // devices that were stepped, or idle at some time
+    std::set<DeviceUuid> moved;  // devices that were permitted, or idle at some time
     std::set<DeviceUuid> stuck;  // of these, busy through a whole patience and ever since
 
-    /// The report describes the rank after all Steps it was sent.
-    bool current() const { return reported && last.steps == sent; }
+    /// The report describes the rank after all Permits it was sent.
+    bool current() const { return reported && last.permits == sent; }
     bool busy() const;
     bool quiet() const { return current() && !busy(); }
   };
@@ -106,12 +107,12 @@ class Cut {
   /// Some device is known to wait for others.
   bool stuck_work() const;
   void mark_stuck();
-  /// How long nothing must have changed before callers are stepped, when work of our own steps is
-  /// the reason.
+  /// How long nothing must have changed before callers are permitted, when work of our own permits
+  /// is the reason.
   Duration quiet_time() const;
   /// The same for callers of idle devices, whatever the reason.
   Duration needed_quiet() const { return old_work() ? Duration::zero() : quiet_time(); }
-  /// Some step could be sent to an idle device.
+  /// Some permit could be sent to an idle device.
   bool idle_waiters() const;
   void choose_pushed();
   /// The device that is pushed has something more that could begin; REQUIRES: one is.
@@ -120,9 +121,9 @@ class Cut {
   void look_at_pushed();
 
   Duration stall_;
-  Duration patience_;  // how long nothing must change before work of our own steps is a reason
+  Duration patience_;  // how long nothing must change before work of our own permits is a reason
   int expiries_ = 0;   // how often patience_ has ended
-  std::optional<Step> pushed_;
+  std::optional<Permit> pushed_;
   std::uint32_t pushes_left_ = 0;
   std::minstd_rand random_;  // the same sequence every time
   Time last_change_;

@@ -35,11 +35,11 @@ Message quiesce_message(Epoch epoch, const std::string& paused_by) {
   return message;
 }
 
-Message step_message(Epoch epoch, const Cut::Step& step) {
-  Message message = message_of(amem_v1_SessionMessage_step_tag);
-  message.body.step.epoch = epoch.attempt;
-  std::memcpy(message.body.step.device, step.device.bytes.data(), step.device.bytes.size());
-  message.body.step.in_turn = step.in_turn;
+Message permit_message(Epoch epoch, const Cut::Permit& permit) {
+  Message message = message_of(amem_v1_SessionMessage_permit_tag);
+  message.body.permit.epoch = epoch.attempt;
+  std::memcpy(message.body.permit.device, permit.device.bytes.data(), permit.device.bytes.size());
+  message.body.permit.in_turn = permit.in_turn;
   return message;
 }
 
@@ -193,7 +193,7 @@ Message make_message(Epoch epoch, std::uint64_t number, const std::vector<Alloca
 
 CutReport cut_report(const amem_v1_CutStatus& message) {
   CutReport report;
-  report.steps = message.steps;
+  report.permits = message.permits;
   report.captures = message.captures;
   for (pb_size_t i = 0; i < message.devices_count; ++i) {
     const amem_v1_DeviceCut& device = message.devices[i];

@@ -16,7 +16,7 @@
 namespace amem {
 
 Message quiesce_message(Epoch epoch, const std::string& paused_by);
-Message step_message(Epoch epoch, const Cut::Step& step);
+Message permit_message(Epoch epoch, const Cut::Permit& permit);
 Message release_message(Epoch epoch, const Selection& what, bool undo);
 /// A release of these alone; `more`: another packet follows. REQUIRES: at most
 /// kMaxReleasesPerMessage.

@@ -143,7 +143,8 @@ class RemoteNodes {
   virtual ~RemoteNodes() = default;
   /// Returns the transaction's name on all nodes.
   virtual const std::string& transaction() const = 0;
-  /// These ranks of a group that goes out are told to be quiet. Answered by step() and cut_taken().
+  /// These ranks of a group that goes out are told to be quiet. Answered by permit() and
+  /// cut_taken().
   virtual void quiesces(const std::string& group, const std::vector<RankId>& ranks) = 0;
   /// One of them has reported; nothing: it has gone.
   virtual void reported(const std::string& group, RankId rank,

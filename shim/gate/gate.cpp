@@ -139,7 +139,7 @@ void Gate::begin_wait(ThreadState& self, Waiter& waiter) {
 
 std::optional<CUresult> Gate::answer_to(const Waiter& waiter) const {
   const bool frees = waiter.caller == Caller::kFrees;
-  if (!shut() || captures_ > 0 || waiter.stepped || (frees && frees_pass(mode())))
+  if (!shut() || captures_ > 0 || waiter.permitted || (frees && frees_pass(mode())))
     return CUDA_SUCCESS;
   if (mode() == Mode::kFailed) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (mode() != Mode::kShut && !policy_.wait && !frees) return CUDA_ERROR_NOT_READY;
@@ -199,7 +199,7 @@ void Gate::end_wait(ThreadState& self, Waiter& waiter, CUresult result, Lock& lo
     while (*link != &waiter) link = &(*link)->next;
     *link = waiter.next;
   }
-  if (waiter.stepped) ++steps_used_;
+  if (waiter.permitted) ++permits_used_;
   if (waiter.demands) count_demand(false, nullptr);
   if (result == CUDA_SUCCESS) {
     self.mark.store(gives_work(waiter.caller) ? kInside | kWorked : kInside,
@@ -214,8 +214,8 @@ void Gate::end_wait(ThreadState& self, Waiter& waiter, CUresult result, Lock& lo
 void Gate::close() {
   {
     std::lock_guard lock(mutex_);
-    for (Waiter* w = first_waiter_; w != nullptr; w = w->next) w->stepped = false;
-    steps_used_ = 0;
+    for (Waiter* w = first_waiter_; w != nullptr; w = w->next) w->permitted = false;
+    permits_used_ = 0;
     ++shuts_;
     wait_log().shut();
     ++passes_;
@@ -266,21 +266,21 @@ bool Gate::ends(bool with_interpreter) const {
   return ending_;
 }
 
-void Gate::step(int ordinal, bool in_turn) {
+void Gate::permit(int ordinal, bool in_turn) {
   const auto device = static_cast<std::size_t>(ordinal < 0 ? 0 : ordinal);
   std::lock_guard lock(mutex_);
   ++version_;
   Waiter* chosen = nullptr;
   for (Waiter* w = first_waiter_; w != nullptr; w = w->next) {
-    if (w->device != device || w->stepped) continue;
+    if (w->device != device || w->permitted) continue;
     if (chosen == nullptr || w->ready) chosen = w;
     if (w->ready || in_turn) break;
   }
   if (chosen != nullptr) {
-    chosen->stepped = true;
+    chosen->permitted = true;
     waiters_.notify_all();
   } else {
-    ++steps_used_;
+    ++permits_used_;
     watcher_.notify_all();
   }
 }
@@ -404,7 +404,7 @@ Gate::Snapshot Gate::snapshot() {
   Lock lock(mutex_);
   Snapshot now;
   do {
-    now = {any_active(), passes_, steps_used_, captures_, {}};
+    now = {any_active(), passes_, permits_used_, captures_, {}};
     // Beside a caller that is inside the driver, or captures, nothing is asked of the driver: it
     // may be waiting there for the device.
     const bool ask = !now.any_active && captures_ == 0;

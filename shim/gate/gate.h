@@ -2,7 +2,7 @@
 // to the driver.
 //
 // Open, it costs a thread-local store and one load. Shut, callers wait at it, one condition
-// variable for all, until it opens, a step lets one of them through, or their patience ends, if
+// variable for all, until it opens, a permit lets one of them through, or their patience ends, if
 // they have any; meanwhile a line in the log says once a minute that they wait (WaitLog). The gate
 // also knows whether any caller that passed is still inside the driver, which is what makes
 // shutting it a promise: after close() and any_active() == false no brokered call is under way.
@@ -64,10 +64,10 @@ class Gate {
 
   /// What the cut monitor reports; one consistent reading.
   struct Snapshot {
-    bool any_active = false;       // a caller that passed has not left
-    std::uint64_t passes = 0;      // grows whenever a caller passes the shut gate
-    std::uint32_t steps_used = 0;  // since close()
-    std::uint32_t captures = 0;    // stream captures under way
+    bool any_active = false;         // a caller that passed has not left
+    std::uint64_t passes = 0;        // grows whenever a caller passes the shut gate
+    std::uint32_t permits_used = 0;  // since close()
+    std::uint32_t captures = 0;      // stream captures under way
     struct Waiting {
       std::uint32_t callers = 0;
       std::uint32_t ready = 0;  // their work could begin at once; not known while any is active
@@ -107,7 +107,7 @@ class Gate {
     return pass(Caller::kAsks, work);
   }
 
-  /// The same for the beginning of a stream capture, which no step lets through: the devices are
+  /// The same for the beginning of a stream capture, which no permit lets through: the devices are
   /// being waited for, and that wait, begun beside an open capture, would break it. For the same
   /// reason it waits, a second at most, where such a wait was about to begin when the gate opened.
   CUresult enter_capture() noexcept {
@@ -197,7 +197,7 @@ class Gate {
   };
   Mode mode() const { return mode_.load(std::memory_order_relaxed); }
   bool shut() const { return mode() != Mode::kOpen; }
-  /// Shuts the gate anew: steps and waits are counted from here.
+  /// Shuts the gate anew: permits and waits are counted from here.
   void close();
   /// The same for a group that waits for its first turn, before this process has done anything.
   void close_before_first_turn() {
@@ -219,9 +219,9 @@ class Gate {
   void end();
   /// Lets a caller with this device through, first those whose work could begin at once: the others
   /// would add to what waits already. Among equals, and `in_turn` among all, the one that has
-  /// waited longest: were it any, one of two threads could take every step, and never the one that
-  /// somebody waits for. A step that finds none is used up at once.
-  void step(int device, bool in_turn = false);
+  /// waited longest: were it any, one of two threads could take every permit, and never the one
+  /// that somebody waits for. A permit that finds none is used up at once.
+  void permit(int device, bool in_turn = false);
 
   void capture_began();
   void capture_ended();
@@ -268,10 +268,10 @@ class Gate {
     bool with_interpreter = false;  // its thread ends with the interpreter
     bool demands = false;           // Demand counts it
     State state = State::kWaits;
-    bool ready = false;    // when snapshot() last looked
-    bool stepped = false;  // a Step is for this one
+    bool ready = false;      // when snapshot() last looked
+    bool permitted = false;  // a Permit is for this one
     Waiter* next = nullptr;
-    /// A step may let it through: it is in the list.
+    /// A permit may let it through: it is in the list.
     bool in_line() const { return caller != Caller::kCaptures; }
   };
 
@@ -363,7 +363,7 @@ class Gate {
   const Waiter* looked_at_ = nullptr;  // the driver is asked about its stream: it must not leave
   std::uint64_t passes_ = 0;
   std::uint64_t version_ = 0;
-  std::uint32_t steps_used_ = 0;
+  std::uint32_t permits_used_ = 0;
   std::uint32_t captures_ = 0;
   std::uint64_t shuts_ = 0;  // how often it was shut
   bool ending_ = false;

@@ -70,12 +70,12 @@ void CutMonitor::begin(std::uint64_t epoch) {
   wake_.notify_all();
 }
 
-void CutMonitor::step(const amem_v1_Step& step) {
+void CutMonitor::permit(const amem_v1_Permit& permit) {
   {
     std::lock_guard lock(mutex_);
-    if (step.epoch != epoch_) return;
+    if (permit.epoch != epoch_) return;
   }
-  gate_.step(devices_.ordinal(make_uuid(step.device)), step.in_turn);
+  gate_.permit(devices_.ordinal(make_uuid(permit.device)), permit.in_turn);
 }
 
 void CutMonitor::end() {
@@ -140,7 +140,7 @@ void CutMonitor::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
   amem_v1_CutStatus status;
   std::memset(&status, 0, sizeof status);  // padding too: it is compared as bytes
   status.epoch = epoch;
-  status.steps = snapshot.steps_used;
+  status.permits = snapshot.permits_used;
   status.captures = snapshot.captures;
   // Once the rank has been reported quiet the broker may have it save: nothing is freed any more.
   const bool settled = snapshot.passes == quiet_at_;

@@ -5,8 +5,8 @@
 // drainer thread per device waits for that device to be idle (a context-wide synchronize, which
 // sees every stream whoever made it). A drain counts only if nobody has passed the gate since it
 // began. A wait that the driver refuses says nothing of the device, unless its context has ended:
-// it stays busy, the broker hears why, and the drainer asks again. begin/end/step from the service
-// thread.
+// it stays busy, the broker hears why, and the drainer asks again. begin/end/permit from the
+// service thread.
 #pragma once
 
 #include <condition_variable>
@@ -35,12 +35,12 @@ class CutMonitor {
         bypass_(bypass),
         session_(session) {}
 
-  /// Shuts the gate and starts to report under this epoch. Like step() and end() it asks the driver
-  /// nothing: one that blocks keeps the monitor from reporting, not the service thread from opening
-  /// the gate.
+  /// Shuts the gate and starts to report under this epoch. Like permit() and end() it asks the
+  /// driver nothing: one that blocks keeps the monitor from reporting, not the service thread from
+  /// opening the gate.
   void begin(std::uint64_t epoch);
-  /// Lets one caller that waits with the Step's device pass.
-  void step(const amem_v1_Step& step);
+  /// Lets one caller that waits with the Permit's device pass.
+  void permit(const amem_v1_Permit& permit);
   /// Stops reporting. The gate stays as it is.
   void end();
 

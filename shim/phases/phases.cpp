@@ -47,8 +47,8 @@ void Phases::command(Packet& packet) {
     case amem_v1_SessionMessage_trim_tag:
       if (state_ != RankState::kDetached) heap_.trim();
       break;
-    case amem_v1_SessionMessage_step_tag:
-      cut_.step(m.body.step);
+    case amem_v1_SessionMessage_permit_tag:
+      cut_.permit(m.body.permit);
       break;
     case amem_v1_SessionMessage_measure_tag:
       cut_.end();
@@ -103,7 +103,7 @@ Result<RankState> Phases::begin(RankCommand command) {
     detachment_.attach();
     enter(RankState::kPaused);
   }
-  if (state_ == RankState::kPaused && is_step(command))
+  if (state_ == RankState::kPaused && frees_wait_for(command))
     enter(brings_back(command) ? RankState::kReturns : RankState::kLeaves);
   return *next;
 }

@@ -65,7 +65,7 @@ constexpr std::optional<RankState> after(RankState state, RankCommand command) {
 }
 
 /// A step of a pause or a resume, which frees wait for.
-constexpr bool is_step(RankCommand command) {
+constexpr bool frees_wait_for(RankCommand command) {
   return command != RankCommand::kQuiesce && command != RankCommand::kOpen &&
          command != RankCommand::kDetach && command != RankCommand::kAllowFrees;
 }

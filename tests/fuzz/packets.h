@@ -78,7 +78,7 @@ inline Message packet_of(pb_size_t body, const Choose& choose) {
     }
     case amem_v1_SessionMessage_cut_status_tag:
       b.cut_status.epoch = choose(8);
-      b.cut_status.steps = choose(4);
+      b.cut_status.permits = choose(4);
       b.cut_status.captures = choose(8) == 0;
       b.cut_status.devices_count = static_cast<pb_size_t>(choose(3));
       for (pb_size_t i = 0; i < b.cut_status.devices_count; ++i) {

@@ -86,7 +86,7 @@ std::vector<CutWorld::Event> CutWorld::due() const {
     const Rank& rank = s_.ranks[r];
     for (std::size_t t = 0; t < threads_; ++t)
       if (can_end(r, t)) events.push_back({Event::kEnds, u8(r), u8(t)});
-    if (rank.sent > 0) events.push_back({Event::kSteps, u8(r)});
+    if (rank.sent > 0) events.push_back({Event::kPermits, u8(r)});
     if (rank.on_its_way)
       events.push_back({Event::kRead, u8(r)});
     else if (rank.told != report_of(rank))
@@ -110,7 +110,7 @@ std::string CutWorld::apply(Event event, Choices& choices) {
     case Event::kEnds:
       ++rank.ended[event.thread];
       return "";
-    case Event::kSteps:
+    case Event::kPermits:
       step(rank);
       return "";
     case Event::kTells:
@@ -176,11 +176,11 @@ std::string CutWorld::decide() {
         return "the cut is taken when every device is idle and nobody may pass any more";
     return "";
   }
-  for (const Cut::Step& step : s_.cut->decide(s_.now)) {
-    Rank& rank = s_.ranks[static_cast<std::size_t>(rank_of(step.rank))];
+  for (const Cut::Permit& permit : s_.cut->decide(s_.now)) {
+    Rank& rank = s_.ranks[static_cast<std::size_t>(rank_of(permit.rank))];
     if (rank.sent > 0) return "a device has one Step outstanding at most";
     rank.sent = 1;
-    rank.in_turn = step.in_turn;
+    rank.in_turn = permit.in_turn;
     s_.moved = true;
   }
   if (s_.moved && s_.began_idle) return "nobody is let through where nothing ran";
@@ -198,7 +198,7 @@ std::string CutWorld::text(Event event) const {
       return "the gates shut";
     case Event::kEnds:
       return "a collective of thread " + std::to_string(event.thread) + " ends on " + rank;
-    case Event::kSteps:
+    case Event::kPermits:
       return rank + " lets a caller pass";
     case Event::kTells:
       return rank + " reports";

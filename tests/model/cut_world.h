@@ -21,7 +21,7 @@ class CutWorld {
   static constexpr std::size_t kMostThreads = 2;
 
   struct Event {
-    enum What : std::uint8_t { kShut, kEnds, kSteps, kTells, kRead, kTick };
+    enum What : std::uint8_t { kShut, kEnds, kPermits, kTells, kRead, kTick };
     What what = kShut;
     std::uint8_t rank = 0;
     std::uint8_t thread = 0;
@@ -37,9 +37,9 @@ class CutWorld {
     std::array<std::uint8_t, kMostThreads> launched{};  // collectives, of each thread
     std::array<std::uint8_t, kMostThreads> ended{};     // of these
     std::array<std::uint8_t, kMostThreads> order{};  // at the gate: who has waited longest, first
-    std::uint8_t sent = 0;                           // Steps on their way
+    std::uint8_t sent = 0;                           // Permits on their way
     bool in_turn = false;                            // the last of these
-    std::uint8_t used = 0;                           // Steps
+    std::uint8_t used = 0;                           // Permits
     std::optional<Report> told, on_its_way;
   };
   struct Snapshot {
@@ -47,7 +47,7 @@ class CutWorld {
     std::optional<Cut> cut;
     Time now;
     bool taken = false;
-    bool moved = false;  // some Step was sent
+    bool moved = false;  // some Permit was sent
     bool began_idle = false;
     int early = 0;  // times at which the broker may wake up before everybody has spoken
   };

@@ -19,7 +19,7 @@ void ModelPeek::add(const Cut& cut, Time now, world::Digest& digest) {
     digest.add(id);
     digest.add(rank.reported);
     digest.add(rank.sent);
-    digest.add(rank.last.steps);
+    digest.add(rank.last.permits);
     digest.add(rank.last.captures);
     digest.add(rank.last.devices.size());
     for (const CutReport::Device& device : rank.last.devices) {

@@ -306,7 +306,7 @@ void RankProcess::report() {
   Message message = amem_v1_SessionMessage_init_zero;
   message.which_body = amem_v1_SessionMessage_cut_status_tag;
   message.body.cut_status.epoch = epoch_;
-  message.body.cut_status.steps = steps_;
+  message.body.cut_status.permits = steps_;
   message.body.cut_status.captures = static_cast<std::uint32_t>(pending_);
   for (const amem_v1_DeviceCut& device : habits.cut)
     message.body.cut_status.devices[message.body.cut_status.devices_count++] = device;
@@ -367,7 +367,7 @@ void RankProcess::carry_out(Packet packet, Mood mood) {
   const bool well = mood != Mood::kFails;
   if (m.which_body != amem_v1_SessionMessage_pool_segment_tag &&
       m.which_body != amem_v1_SessionMessage_quiesce_tag &&
-      m.which_body != amem_v1_SessionMessage_step_tag &&
+      m.which_body != amem_v1_SessionMessage_permit_tag &&
       m.which_body != amem_v1_SessionMessage_trim_tag)
     quiescing_ = false;
   if (m.which_body != amem_v1_SessionMessage_pool_segment_tag &&
@@ -388,7 +388,7 @@ void RankProcess::carry_out(Packet packet, Mood mood) {
       if (mood == Mood::kDenies) return done(RankPhase::kQuiet, epoch_, 0, false, mood);
       if (mood != Mood::kFails && mood != Mood::kSilent) report();
       return;
-    case amem_v1_SessionMessage_step_tag:
+    case amem_v1_SessionMessage_permit_tag:
       ++steps_;
       return report();
     case amem_v1_SessionMessage_measure_tag:

@@ -432,8 +432,8 @@ TEST_F(BrokerTest, ABusyRankGetsItsPeerStepped) {
   };
   const Status paused = pause();
   ASSERT_TRUE(paused.ok()) << paused.text();
-  EXPECT_EQ(b.received[amem_v1_SessionMessage_step_tag], 1);
-  EXPECT_EQ(a.received[amem_v1_SessionMessage_step_tag], 0);
+  EXPECT_EQ(b.received[amem_v1_SessionMessage_permit_tag], 1);
+  EXPECT_EQ(a.received[amem_v1_SessionMessage_permit_tag], 0);
 }
 
 // ---- from inside --------------------------------------------------------------------------------

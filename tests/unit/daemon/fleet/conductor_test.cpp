@@ -42,12 +42,12 @@ class ConductorTest : public ::testing::Test {
     conductor->told(node, report, now);
   }
   void reports(std::size_t node, std::uint32_t rank, bool busy, std::uint32_t waiting = 0,
-               std::uint32_t steps = 0) {
+               std::uint32_t permits = 0) {
     v1::FleetReport report;
     v1::FleetRank& told = *report.mutable_rank();
     told.set_group("train");
     told.set_rank(rank);
-    told.set_steps(steps);
+    told.set_permits(permits);
     v1::FleetDevice& device = *told.add_devices();
     device.set_uuid(std::string(16, 'u'));
     device.set_busy(busy);
@@ -86,7 +86,7 @@ class ConductorTest : public ::testing::Test {
       text += (text.empty() ? "" : ", ") + std::to_string(each.node) + " ";
       const v1::FleetCommand& it = each.command;
       if (it.has_step())
-        text += "step " + std::to_string(it.step().rank());
+        text += "step " + std::to_string(it.permit().rank());
       else if (it.has_go_on())
         text += it.go_on().out() ? "go on out" : "go on in";
       else if (it.has_give_up())

@@ -251,7 +251,7 @@ TEST_F(ParticipantTest, ALeaderThatHangsUpIsLost) {
 TEST_F(ParticipantTest, WhatARankReportsTheLeaderIsToldInFull) {
   begin();
   CutReport report;
-  report.steps = 3;
+  report.permits = 3;
   report.captures = 2;
   report.devices.push_back({DeviceUuid{}, true, 5, 4});
   participant->reported("train", 7, report);
@@ -260,7 +260,7 @@ TEST_F(ParticipantTest, WhatARankReportsTheLeaderIsToldInFull) {
   EXPECT_EQ(rank.group(), "train");
   EXPECT_EQ(rank.rank(), 7U);
   EXPECT_FALSE(rank.gone());
-  EXPECT_EQ(rank.steps(), 3U);
+  EXPECT_EQ(rank.permits(), 3U);
   EXPECT_EQ(rank.captures(), 2U);
   ASSERT_EQ(rank.devices_size(), 1);
   EXPECT_EQ(rank.devices(0).uuid(), std::string(16, '\0'));
@@ -274,20 +274,20 @@ TEST_F(ParticipantTest, WhatARankReportsTheLeaderIsToldInFull) {
 TEST_F(ParticipantTest, StepsAndTheCutAreTheGroups) {
   begin();
   v1::FleetCommand command;
-  v1::FleetStep& step = *command.mutable_step();
-  step.set_group("train");
-  step.set_rank(7);
-  step.set_in_turn(true);
-  step.set_device(std::string(15, 'u'));
+  v1::FleetPermit& permit = *command.mutable_permit();
+  permit.set_group("train");
+  permit.set_rank(7);
+  permit.set_in_turn(true);
+  permit.set_device(std::string(15, 'u'));
   participant->handle(command);
   EXPECT_TRUE(local_node.told.empty()) << "that is no device";
-  step.set_device(std::string(16, 'u'));
+  permit.set_device(std::string(16, 'u'));
   participant->handle(command);
   command.set_cut_taken("train");
   participant->handle(command);
   ASSERT_EQ(local_node.told.size(), 2U);
   EXPECT_EQ(local_node.told[0].first, "train");
-  const Cut::Step is = std::get<event::StepOf>(local_node.told[0].second).step;
+  const Cut::Permit is = std::get<event::PermitOf>(local_node.told[0].second).permit;
   EXPECT_EQ(is.rank, 7U);
   EXPECT_TRUE(is.in_turn);
   EXPECT_EQ(is.device.bytes[15], 'u');

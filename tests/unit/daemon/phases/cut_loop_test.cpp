@@ -11,8 +11,8 @@
 namespace amem {
 namespace {
 
-// Two ranks that wait for one another. The one that is pushed becomes idle with its first step, but
-// its report comes late, and from a descriptor, as reports do.
+// Two ranks that wait for one another. The one that is pushed becomes idle with its first permit,
+// but its report comes late, and from a descriptor, as reports do.
 TEST(CutLoop, TheReportOfAPushedRankIsReadBeforeAnythingElseIsDecided) {
   EventLoop loop;
   ASSERT_TRUE(loop.open().ok());
@@ -24,11 +24,11 @@ TEST(CutLoop, TheReportOfAPushedRankIsReadBeforeAnythingElseIsDecided) {
   RankId pushed = 0;
   int decisions = 0;  // since it was pushed
   std::function<void()> decide = [&] {
-    const std::vector<Cut::Step> steps = cut.decide(Clock::now());
+    const std::vector<Cut::Permit> permits = cut.decide(Clock::now());
     if (pushed != 0 && ++decisions > 1000) return loop.stop();
-    if (!steps.empty()) {
-      ASSERT_EQ(steps.size(), 1U) << "one at a time";
-      pushed = steps.front().rank;
+    if (!permits.empty()) {
+      ASSERT_EQ(permits.size(), 1U) << "one at a time";
+      pushed = permits.front().rank;
       loop.at(Clock::now() + std::chrono::milliseconds(5), [&] {
         const std::uint64_t one = 1;
         ASSERT_EQ(::write(mail.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));

@@ -23,7 +23,7 @@ CutReport one(bool busy, std::uint32_t waiting, std::uint32_t steps = 0,
   return {steps, captures, {{some_device(0), busy, waiting}}};
 }
 
-using Steps = std::vector<Cut::Step>;
+using Permits = std::vector<Cut::Permit>;
 
 TEST(Cut, TakenWhenAllAreQuiet) {
   const Time t;
@@ -51,7 +51,7 @@ TEST(Cut, WaitersAreSteppedWhileAnotherIsBusy) {
   cut.report(1, one(true, 0), t);
   cut.report(2, one(false, 1), t);
   cut.report(3, one(false, 0), t);
-  EXPECT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << "rank 3 has nobody to let pass";
+  EXPECT_EQ(cut.decide(t), (Permits{{2, some_device(0)}})) << "rank 3 has nobody to let pass";
   EXPECT_TRUE(cut.decide(t).empty()) << "one outstanding Step at a time";
   cut.report(2, one(false, 1, 0), t);
   EXPECT_TRUE(cut.decide(t).empty()) << "that status is of before the Step";
@@ -81,7 +81,7 @@ TEST(Cut, TheCutMovesNoFurtherThanItMust) {
   cut.report(2, one(false, 1), t);
   EXPECT_TRUE(cut.decide(t + milliseconds(100)).empty()) << "rank 1 may well be quiet";
   cut.report(1, one(true, 1), t);
-  EXPECT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << "the busy rank keeps its gate shut";
+  EXPECT_EQ(cut.decide(t), (Permits{{2, some_device(0)}})) << "the busy rank keeps its gate shut";
 }
 
 TEST(Cut, ADeviceThatWasIdleIsGivenAMoment) {
@@ -91,7 +91,7 @@ TEST(Cut, ADeviceThatWasIdleIsGivenAMoment) {
   cut.report(2, one(false, 1), t);
   cut.report(1, one(true, 0), t);
   EXPECT_TRUE(cut.decide(t).empty());
-  EXPECT_EQ(cut.decide(t + 10 * kStall), (Steps{{2, some_device(0)}}));
+  EXPECT_EQ(cut.decide(t + 10 * kStall), (Permits{{2, some_device(0)}}));
 }
 
 TEST(Cut, ACaptureIsWork) {
@@ -100,7 +100,7 @@ TEST(Cut, ACaptureIsWork) {
   cut.report(1, one(false, 0, 0, 1), t);
   cut.report(2, one(false, 1), t);
   EXPECT_FALSE(cut.taken());
-  EXPECT_EQ(cut.decide(t), (Steps{{2, some_device(0)}}));
+  EXPECT_EQ(cut.decide(t), (Permits{{2, some_device(0)}}));
 }
 
 TEST(Cut, DevicesOfOneProcessStepOneAnother) {
@@ -110,7 +110,7 @@ TEST(Cut, DevicesOfOneProcessStepOneAnother) {
       1,
       {0, 0, {{some_device(0), true, 0}, {some_device(1), false, 1}, {some_device(2), false, 1}}},
       t);
-  EXPECT_EQ(cut.decide(t), (Steps{{1, some_device(1)}, {1, some_device(2)}}));
+  EXPECT_EQ(cut.decide(t), (Permits{{1, some_device(1)}, {1, some_device(2)}}));
   cut.report(
       1, {1, 0, {{some_device(0), true, 0}, {some_device(1), true, 0}, {some_device(2), false, 1}}},
       t);
@@ -134,12 +134,12 @@ TEST(Cut, AStallStepsBusyDevicesToo) {
   EXPECT_EQ(cut.next_decision(), t + kStall);
   EXPECT_TRUE(cut.decide(t + kStall - milliseconds(1)).empty());
   t += kStall;
-  EXPECT_EQ(cut.decide(t), (Steps{{1, some_device(0), true}}));
+  EXPECT_EQ(cut.decide(t), (Permits{{1, some_device(0), true}}));
   EXPECT_EQ(cut.next_decision(), t + kStall) << "rank 2 is still busy";
   EXPECT_TRUE(cut.decide(t + kStall).empty()) << "that Step is outstanding";
   cut.report(1, one(true, 1, 1), t + kStall);
   EXPECT_TRUE(cut.decide(t + kStall).empty()) << "something has changed just now";
-  EXPECT_EQ(cut.decide(t + 2 * kStall), (Steps{{1, some_device(0), true}}));
+  EXPECT_EQ(cut.decide(t + 2 * kStall), (Permits{{1, some_device(0), true}}));
 }
 
 TEST(Cut, WorkOfAStepIsGivenTimeToEnd) {
@@ -147,12 +147,12 @@ TEST(Cut, WorkOfAStepIsGivenTimeToEnd) {
   Cut cut({1, 2}, kStall, t);
   cut.report(1, one(true, 0), t);
   cut.report(2, one(false, 1), t);
-  ASSERT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << "rank 1 was busy from the beginning";
+  ASSERT_EQ(cut.decide(t), (Permits{{2, some_device(0)}})) << "rank 1 was busy from the beginning";
   cut.report(2, one(true, 1, 1), t);
   cut.report(1, one(false, 1), t);
   EXPECT_TRUE(cut.decide(t).empty()) << "rank 2 is about to say that it is idle, too";
   EXPECT_EQ(cut.next_decision(), t + milliseconds(1));
-  EXPECT_EQ(cut.decide(t + milliseconds(1)), (Steps{{1, some_device(0)}})) << "it did not";
+  EXPECT_EQ(cut.decide(t + milliseconds(1)), (Permits{{1, some_device(0)}})) << "it did not";
   t += milliseconds(1);
   cut.report(1, one(true, 1, 1), t);
   cut.report(2, one(false, 1, 1), t);
@@ -162,21 +162,21 @@ TEST(Cut, WorkOfAStepIsGivenTimeToEnd) {
   EXPECT_TRUE(cut.taken());
 }
 
-// A rank that was stepped into a collective waits for one that is many launches behind: each of
+// A rank that was permitted into a collective waits for one that is many launches behind: each of
 // those must not cost a whole patience, or the quiesce ends before the cut is reached.
 TEST(Cut, AStuckDeviceMovesOthersWithoutTheWholePatience) {
   Time t;
   Cut cut({1, 2}, kStall, t);
   cut.report(1, one(false, 1), t);
-  cut.report(2, one(true, 0), t);  // old work: rank 1 is stepped into the collective at once
-  ASSERT_EQ(cut.decide(t), (Steps{{1, some_device(0)}}));
+  cut.report(2, one(true, 0), t);  // old work: rank 1 is permitted into the collective at once
+  ASSERT_EQ(cut.decide(t), (Permits{{1, some_device(0)}}));
   cut.report(2, one(false, 1), t);
   cut.report(1, one(true, 0, 1), t);
   const Time began = t;
   for (std::uint32_t launch = 0; launch < 200; ++launch) {
     t = cut.next_decision();
     ASSERT_NE(t, kNever);
-    ASSERT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << launch;
+    ASSERT_EQ(cut.decide(t), (Permits{{2, some_device(0)}})) << launch;
     cut.report(2, one(false, 1, launch + 1), t);
   }
   EXPECT_LT(t - began, milliseconds(500));
@@ -195,13 +195,13 @@ TEST(Cut, WhereAllAreBusyOneIsPushedAsFarAsItGoes) {
   for (std::uint32_t step = 0; step < 2; ++step) {
     EXPECT_TRUE(cut.decide(t).empty()) << "it may just be about to end";
     t = cut.next_decision();
-    ASSERT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << "of rank 1 nothing could begin";
+    ASSERT_EQ(cut.decide(t), (Permits{{2, some_device(0)}})) << "of rank 1 nothing could begin";
     cut.report(2, both_busy(1 - step, step + 1), t);
   }
   EXPECT_EQ(cut.next_decision(), t + kStall) << "nothing more can begin";
   cut.report(1, one(false, 2), t);
   t = cut.next_decision();
-  EXPECT_EQ(cut.decide(t), (Steps{{1, some_device(0)}})) << "it has all that it waited for";
+  EXPECT_EQ(cut.decide(t), (Permits{{1, some_device(0)}})) << "it has all that it waited for";
 }
 
 TEST(Cut, OldWorkNeedsAnyNumberOfStepsWithoutDelay) {
@@ -210,7 +210,7 @@ TEST(Cut, OldWorkNeedsAnyNumberOfStepsWithoutDelay) {
   cut.report(1, one(true, 0), t);  // has launched many collectives ahead
   for (std::uint32_t steps = 0; steps < 100; ++steps) {
     cut.report(2, one(false, 1, steps), t);
-    ASSERT_EQ(cut.decide(t), (Steps{{2, some_device(0)}}));
+    ASSERT_EQ(cut.decide(t), (Permits{{2, some_device(0)}}));
     cut.report(2, one(true, 1, steps + 1), t);
     ASSERT_TRUE(cut.decide(t).empty());
   }
@@ -247,8 +247,8 @@ class Loop {
   /// How long it took; kNever: longer than the limit.
   Time run(Duration limit) {
     for (Time now; now < Time() + limit; now += std::chrono::microseconds(100)) {
-      for (const Cut::Step& step : cut_->decide(now)) {
-        let_through(ranks_[step.rank], step.in_turn);
+      for (const Cut::Permit& permit : cut_->decide(now)) {
+        let_through(ranks_[permit.rank], permit.in_turn);
         tell(now);
       }
       while (!mail_.empty() && mail_.begin()->first <= now) {
@@ -369,7 +369,7 @@ TEST(Cut, TheNextDecisionIsNeverOneThatChangesNothing) {
       const Time next = cut.next_decision();
       if (next == kNever) continue;
       now = std::max(now, next);
-      for (const Cut::Step& s : cut.decide(now)) ++sent[s.rank];
+      for (const Cut::Permit& s : cut.decide(now)) ++sent[s.rank];
       ASSERT_GT(cut.next_decision(), now) << "round " << round << ", step " << step;
     }
   }
@@ -429,7 +429,7 @@ TEST(Cut, WhatARankReportsNoMoreIsForgotten) {
   cut.report(1, {0, 0, {{some_device(1), false, 0}}}, t);
   cut.report(1, one(true, 0), t);
   cut.report(2, one(false, 1), t);
-  EXPECT_EQ(cut.decide(t), (Steps{{2, some_device(0)}})) << "busy as if ever since";
+  EXPECT_EQ(cut.decide(t), (Permits{{2, some_device(0)}})) << "busy as if ever since";
 }
 
 }  // namespace

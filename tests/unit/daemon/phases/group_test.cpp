@@ -120,12 +120,12 @@ TEST_F(GroupTest, BusyRanksGetTheOthersStepped) {
   group.cut_status(1, 1, busy, now);
   group.cut_status(2, 1, waiting, now);
   drain();
-  ASSERT_EQ(all<action::Step>().size(), 1U);
-  EXPECT_EQ(find<action::Step>()->step.rank, 2U);
+  ASSERT_EQ(all<action::Permit>().size(), 1U);
+  EXPECT_EQ(find<action::Permit>()->permit.rank, 2U);
   EXPECT_EQ(group.wakeup(), now + milliseconds(20)) << "a stall is looked for";
   group.cut_status(1, 1, {}, now);
   EXPECT_EQ(group.phase(), Phase::kQuiesce);
-  waiting.steps = 1;
+  waiting.permits = 1;
   group.cut_status(2, 1, waiting, now);
   EXPECT_EQ(group.phase(), Phase::kSave);
 }
@@ -137,11 +137,11 @@ TEST_F(GroupTest, AStallIsFoundByTick) {
   group.cut_status(1, 1, busy, now);
   group.cut_status(2, 1, busy, now);
   drain();
-  EXPECT_EQ(find<action::Step>(), nullptr);
+  EXPECT_EQ(find<action::Permit>(), nullptr);
   now = group.wakeup();
   group.tick(now);
   drain();
-  EXPECT_EQ(all<action::Step>().size(), 2U);
+  EXPECT_EQ(all<action::Permit>().size(), 2U);
 }
 
 TEST_F(GroupTest, ARankThatCannotBecomeQuietCallsThePauseOff) {

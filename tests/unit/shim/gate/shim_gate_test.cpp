@@ -64,12 +64,12 @@ TEST_F(GateTest, AStepLetsExactlyOneCallerOfThatDeviceThrough) {
       ++passed[device];
     });
   ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 2 && waiting(s, 1) == 1; }));
-  gate_.step(0);
-  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 1 && !s.any_active; }));
+  gate_.permit(0);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.permits_used == 1 && !s.any_active; }));
   EXPECT_EQ(passed[0], 1);
   EXPECT_EQ(passed[1], 0);
-  gate_.step(1);
-  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 2 && !s.any_active; }));
+  gate_.permit(1);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.permits_used == 2 && !s.any_active; }));
   EXPECT_EQ(passed[1], 1);
   gate_.open();
   for (auto& t : callers) t.join();
@@ -104,15 +104,15 @@ TEST_F(StreamsGateTest, StepsGoFirstToThoseWhoseStreamIsIdle) {
                  }});
   wait_on_streams();
   EXPECT_EQ(gate_.snapshot().waiting[0].ready, 1U);
-  gate_.step(0);
-  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 1 && !s.any_active; }));
+  gate_.permit(0);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.permits_used == 1 && !s.any_active; }));
   EXPECT_EQ(passed[2], 1) << "the other came first, but its work could not begin";
   EXPECT_EQ(gate_.snapshot().waiting[0].ready, 0U);
   first_stream_idle = true;
   EXPECT_EQ(gate_.snapshot().waiting[0].ready, 1U);
   first_stream_idle = false;
-  gate_.step(0);
-  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 2 && !s.any_active; }));
+  gate_.permit(0);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.permits_used == 2 && !s.any_active; }));
   EXPECT_EQ(passed[1], 1) << "with nobody better the one that has waited longest";
   for (auto& t : callers) t.join();
   gate_.open();
@@ -121,8 +121,8 @@ TEST_F(StreamsGateTest, StepsGoFirstToThoseWhoseStreamIsIdle) {
 TEST_F(StreamsGateTest, AStepInTurnIsForTheOneThatHasWaitedLongest) {
   gate_.prepare({true, 10s, &device_of_test, [](int, CUstream s) { return s != stream(1); }});
   wait_on_streams();
-  gate_.step(0, true);
-  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 1 && !s.any_active; }));
+  gate_.permit(0, true);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.permits_used == 1 && !s.any_active; }));
   EXPECT_EQ(passed[1], 1);
   EXPECT_EQ(passed[2], 0);
   gate_.open();
@@ -227,7 +227,7 @@ TEST_F(GateTest, ACallerLeavesWhileItIsAskedAboutItsStream) {
     });
   for (int round = 0; round < 300; ++round) {
     gate_.close();
-    gate_.step(0);
+    gate_.permit(0);
     gate_.open();
   }
   stop = true;
@@ -271,13 +271,13 @@ TEST_F(GateTest, StepsGoToWhoCameFirst) {
     ++early;
   });
   ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
-  // Comes again at once whenever it was let through, so it is nearly always ready to take a step.
+  // Comes again at once whenever it was let through, so it is nearly always ready to take a permit.
   std::thread eager([&] {
     while (!ended) const Pass pass(gate_);
   });
   ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 2; }));
-  gate_.step(0);
-  ASSERT_TRUE(eventually([](const auto& s) { return s.steps_used == 1 && !s.any_active; }));
+  gate_.permit(0);
+  ASSERT_TRUE(eventually([](const auto& s) { return s.permits_used == 1 && !s.any_active; }));
   EXPECT_EQ(early, 1);
   ended = true;
   gate_.open();
@@ -290,17 +290,17 @@ TEST_F(GateTest, AStepIsUsedUpByACallerThatIsLetThroughForAnotherReason) {
   std::thread caller([&] { const Pass pass(gate_); });
   ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
   gate_.capture_began();
-  gate_.step(0);
+  gate_.permit(0);
   caller.join();
-  EXPECT_EQ(gate_.snapshot().steps_used, 1U);
+  EXPECT_EQ(gate_.snapshot().permits_used, 1U);
   gate_.capture_ended();
   gate_.open();
 }
 
 TEST_F(GateTest, AStepThatFindsNobodyIsUsedUpAtOnce) {
   gate_.close();
-  gate_.step(3);
-  EXPECT_EQ(gate_.snapshot().steps_used, 1U);
+  gate_.permit(3);
+  EXPECT_EQ(gate_.snapshot().permits_used, 1U);
   gate_.open();
 }
 
@@ -315,8 +315,8 @@ TEST_F(GateTest, NoStepLetsACaptureBegin) {
     began = true;
   });
   EXPECT_NE(gate_.wait_change(version, 10s), version) << "it has not come to wait";
-  gate_.step(0);
-  EXPECT_EQ(gate_.snapshot().steps_used, 1U);
+  gate_.permit(0);
+  EXPECT_EQ(gate_.snapshot().permits_used, 1U);
   EXPECT_EQ(waiting(gate_.snapshot(), 0), 0U);
   EXPECT_EQ(gate_.snapshot().passes, passes);
   EXPECT_FALSE(began);
@@ -330,7 +330,7 @@ TEST_F(GateTest, PassesCountsWhoPassedTheShutGate) {
   const std::uint64_t before = gate_.snapshot().passes;
   std::thread caller([&] { const Pass pass(gate_); });
   ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
-  gate_.step(0);
+  gate_.permit(0);
   caller.join();
   EXPECT_EQ(gate_.snapshot().passes, before + 1);
   gate_.open();

@@ -183,7 +183,7 @@ TEST_F(WorkReportTest, AWaitIsSaidAtOnceAndItsEnd) {
   expect(true, false, "cuFirst");
   std::thread second([&] { const Pass pass(rank->gate, "cuSecond"); });
   EXPECT_TRUE(nothing_comes()) << "one is enough";
-  rank->gate.step(0);
+  rank->gate.permit(0);
   EXPECT_TRUE(nothing_comes()) << "the other one still waits";
   rank->gate.open();
   first.join();
@@ -199,7 +199,7 @@ TEST_F(WorkReportTest, CallersThatStepThroughOneByOneAreOneWait) {
   });
   for (int i = 0; i < 20; ++i) {
     while (rank->gate.snapshot().waiting.empty()) std::this_thread::sleep_for(1ms);
-    rank->gate.step(0);
+    rank->gate.permit(0);
     std::this_thread::sleep_for(5ms);
   }
   caller.join();
