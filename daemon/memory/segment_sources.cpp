@@ -16,7 +16,8 @@
 namespace amem {
 namespace {
 
-constexpr std::uint64_t kStep = 64ULL << 20;  // of a memfd, reserved at once: `stop` is heard
+constexpr std::uint64_t kReserveAtOnce = 64ULL
+                                         << 20;  // of a memfd, reserved at once: `stop` is heard
 
 class HostNumaSource final : public SegmentSource {
  public:
@@ -74,9 +75,9 @@ class MemfdSource final : public SegmentSource {
     Fd fd(::memfd_create("amem-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!fd) return errno_status(Code::kResourceExhausted, "memfd_create", errno);
     // Taken now, not when a pause writes to it.
-    for (std::uint64_t at = 0; at < size; at += kStep) {
+    for (std::uint64_t at = 0; at < size; at += kReserveAtOnce) {
       if (stop) return Status(Code::kCancelled, "amemd is ending");
-      const std::uint64_t part = std::min(kStep, size - at);
+      const std::uint64_t part = std::min(kReserveAtOnce, size - at);
       if (::fallocate(fd.get(), 0, static_cast<off_t>(at), static_cast<off_t>(part)) != 0)
         return errno_status(Code::kResourceExhausted,
                             "reserving " + format_size(size) + " of memfd", errno);

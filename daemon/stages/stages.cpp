@@ -182,14 +182,14 @@ Status Stages::admits(const Stage& stage, const Account& account, const std::vec
                                        stage.name + ".groups say whose groups it takes"};
 }
 
-// ---- a step -------------------------------------------------------------------------------------
+// ---- one turn of the loop -----------------------------------------------------------------------
 
 void Stages::touch(Stage& stage) {
   if (std::exchange(stage.due, true)) return;
-  loop_.post(scope_.bind([this, &stage] { step(stage); }));
+  loop_.post(scope_.bind([this, &stage] { advance(stage); }));
 }
 
-void Stages::step(Stage& stage) {
+void Stages::advance(Stage& stage) {
   stage.due = false;
   if (closed_) return;
   const Time now = Clock::now();

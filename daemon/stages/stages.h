@@ -1,5 +1,5 @@
 // Stages: the stages of this node. Whenever something has changed, and once a second, a stage is
-// stepped, once in a turn of the loop: StageViews reads the tables, daemon/turns decides, and a
+// advanced, once in a turn of the loop: StageViews reads the tables, daemon/turns decides, and a
 // switch is carried out as one transaction of Operations.
 //
 // For the loop's thread; works on the Node's tables.
@@ -139,7 +139,7 @@ class Stages {
     std::optional<Time> unseen = Time{};  // memory was last on its way then, and not seen since
     std::optional<LastSwitch> last = {};
     std::optional<EventLoop::TimerId> timer = {};
-    bool due = false;                      // it is stepped in the next turn of the loop
+    bool due = false;                      // it is advanced in the next turn of the loop
     std::map<GroupId, Time> runs = {};     // the groups that run, and since when
     std::map<GroupId, Time> waiting = {};  // the groups that wait, and since when
     std::optional<Time> accounted = {};    // when figures were last brought up
@@ -156,7 +156,7 @@ class Stages {
 
   /// Something has changed.
   void touch(Stage& stage);
-  void step(Stage& stage);
+  void advance(Stage& stage);
   void set_first_turn(GroupEntry& group, FirstTurn first_turn);
   void tell(const std::vector<TurnNews>& news);
   void end_waits(Stage& stage, const StageView& view);

@@ -118,8 +118,8 @@ Terms against(const Terms& terms, const GroupView& group) {
 WorstWait worst_wait(const TurnRules& rules, const Audience& audience, const GroupView& group) {
   WorstWait worst;
   // Others that fit may begin to switch just before this group, or one before it, could.
-  const Duration a_step = audience.several ? 2 * audience.a_switch : audience.a_switch;
-  worst.in_switches = audience.a_switch + a_step;
+  const Duration per_other = audience.several ? 2 * audience.a_switch : audience.a_switch;
+  worst.in_switches = audience.a_switch + per_other;
   const Duration grace = rules.policy == TurnPolicy::kDemand ? rules.grace : Duration{};
 
   // All with a longest wait (with slices: all) come first once, one of the others, and another of
@@ -147,7 +147,7 @@ WorstWait worst_wait(const TurnRules& rules, const Audience& audience, const Gro
       if (rules.policy == TurnPolicy::kSlice ||
           (other.wishes.longest_wait > Duration{} && weighs)) {
         worst.in_turns += *limit;
-        worst.in_switches += a_step;
+        worst.in_switches += per_other;
         continue;
       }
       ++others;
@@ -156,7 +156,7 @@ WorstWait worst_wait(const TurnRules& rules, const Audience& audience, const Gro
     }
   }
   worst.in_turns += first + second;
-  worst.in_switches += static_cast<Duration::rep>(std::min<std::size_t>(others, 2)) * a_step;
+  worst.in_switches += static_cast<Duration::rep>(std::min<std::size_t>(others, 2)) * per_other;
   if (!unlimited) worst.total = grace + worst.in_switches + worst.in_turns;
   return worst;
 }
