@@ -189,8 +189,8 @@ void Broker::make_proof_pool(const VisibleDevices& visible, Duration limit,
                              const std::function<void(Result<ProofPool>)>& done) {
   // The process for the proof creates contexts there. To the driver spares are in use.
   if (const auto closed = workers_.close_spares_on(visible); !closed.empty())
-    return workers_.settle(closed,
-                           [this, visible, limit, done] { make_proof_pool(visible, limit, done); });
+    return workers_.await_closed(
+        closed, [this, visible, limit, done] { make_proof_pool(visible, limit, done); });
   const std::optional<Place> place = place_named(node_.pools.place());
   if (place == Place::kMemfd) return done(ProofPool{place, kProofPool, nullptr});
   if (place != Place::kHostNuma) return done(ProofPool{});

@@ -19,7 +19,7 @@ namespace {
 using std::chrono::milliseconds;
 
 /// How long what a rank has freed may take to be closed by the holder.
-constexpr Duration kSettleLimit = milliseconds(500);
+constexpr Duration kCloseLimit = milliseconds(500);
 /// How long a request waits for a restore. The rank itself waits no longer than 30 s.
 constexpr Duration kRestoreLimit = std::chrono::seconds(20);
 /// One for each thread of a rank that allocates.
@@ -62,8 +62,8 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
       return redeem(rank, message.seq, message.body.redeem);
     case amem_v1_SessionMessage_free_tag:
       return free(rank, message.body.free.id);
-    case amem_v1_SessionMessage_settle_tag:
-      return settle(rank, message.seq, message.body.settle);
+    case amem_v1_SessionMessage_await_closed_tag:
+      return await_closed(rank, message.seq, message.body.await_closed);
     case amem_v1_SessionMessage_pin_tag:
       return pin(rank, message.body.pin);
     case amem_v1_SessionMessage_unpin_tag:
@@ -429,17 +429,17 @@ void RankRequests::free(Rank& rank, AllocationId id) {
 }
 
 /// Memory is free once its descriptor is closed on its device's thread, and by the holder.
-void RankRequests::settle(Rank& rank, std::uint64_t seq, const amem_v1_Settle& message) {
+void RankRequests::await_closed(Rank& rank, std::uint64_t seq, const amem_v1_AwaitClosed& message) {
   std::set<DeviceUuid> devices = std::exchange(rank.freed, {});
   if (message.close_spares) devices.merge(context_.workers.close_spares_on(rank.devices));
   std::set<std::uint32_t> lanes;
   for (const DeviceUuid& device : devices) lanes.insert(context_.devices.lane(device));
   const DeviceUuid asked = make_uuid(message.device);
   const auto answer = rank.scope.bind([this, &rank, seq, asked](bool) {
-    sessions_.send(rank.session, settled_message(seq, context_.workers.spares().bytes(asked)));
+    sessions_.send(rank.session, all_closed_message(seq, context_.workers.spares().bytes(asked)));
   });
-  context_.workers.settle(devices, [this, lanes, answer] {
-    node_.records.record().settle(lanes, kSettleLimit, answer);
+  context_.workers.await_closed(devices, [this, lanes, answer] {
+    node_.records.record().await_closed(lanes, kCloseLimit, answer);
   });
 }
 

@@ -70,7 +70,7 @@ class RankRequests {
   Status may_allocate(const Rank& rank) const;
   /// kPermissionDenied: the rank has not shown the device's node.
   Status may_open(const Rank& rank, const DeviceUuid& device) const;
-  void settle(Rank& rank, std::uint64_t seq, const amem_v1_Settle& message);
+  void await_closed(Rank& rank, std::uint64_t seq, const amem_v1_AwaitClosed& message);
   void pin(Rank& rank, const amem_v1_Pin& message);
   void unpin(Rank& rank, const amem_v1_Unpin& message);
   void group_request(Rank& rank, std::uint64_t seq, const amem_v1_GroupRequest& message);

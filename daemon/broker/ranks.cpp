@@ -143,7 +143,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
     return come_back(session_id, seq, message);
   // The process will create contexts. To the driver, which makes them, spares are in use.
   if (const auto closed = workers_.close_spares_on(devices_in(message)); !closed.empty())
-    return workers_.settle(closed, [this, session_id, seq, message] {
+    return workers_.await_closed(closed, [this, session_id, seq, message] {
       const auto waits = sessions_by_id_.find(session_id);
       if (waits != sessions_by_id_.end() && waits->second.rank == 0)
         hello(session_id, seq, message);

@@ -272,8 +272,8 @@ Status HolderClient::heard(const HolderPacket& packet) {
       static_cast<void>(lose(status.text()));
       return status;
     }
-    case HolderMessage::kSettled:
-      if (settled_) settled_(packet.header.number);
+    case HolderMessage::kAllClosed:
+      if (closed_) closed_(packet.header.number);
       return {};
     case HolderMessage::kListed:  // an answer that came too late
       return {};
@@ -296,11 +296,12 @@ Status HolderClient::check() {
   }
 }
 
-Result<std::uint64_t> HolderClient::ask_settled(std::uint32_t lane, Duration limit) {
+Result<std::uint64_t> HolderClient::ask_closed(std::uint32_t lane, Duration limit) {
   if (Status status = flush(limit); !status.ok()) return status;
   const std::uint64_t number = ++asked_;
   const Time until = Clock::now() + limit;
-  if (Status status = ask(HolderMessage::kSettle, number, lane, until); !status.ok()) return status;
+  if (Status status = ask(HolderMessage::kAwaitClosed, number, lane, until); !status.ok())
+    return status;
   return number;
 }
 

@@ -65,11 +65,11 @@ class HolderClient {
   /// Whether what was put lives on should this process end now. Not OK: why not.
   Status has_everything() const;
 
-  /// Flushes, and asks: the holder says kSettled with this number when it has closed all that was
+  /// Flushes, and asks: the holder says kAllClosed with this number when it has closed all that was
   /// dropped in this lane. Not OK: as flush(); it will not.
-  Result<std::uint64_t> ask_settled(std::uint32_t lane, Duration limit = kFlushLimit);
+  Result<std::uint64_t> ask_closed(std::uint32_t lane, Duration limit = kFlushLimit);
   /// Sets the function that is called then, from whatever reads.
-  void on_settled(std::function<void(std::uint64_t)> settled) { settled_ = std::move(settled); }
+  void on_closed(std::function<void(std::uint64_t)> closed) { closed_ = std::move(closed); }
 
   /// Reads what the holder says unasked; to be called when fd() is readable or hung up.
   /// kResourceExhausted: the holder had no space for descriptors, and has nothing under their keys.
@@ -117,7 +117,7 @@ class HolderClient {
   bool detached_ = false;
   std::string why_;          // lost
   std::uint64_t asked_ = 0;  // number of the last question
-  std::function<void(std::uint64_t)> settled_;
+  std::function<void(std::uint64_t)> closed_;
   std::vector<Change> changes_;
   std::set<Key> refused_;  // put, and the holder had no space for the descriptor
 };

@@ -226,8 +226,8 @@ void HolderServer::handle(const HolderPacket& packet, std::vector<Fd> fds, bool 
       return;
     case HolderMessage::kList:
       return list(packet.header.number);
-    case HolderMessage::kSettle:
-      return settle({packet.header.number, packet.header.detail});
+    case HolderMessage::kAwaitClosed:
+      return await_closed({packet.header.number, packet.header.detail});
     default:
       return break_with(HolderRefusal::kMalformed, 0);
   }
@@ -293,11 +293,11 @@ void HolderServer::list(std::uint64_t number) {
 
 Closer& HolderServer::closer(std::uint32_t lane) { return closers_[lane % kHolderLanes]; }
 
-void HolderServer::settle(const Settle& asked) {
-  if (!client_->queue.empty()) return client_->settles.push_back(asked);
+void HolderServer::await_closed(const AwaitClosed& asked) {
+  if (!client_->queue.empty()) return client_->awaiting_closed.push_back(asked);
   closer(asked.lane).then([this, number = asked.number, id = client_->id] {
     loop_.post([this, number, id] {
-      if (client_ && client_->id == id) send({header(HolderMessage::kSettled, number), {}, {}});
+      if (client_ && client_->id == id) send({header(HolderMessage::kAllClosed, number), {}, {}});
     });
   });
 }
@@ -336,7 +336,7 @@ void HolderServer::flush() {
   }
   client_->queue.clear();
   loop_.change(client_->watch, EPOLLIN);
-  for (const Settle& asked : std::exchange(client_->settles, {})) settle(asked);
+  for (const AwaitClosed& asked : std::exchange(client_->awaiting_closed, {})) await_closed(asked);
 }
 
 void HolderServer::break_with(HolderRefusal why, std::uint64_t number) {

@@ -62,7 +62,7 @@ class HolderServer {
     std::vector<HolderKey> keys;
     std::vector<SharedFd> fds;
   };
-  struct Settle {
+  struct AwaitClosed {
     std::uint64_t number = 0;
     std::uint32_t lane = 0;
   };
@@ -73,7 +73,8 @@ class HolderServer {
     EventLoop::WatchId watch = 0;
     bool greeted = false;
     std::deque<Outgoing> queue;
-    std::vector<Settle> settles;  // wait for what is queued: it may have what was dropped
+    std::vector<AwaitClosed>
+        awaiting_closed;  // wait for what is queued: it may have what was dropped
   };
 
   Status make_folder() const;
@@ -87,7 +88,7 @@ class HolderServer {
   void put(const HolderPacket& packet, std::vector<Fd> fds);
   void drop(HolderKey key);
   void list(std::uint64_t number);
-  void settle(const Settle& asked);
+  void await_closed(const AwaitClosed& asked);
   Closer& closer(std::uint32_t lane);
   void send(Outgoing out);
   void flush();

@@ -4,8 +4,8 @@
 // accepted. kPut and kListed carry a descriptor for each of their keys, in order; no other does.
 // What is put is in a lane: descriptors of one lane are closed in order, and one whose close hangs
 // holds up its own lane only. A holder without lanes takes all for one.
-// The client says kHello first. The holder answers kHello, kList and kSettle; kLost and kRefused
-// come unasked. Plain values, any thread.
+// The client says kHello first. The holder answers kHello, kList and kAwaitClosed; kLost and
+// kRefused come unasked. Plain values, any thread.
 #pragma once
 
 #include <cstddef>
@@ -48,17 +48,18 @@ inline constexpr std::size_t kMaxHeldPerPacket = 253;
 
 enum class HolderMessage : std::uint16_t {
   // From amemd.
-  kHello = 1,   // number: kHolderVersion
-  kPut = 2,     // keys with descriptors; one that is there is replaced; detail: their lane
-  kDrop = 3,    // keys; one that is not there is left out
-  kList = 4,    // number: any; all that was put before and not dropped
-  kSettle = 5,  // number: any; detail: a lane; answered when all that was dropped from it is closed
+  kHello = 1,  // number: kHolderVersion
+  kPut = 2,    // keys with descriptors; one that is there is replaced; detail: their lane
+  kDrop = 3,   // keys; one that is not there is left out
+  kList = 4,   // number: any; all that was put before and not dropped
+  kAwaitClosed =
+      5,  // number: any; detail: a lane; answered when all that was dropped from it is closed
   // From the holder.
-  kWelcome = 16,  // number: kHolderVersion
-  kRefused = 17,  // detail: HolderRefusal; number: as it says; then the socket is closed
-  kListed = 18,   // number: the kList's; keys with descriptors; detail: 1 in the last one
-  kSettled = 19,  // number: the kSettle's
-  kLost = 20,     // keys whose descriptors did not arrive: the holder has nothing under them now
+  kWelcome = 16,    // number: kHolderVersion
+  kRefused = 17,    // detail: HolderRefusal; number: as it says; then the socket is closed
+  kListed = 18,     // number: the kList's; keys with descriptors; detail: 1 in the last one
+  kAllClosed = 19,  // number: the kAwaitClosed's
+  kLost = 20,       // keys whose descriptors did not arrive: the holder has nothing under them now
 };
 
 enum class HolderRefusal : std::uint32_t {
@@ -101,10 +102,10 @@ inline bool is_whole(const HolderPacket& packet, std::size_t bytes, std::size_t 
       return fds == 0 && !lost;
     case HolderMessage::kHello:
     case HolderMessage::kList:
-    case HolderMessage::kSettle:
+    case HolderMessage::kAwaitClosed:
     case HolderMessage::kWelcome:
     case HolderMessage::kRefused:
-    case HolderMessage::kSettled:
+    case HolderMessage::kAllClosed:
       return fds == 0 && count == 0 && !lost;
   }
   return false;

@@ -24,7 +24,7 @@ constexpr Duration kLinger = std::chrono::milliseconds(1);
 /// Usage is for people and for foresight: neither may wait long for it.
 constexpr Duration kLookLimit = std::chrono::seconds(1);
 /// A rank waits for it, which then sees less memory free than there will be.
-constexpr Duration kSettleLimit = std::chrono::milliseconds(500);
+constexpr Duration kCloseLimit = std::chrono::milliseconds(500);
 
 std::string name_of(const Device& device) {
   return "device " + std::to_string(device.ordinal) + " (" + to_string(device.uuid) + ")";
@@ -414,7 +414,7 @@ void Workers::look(const std::set<DeviceUuid>& asked, std::function<void(const U
         });
 }
 
-void Workers::settle(const std::set<DeviceUuid>& devices, const std::function<void()>& done) {
+void Workers::await_closed(const std::set<DeviceUuid>& devices, const std::function<void()>& done) {
   const auto missing = std::make_shared<std::size_t>(1);  // until all are asked
   const auto one = [missing, done] {
     if (--*missing == 0) done();
@@ -423,7 +423,7 @@ void Workers::settle(const std::set<DeviceUuid>& devices, const std::function<vo
     if (!lanes_.contains(device) || !hangs(device).empty()) continue;
     ++*missing;
     ask(
-        device, {"the close of freed memory"}, kSettleLimit, [] { return 0; },
+        device, {"the close of freed memory"}, kCloseLimit, [] { return 0; },
         [one](const Result<int>&) { one(); });
   }
   one();

@@ -130,7 +130,7 @@ class Workers {
   void look(const std::set<DeviceUuid>& devices, std::function<void(const Uses&)> done);
   /// `done`, now or later: what was let go of before has been closed on these devices. A device
   /// that hangs is not waited for, and none for long.
-  void settle(const std::set<DeviceUuid>& devices, const std::function<void()>& done);
+  void await_closed(const std::set<DeviceUuid>& devices, const std::function<void()>& done);
   /// As last seen.
   const Uses& seen() const { return seen_; }
 

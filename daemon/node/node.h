@@ -81,7 +81,7 @@ struct Rank {
   std::vector<UnknownCall> unknown_calls;  // one of each name, kMostUnknownCalls at most
   bool unknown_calls_full = false;         // it has told more, and the log says so
   std::set<DeviceUuid> proved;             // devices that it may open
-  std::set<DeviceUuid> freed;              // on which it has freed memory since its last Settle
+  std::set<DeviceUuid> freed;  // on which it has freed memory since its last AwaitClosed
   EventLoop::WatchId process_watch = 0;
   RankWork work;
   CallbackScope scope;  // of callbacks that end with the rank

@@ -152,7 +152,7 @@ void GroupOperation::drop(Leaves leaves) {
         leaving->closing.push_back(std::move(each));
     close(leaving);
   });
-  context_.node.records.record().settle(lanes_of(devices), kLettingGo, hand_on);
+  context_.node.records.record().await_closed(lanes_of(devices), kLettingGo, hand_on);
 }
 
 void GroupOperation::close(const std::shared_ptr<Leaving>& leaving) {
@@ -171,7 +171,7 @@ void GroupOperation::close(const std::shared_ptr<Leaving>& leaving) {
       each.spare.fd = nullptr;
       each.kept.drop();
     }
-    context.node.records.record().settle(lanes, kClosing, [&context, devices, report](bool) {
+    context.node.records.record().await_closed(lanes, kClosing, [&context, devices, report](bool) {
       context.workers.look(devices, report);
     });
   };

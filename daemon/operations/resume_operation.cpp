@@ -143,7 +143,7 @@ void ResumeOperation::look_at_devices() {
     for (const Allocation* a : std::as_const(context_.node.allocations).of_group(leaving))
       if (exchange_.leaves(leaving, a->tag) && a->can_leave()) leaves[a->device] += a->size;
   const auto answer = later([this, leaves](const Workers::Uses& uses) { admit(uses, leaves); });
-  context_.node.records.record().settle(
+  context_.node.records.record().await_closed(
       lanes_of(devices), kSpaceWithin,
       [&context = context_, devices, answer](bool) { context.workers.look(devices, answer); });
 }
@@ -317,8 +317,8 @@ void ResumeOperation::close_spares() {
   }
   for (const auto& [device, size] : bytes) exchange_.closing[device] += size;
   rest.clear();
-  context_.workers.settle(devices,
-                          [command = of_.command, bytes] { left(command->exchange(), bytes); });
+  context_.workers.await_closed(
+      devices, [command = of_.command, bytes] { left(command->exchange(), bytes); });
 }
 
 Status ResumeOperation::create(const std::vector<Creation::Item>& slice, Taken& spares) {
@@ -437,7 +437,7 @@ void ResumeOperation::ask(RankId maker, Batch batch) {
   // The rank asks the driver for memory, and to the driver spares are in use.
   const std::set<DeviceUuid> closed = context_.workers.close_spares_on({device});
   if (closed.empty()) return tell();
-  context_.workers.settle(closed, later(tell));
+  context_.workers.await_closed(closed, later(tell));
 }
 
 void ResumeOperation::made(RankId rank, const amem_v1_Made& message, std::vector<Fd> fds) {

@@ -94,39 +94,39 @@ void Record::drop(HolderKey key) {
   });
 }
 
-void Record::settle(const std::set<std::uint32_t>& lanes, Duration limit,
-                    std::function<void(bool)> done) {
+void Record::await_closed(const std::set<std::uint32_t>& lanes, Duration limit,
+                          std::function<void(bool)> done) {
   if (!holder_ || lanes.empty()) return done(true);
-  const auto settling = std::make_shared<Settling>();
-  settling->missing = 1;  // until all are asked: the first may answer while the next is asked
-  settling->done = std::move(done);
-  settling->timer = loop_->at(Clock::now() + limit, [this, settling] {
+  const auto pending = std::make_shared<PendingClose>();
+  pending->missing = 1;  // until all are asked: the first may answer while the next is asked
+  pending->done = std::move(done);
+  pending->timer = loop_->at(Clock::now() + limit, [this, pending] {
     spdlog::warn(
         "the holder still closes descriptors that amemd dropped. The GPU's driver frees their "
         "memory slowly, or hangs");
-    std::erase_if(questions_, [&](const auto& each) { return each.second == settling; });
-    settling->done(false);
+    std::erase_if(questions_, [&](const auto& each) { return each.second == pending; });
+    pending->done(false);
   });
   for (const std::uint32_t lane : lanes) {
     const Result<std::uint64_t> number =
-        holder_->ask_settled(lane, again_ ? Duration::zero() : HolderClient::kFlushLimit);
+        holder_->ask_closed(lane, again_ ? Duration::zero() : HolderClient::kFlushLimit);
     if (!number.ok()) {  // flush() and the supervisor report it
-      settling->all = false;
+      pending->all = false;
       continue;
     }
-    questions_.emplace(number.value(), settling);
-    ++settling->missing;
+    questions_.emplace(number.value(), pending);
+    ++pending->missing;
   }
-  answered(*settling);
+  answered(*pending);
 }
 
-void Record::answered(Settling& settling) {
-  if (--settling.missing > 0) return;
-  loop_->cancel(settling.timer);
-  settling.done(settling.all);
+void Record::answered(PendingClose& pending) {
+  if (--pending.missing > 0) return;
+  loop_->cancel(pending.timer);
+  pending.done(pending.all);
 }
 
-void Record::settled(std::uint64_t number) {
+void Record::all_closed(std::uint64_t number) {
   const auto question = questions_.extract(number);
   if (!question.empty()) answered(*question.mapped());
 }
@@ -134,7 +134,7 @@ void Record::settled(std::uint64_t number) {
 void Record::detach() {
   flush_within(HolderClient::kFlushLimit);
   if (again_) loop_->cancel(*std::exchange(again_, std::nullopt));
-  for (const auto& [number, settling] : questions_) loop_->cancel(settling->timer);
+  for (const auto& [number, pending] : questions_) loop_->cancel(pending->timer);
   questions_.clear();
   if (holder_) holder_->detach();
   holder_.reset();
@@ -144,9 +144,9 @@ void Record::detach() {
 void Record::replace(std::shared_ptr<HolderClient> holder) {
   if (again_) loop_->cancel(*std::exchange(again_, std::nullopt));
   holder_ = std::move(holder);
-  if (holder_) holder_->on_settled([this](std::uint64_t number) { settled(number); });
+  if (holder_) holder_->on_closed([this](std::uint64_t number) { all_closed(number); });
   // The one before has closed everything with its end.
-  while (!questions_.empty()) settled(questions_.begin()->first);
+  while (!questions_.empty()) all_closed(questions_.begin()->first);
 }
 
 void Record::keep_again(const Kept& kept, SharedFd fd, std::uint32_t lane) {

@@ -161,8 +161,8 @@ class Record {
   /// `done` is called, now or later, when what was dropped in these lanes before has been closed,
   /// so that its memory is free, or when `limit` has passed: it is told whether all of it has been.
   /// Never after detach().
-  void settle(const std::set<std::uint32_t>& lanes, Duration limit,
-              std::function<void(bool all)> done);
+  void await_closed(const std::set<std::uint32_t>& lanes, Duration limit,
+                    std::function<void(bool all)> done);
 
   /// From now on nothing is written, erased or dropped: this process ends, and the next goes on
   /// with what there is.
@@ -179,16 +179,16 @@ class Record {
   friend class Kept;
   void drop(HolderKey key);
 
-  struct Settling {
+  struct PendingClose {
     std::size_t missing = 0;  // answers
     bool all = true;          // lanes were asked
     std::function<void(bool)> done;
     EventLoop::TimerId timer;
   };
-  using Questions = std::map<std::uint64_t, std::shared_ptr<Settling>>;
+  using Questions = std::map<std::uint64_t, std::shared_ptr<PendingClose>>;
   void flush_within(Duration limit);
-  void settled(std::uint64_t number);
-  void answered(Settling& settling);
+  void all_closed(std::uint64_t number);
+  void answered(PendingClose& pending);
 
   EventLoop* loop_ = nullptr;
   std::optional<RecordLog> log_;

@@ -112,10 +112,10 @@ Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch ep
   return message;
 }
 
-Message settled_message(std::uint64_t seq, std::uint64_t spare_bytes) {
+Message all_closed_message(std::uint64_t seq, std::uint64_t spare_bytes) {
   Message message = reply_message(seq, {});
-  message.body.reply.which_result = amem_v1_Reply_settled_tag;
-  message.body.reply.result.settled.spare_bytes = spare_bytes;
+  message.body.reply.which_result = amem_v1_Reply_all_closed_tag;
+  message.body.reply.result.all_closed.spare_bytes = spare_bytes;
   return message;
 }
 

@@ -31,7 +31,7 @@ Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place plac
 
 /// A Reply without a result; the caller fills in what else it carries.
 Message reply_message(std::uint64_t seq, const Status& status);
-Message settled_message(std::uint64_t seq, std::uint64_t spare_bytes);
+Message all_closed_message(std::uint64_t seq, std::uint64_t spare_bytes);
 /// What this amemd does or may ask for by its settings: the fields of Welcome.
 struct Offers {
   bool hashes = false;

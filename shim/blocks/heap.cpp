@@ -463,7 +463,7 @@ void Heap::settle(Streams streams) {
     drop_unused(streams);
     gate_.leave_quietly();
   }
-  memory_.holdings.settle_frees();
+  memory_.holdings.await_frees();
 }
 
 void Heap::release_deferred(std::uint32_t captures) {

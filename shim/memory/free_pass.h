@@ -30,7 +30,7 @@ class FreePass {
     const bool paused = gate_.shut();
     if (paused) fault_point("freeDone");
     gate_.leave_quietly();
-    if (paused && outermost_) holdings_.settle_frees();
+    if (paused && outermost_) holdings_.await_frees();
   }
   FreePass(const FreePass&) = delete;
   FreePass& operator=(const FreePass&) = delete;

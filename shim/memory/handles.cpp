@@ -216,7 +216,7 @@ CUresult Handles::make(std::size_t size, const CUmemAllocationProp& prop, const 
   CUmemGenericAllocationHandle other = 0;
   if (r = create(&other, size, prop, label); r != CUDA_SUCCESS) return r;
   release(other);
-  holdings_.settle_frees();
+  holdings_.await_frees();
   return make_it();
 }
 

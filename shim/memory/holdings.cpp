@@ -11,7 +11,7 @@
 namespace amem::shim {
 namespace {
 
-constexpr std::chrono::seconds kSettleDeadline{1};
+constexpr std::chrono::seconds kCloseDeadline{1};
 // More than the broker's own deadlines for a resume; for a broker that is stuck.
 constexpr std::chrono::minutes kArrivalDeadline{5};
 // How late a caller may see that the process is ending.
@@ -89,8 +89,9 @@ bool Holdings::wait_arrival(std::unique_lock<std::mutex>& lock,
   return true;
 }
 
-std::optional<std::vector<Mapping*>> Holdings::settled(std::unique_lock<std::mutex>& lock,
-                                                       CUdeviceptr address, std::size_t size) {
+std::optional<std::vector<Mapping*>> Holdings::await_arrivals(std::unique_lock<std::mutex>& lock,
+                                                              CUdeviceptr address,
+                                                              std::size_t size) {
   std::vector<Mapping*> touched;
   const bool in_time = wait_arrival(lock, [&] {
     touched = table.overlapping(address, size);
@@ -121,8 +122,9 @@ Status Holdings::release_refused() {
 
 // Where the broker is late the program sees less memory free than there will be, as when another
 // process is about to free some.
-std::uint64_t Holdings::ask_to_settle(const amem_v1_Settle& what, const char* why) {
-  const Result<std::uint64_t> spare_bytes = session_.settle(what, kSettleDeadline, kUsualAnswer);
+std::uint64_t Holdings::ask_to_await_closed(const amem_v1_AwaitClosed& what, const char* why) {
+  const Result<std::uint64_t> spare_bytes =
+      session_.await_closed(what, kCloseDeadline, kUsualAnswer);
   if (spare_bytes.ok()) return spare_bytes.value();
   log_debug(why + (": " + spare_bytes.status().text()));
   return 0;
@@ -130,25 +132,25 @@ std::uint64_t Holdings::ask_to_settle(const amem_v1_Settle& what, const char* wh
 
 std::uint64_t Holdings::spare_bytes(const DeviceUuid& device) {
   if (!session_.keeps_spares()) return 0;
-  amem_v1_Settle what{};
+  amem_v1_AwaitClosed what{};
   std::memcpy(what.device, device.bytes.data(), device.bytes.size());
-  return ask_to_settle(what, "asking for memory that waits for a resume");
+  return ask_to_await_closed(what, "asking for memory that waits for a resume");
 }
 
 void Holdings::close_spares() {
   if (!session_.keeps_spares()) return;
-  amem_v1_Settle what{};
+  amem_v1_AwaitClosed what{};
   what.close_spares = true;
-  ask_to_settle(what, "having memory closed that waits for a resume");
+  ask_to_await_closed(what, "having memory closed that waits for a resume");
 }
 
-void Holdings::settle_frees() {
+void Holdings::await_frees() {
   const std::uint64_t sent = frees_sent_.load();
-  if (frees_settled_.load() >= sent) return;
-  ask_to_settle({}, "waiting for freed memory");
+  if (frees_awaited_.load() >= sent) return;
+  ask_to_await_closed({}, "waiting for freed memory");
   // Whoever has sent a Free meanwhile asks for itself.
-  std::uint64_t settled = frees_settled_.load();
-  while (settled < sent && !frees_settled_.compare_exchange_weak(settled, sent)) {
+  std::uint64_t awaited = frees_awaited_.load();
+  while (awaited < sent && !frees_awaited_.compare_exchange_weak(awaited, sent)) {
   }
 }
 

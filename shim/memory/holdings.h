@@ -54,8 +54,8 @@ struct Holdings {
   /// Waits while something is on its way back. False: the time is up, or the process is ending.
   bool wait_arrival(std::unique_lock<std::mutex>& lock, const std::function<bool()>& arriving);
   /// The mappings in a range once none of them is on its way back. Nothing: the time is up.
-  std::optional<std::vector<Mapping*>> settled(std::unique_lock<std::mutex>& lock,
-                                               CUdeviceptr address, std::size_t size);
+  std::optional<std::vector<Mapping*>> await_arrivals(std::unique_lock<std::mutex>& lock,
+                                                      CUdeviceptr address, std::size_t size);
   /// Memory that was on its way back has arrived, or has gone again.
   void forget_arrivals();
   /// Tries again to release handles that the driver has refused to.
@@ -66,7 +66,7 @@ struct Holdings {
   /// `mark` is called with the lock held.
   std::vector<amem_v1_Holding_Item> list(const std::function<std::vector<std::uint64_t>()>& mark);
   /// Waits until the broker has freed all that this process has given up.
-  void settle_frees();
+  void await_frees();
   /// Memory that waits for a resume is free, but the driver does not know that. How much waits on
   /// this device, of all groups.
   std::uint64_t spare_bytes(const DeviceUuid& device);
@@ -110,7 +110,7 @@ struct Holdings {
  private:
   void release_handle(const HeldAllocation& a, std::uint64_t& handle);
   /// The bytes of spares on its device. `why`: for the log, if that fails.
-  std::uint64_t ask_to_settle(const amem_v1_Settle& what, const char* why);
+  std::uint64_t ask_to_await_closed(const amem_v1_AwaitClosed& what, const char* why);
 
   const Driver& driver_;
   Session& session_;
@@ -119,7 +119,7 @@ struct Holdings {
   std::vector<CUmemGenericAllocationHandle> refused_;
   std::atomic<bool> ending_{false};
   std::atomic<std::uint64_t> frees_sent_{0};
-  std::atomic<std::uint64_t> frees_settled_{0};  // of these, asked about
+  std::atomic<std::uint64_t> frees_awaited_{0};  // of these, asked about
 };
 
 }  // namespace amem::shim

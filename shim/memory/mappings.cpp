@@ -43,7 +43,8 @@ CUresult Mappings::map(CUdeviceptr address, std::size_t size, std::size_t offset
 
 std::optional<CUresult> Mappings::unmap(CUdeviceptr address, std::size_t size) {
   std::unique_lock lock(holdings_.mutex);
-  const std::optional<std::vector<Mapping*>> touched = holdings_.settled(lock, address, size);
+  const std::optional<std::vector<Mapping*>> touched =
+      holdings_.await_arrivals(lock, address, size);
   if (!touched) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (touched->empty()) return std::nullopt;
   // What is paused is mapped nowhere, unless it is stale: the driver knows only of the rest.
@@ -66,7 +67,8 @@ std::optional<CUresult> Mappings::unmap(CUdeviceptr address, std::size_t size) {
 std::optional<CUresult> Mappings::set_access(CUdeviceptr address, std::size_t size,
                                              const CUmemAccessDesc* desc, std::size_t count) {
   std::unique_lock lock(holdings_.mutex);
-  const std::optional<std::vector<Mapping*>> touched = holdings_.settled(lock, address, size);
+  const std::optional<std::vector<Mapping*>> touched =
+      holdings_.await_arrivals(lock, address, size);
   if (!touched) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (touched->empty()) return std::nullopt;
   const auto absent = [&](const Mapping& m) { return !holdings_.table.find(m.id)->mapped(); };
@@ -183,7 +185,7 @@ std::vector<CUdeviceptr> Mappings::starts(CUdeviceptr address, std::size_t size)
 
 bool Mappings::arrived(CUdeviceptr address, std::size_t size) {
   std::unique_lock lock(holdings_.mutex);
-  return holdings_.settled(lock, address, size).has_value();
+  return holdings_.await_arrivals(lock, address, size).has_value();
 }
 
 void Mappings::set_sync_memops(CUdeviceptr address, bool on) {

@@ -24,7 +24,7 @@ std::size_t length(CUdeviceptr address, std::size_t size) {
 Result<Pins::Pinned> Pins::pin(CUdeviceptr address, std::size_t size, amem_v1_PinReason reason) {
   std::unique_lock lock(holdings_.mutex);
   const std::optional<std::vector<Mapping*>> touched =
-      holdings_.settled(lock, address, length(address, size));
+      holdings_.await_arrivals(lock, address, length(address, size));
   if (!touched)
     return Status(Code::kFailedPrecondition,
                   "a resume restores memory there, but it has not arrived in time");

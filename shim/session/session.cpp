@@ -149,17 +149,18 @@ Result<ReplyPacket> Session::call(Message& message, std::chrono::milliseconds de
   return call(message, deadline, soon, waiting);
 }
 
-Result<std::uint64_t> Session::settle(const amem_v1_Settle& what,
-                                      std::chrono::milliseconds deadline,
-                                      std::chrono::microseconds soon) {
-  const auto request = new_message(amem_v1_SessionMessage_settle_tag);
-  request->body.settle = what;
+Result<std::uint64_t> Session::await_closed(const amem_v1_AwaitClosed& what,
+                                            std::chrono::milliseconds deadline,
+                                            std::chrono::microseconds soon) {
+  const auto request = new_message(amem_v1_SessionMessage_await_closed_tag);
+  request->body.await_closed = what;
   Unanswered waiting;
   waiting.of_this_broker = true;
   const Result<ReplyPacket> answer = call(*request, deadline, soon, waiting);
   if (!answer.ok()) return answer.status();
   const amem_v1_Reply& reply = answer.value().reply;
-  return reply.which_result == amem_v1_Reply_settled_tag ? reply.result.settled.spare_bytes : 0;
+  return reply.which_result == amem_v1_Reply_all_closed_tag ? reply.result.all_closed.spare_bytes
+                                                            : 0;
 }
 
 Result<ReplyPacket> Session::call(Message& message, std::chrono::milliseconds deadline,

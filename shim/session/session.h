@@ -117,8 +117,9 @@ class Session {
   /// Waits until the broker has done what was sent before, at most `deadline`, and what `what` asks
   /// for. Returns the bytes of spares on its device. kUnavailable: no broker is connected, or this
   /// one ended meanwhile; the next one hears of it at the reconnect.
-  Result<std::uint64_t> settle(const amem_v1_Settle& what, std::chrono::milliseconds deadline,
-                               std::chrono::microseconds soon);
+  Result<std::uint64_t> await_closed(const amem_v1_AwaitClosed& what,
+                                     std::chrono::milliseconds deadline,
+                                     std::chrono::microseconds soon);
   /// Nobody waits any more for the GroupRequest that this thread (gettid) waits for: it is answered
   /// if it has not begun. Without effect if the thread waits for none, or the broker is too old.
   void withdraw(pid_t thread);

@@ -144,7 +144,7 @@ inline std::string some_packet(const Choose& choose) {
       amem_v1_SessionMessage_redeem_tag,       amem_v1_SessionMessage_free_tag,
       amem_v1_SessionMessage_pin_tag,          amem_v1_SessionMessage_group_request_tag,
       amem_v1_SessionMessage_cut_status_tag,   amem_v1_SessionMessage_phase_done_tag,
-      amem_v1_SessionMessage_unbrokered_tag,   amem_v1_SessionMessage_settle_tag,
+      amem_v1_SessionMessage_unbrokered_tag,   amem_v1_SessionMessage_await_closed_tag,
       amem_v1_SessionMessage_set_policy_tag,   amem_v1_SessionMessage_saved_tag,
       amem_v1_SessionMessage_pool_segment_tag, amem_v1_SessionMessage_copied_tag};
   const Result<std::string> bytes = encode(packet_of(kBodies[choose(std::size(kBodies))], choose));

@@ -97,8 +97,8 @@ void StandInHolder::handle(const HolderPacket& packet, std::vector<Fd> fds) {
       }
       return send(HolderMessage::kListed, header.number, 1, keys);
     }
-    case HolderMessage::kSettle:
-      return send(HolderMessage::kSettled, header.number);
+    case HolderMessage::kAwaitClosed:
+      return send(HolderMessage::kAllClosed, header.number);
     default:
       require(false, "the holder is sent what is a client's to send");
   }

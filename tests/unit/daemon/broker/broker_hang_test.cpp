@@ -71,18 +71,18 @@ TEST_F(HangTest, ARankThatAllocatesThereIsTold) {
   EXPECT_EQ(used(0), 6 * kMiB);
 }
 
-TEST_F(HangTest, WhoeverSettlesWaitsForTheCloseOfWhatItFreed) {
+TEST_F(HangTest, WhoeverAwaitsItWaitsForTheCloseOfWhatItFreed) {
   two_groups();
   hang();
   b.ask_to_create(gpu(0), 2 * kMiB, "nccl");
   b.try_redeem(0, {});  // what it sent before has reached the device's thread
 
   a.free(of_a);
-  const std::uint64_t settled = a.ask_to_settle();
+  const std::uint64_t asked = a.ask_to_await_closed();
   a.try_redeem(0, {});
   EXPECT_EQ(used(0), 4 * kMiB);
   end_of_hang();
-  EXPECT_EQ(ScriptedRank::code(a.await_reply(settled)), Code::kOk) << "not before the close";
+  EXPECT_EQ(ScriptedRank::code(a.await_reply(asked)), Code::kOk) << "not before the close";
 }
 
 TEST_F(HangTest, APauseThereEndsThoughItsMemoryStays) {

@@ -115,12 +115,12 @@ TEST_F(BrokerTest, MemoryThatARankKeepsOrIsJustFreeingGoesToTheOneThatFindsNone)
   EXPECT_EQ(ScriptedRank::code(b.await_reply(asked)), Code::kOk);
 }
 
-TEST_F(BrokerTest, ASettleIsAnsweredWhenWhatWasFreedIsFree) {
+TEST_F(BrokerTest, AnAwaitClosedIsAnsweredWhenWhatWasFreedIsFree) {
   join(a);
   const std::uint64_t freed = a.create(gpu(0), 64 * kMiB);
   EXPECT_EQ(used(0), 64 * kMiB);
   a.free(freed);
-  EXPECT_EQ(ScriptedRank::code(a.await_reply(a.ask_to_settle())), Code::kOk);
+  EXPECT_EQ(ScriptedRank::code(a.await_reply(a.ask_to_await_closed())), Code::kOk);
   EXPECT_EQ(used(0), 0U);
 }
 

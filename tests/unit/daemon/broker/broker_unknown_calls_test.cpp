@@ -41,7 +41,7 @@ class BrokerUnknownCallsTest : public BrokerTest {
   }
   /// Waits until the broker has read what the rank has sent so far.
   static void read(ScriptedRank& rank) {
-    EXPECT_EQ(ScriptedRank::code(rank.await_reply(rank.ask_to_settle())), Code::kOk);
+    EXPECT_EQ(ScriptedRank::code(rank.await_reply(rank.ask_to_await_closed())), Code::kOk);
   }
   auto calls(std::size_t rank = 0) {
     return on_loop([&] { return broker->reports().ranks(Caller{}, ""); })

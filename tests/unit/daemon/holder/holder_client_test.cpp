@@ -94,11 +94,11 @@ TEST_F(HolderClientTest, ThousandsOfDescriptors) {
   ASSERT_EQ(all.value().size(), kMany);
   for (const auto& [key, fd] : all.value()) ASSERT_EQ(text_of(fd), std::to_string(id_of(key)));
   for (std::uint64_t id = 0; id < kMany; id += 2) holder->drop(memory_key(id));
-  ASSERT_TRUE(settle(*holder, kLong).ok());
+  ASSERT_TRUE(await_closed(*holder, kLong).ok());
   EXPECT_EQ(size(), kMany / 2);
 }
 
-TEST_F(HolderClientTest, SettleWaitsUntilWhatWasDroppedIsClosed) {
+TEST_F(HolderClientTest, AwaitClosedWaitsUntilWhatWasDroppedIsClosed) {
   serve();
   const auto holder = connect();
   SlowToClose slow(2);
@@ -109,11 +109,11 @@ TEST_F(HolderClientTest, SettleWaitsUntilWhatWasDroppedIsClosed) {
   slow.forget();
   holder->drop(memory_key(1));
   const Time began = Clock::now();
-  const Status early = settle(*holder, milliseconds(200));
+  const Status early = await_closed(*holder, milliseconds(200));
   EXPECT_EQ(early.code(), Code::kDeadlineExceeded) << early.text();
   EXPECT_EQ(texts(*holder), (Texts{{memory_key(2), "other"}})) << "it answers while it closes";
   EXPECT_LT(Clock::now() - began, milliseconds(1500));
-  const Status status = settle(*holder, kLong);
+  const Status status = await_closed(*holder, kLong);
   EXPECT_TRUE(status.ok()) << status.text();
   EXPECT_GT(Clock::now() - began, milliseconds(1500));
 }
@@ -131,9 +131,9 @@ TEST_F(HolderClientTest, ASlowCloseHoldsUpItsOwnLaneOnly) {
   holder->drop(memory_key(1));
   holder->drop(memory_key(2));
   const Time began = Clock::now();
-  EXPECT_TRUE(settle(*holder, kLong, 2).ok());
+  EXPECT_TRUE(await_closed(*holder, kLong, 2).ok());
   EXPECT_LT(Clock::now() - began, milliseconds(1000));
-  EXPECT_TRUE(settle(*holder, kLong, 1).ok());
+  EXPECT_TRUE(await_closed(*holder, kLong, 1).ok());
   EXPECT_GT(Clock::now() - began, milliseconds(1500));
 }
 
@@ -192,7 +192,7 @@ TEST_F(HolderClientTest, AHolderThatEndsIsLostAndNothingBlocks) {
   holder->put(memory_key(2), shared_file("none"));
   EXPECT_EQ(holder->flush().code(), Code::kUnavailable);
   EXPECT_EQ(holder->list().status().code(), Code::kUnavailable);
-  EXPECT_EQ(settle(*holder, kLong).code(), Code::kUnavailable);
+  EXPECT_EQ(await_closed(*holder, kLong).code(), Code::kUnavailable);
   EXPECT_NE(holder->flush().text().find(path), std::string::npos);
   EXPECT_EQ(text_of(*kept), "kept");
 }
@@ -283,7 +283,7 @@ TEST_F(HolderClientTest, TornPacketsOfAHolderEndTheConnection) {
   const auto holder = connect();
   deaf.join();
   HolderPacket late;  // an answer to what nobody waits for any more
-  late.header.message = HolderMessage::kSettled;
+  late.header.message = HolderMessage::kAllClosed;
   deaf.say(late);
   EXPECT_TRUE(holder->check().ok());
   HolderPacket lost;

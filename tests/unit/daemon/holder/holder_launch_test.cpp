@@ -148,7 +148,7 @@ TEST_F(HolderLaunchTest, ASignalEndsItAtOnce) {
   const auto holder = ensure();
   ASSERT_NE(holder, nullptr);
   holder->put(memory_key(1), std::make_shared<const Fd>(some_file("memory")));
-  ASSERT_TRUE(settle(*holder, kLong).ok());
+  ASSERT_TRUE(await_closed(*holder, kLong).ok());
   ::kill(holder_pid, SIGTERM);
   EXPECT_TRUE(ends()) << log();
   EXPECT_EQ(holder->check().code(), Code::kUnavailable);
@@ -173,8 +173,8 @@ TEST_F(HolderLaunchTest, DescriptorsThatItHasNoSpaceForAreNamedNotLostSilently) 
   for (std::uint64_t id = 0; id < kAll; ++id)
     holder->put(memory_key(id), std::make_shared<const Fd>(some_file(std::to_string(id))));
   const Status flushed = holder->flush();
-  const Status settled = settle(*holder, kLong);
-  const Status& said = flushed.ok() ? settled : flushed;
+  const Status closed = await_closed(*holder, kLong);
+  const Status& said = flushed.ok() ? closed : flushed;
   EXPECT_EQ(said.code(), Code::kResourceExhausted) << said.text();
   const auto all = texts(*holder);
   EXPECT_GT(all.size(), 20U);

@@ -129,7 +129,7 @@ TEST_F(HolderServerTest, TornPacketsEndTheConnectionAndLoseNothing) {
       {"a list with keys",
        [&](const RawClient& c) { c.send(HolderMessage::kList, 0, {memory_key(1)}); }},
       {"what only the holder says",
-       [&](const RawClient& c) { c.send(HolderMessage::kSettled, 1); }},
+       [&](const RawClient& c) { c.send(HolderMessage::kAllClosed, 1); }},
       {"hello again", [&](const RawClient& c) { c.send(HolderMessage::kHello, kHolderVersion); }},
   };
   for (const auto& [what, say] : kCases) {
@@ -196,7 +196,7 @@ TEST_F(HolderServerTest, WithoutProcessesItServesAConnectedAmemdAndEndsAfterIt) 
     holder->put(holder_key(HolderKind::kProcess, 1), std::make_shared<const Fd>(rank.process()));
     // What is no process lives as little as one that has ended.
     holder->put(holder_key(HolderKind::kProcess, 2), std::make_shared<const Fd>(some_file("x")));
-    ASSERT_TRUE(settle(*holder, kLong).ok());
+    ASSERT_TRUE(await_closed(*holder, kLong).ok());
   }
   EXPECT_FALSE(is_over(milliseconds(100)));
   EXPECT_EQ(size(), 2U);

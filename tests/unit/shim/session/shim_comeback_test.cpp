@@ -21,9 +21,9 @@ using test::eventually;
 using test::for_good;
 using test::some_key;
 
-Message settle() {
+Message await_closed() {
   Message message = amem_v1_SessionMessage_init_zero;
-  message.which_body = amem_v1_SessionMessage_settle_tag;
+  message.which_body = amem_v1_SessionMessage_await_closed_tag;
   return message;
 }
 
@@ -68,7 +68,7 @@ class ShimComeback : public testing::Test {
     broker.welcome(key);
   }
   /// A call in a thread of its own, whose result is to be had by join().
-  std::thread calls(Status& result, Message request = settle(),
+  std::thread calls(Status& result, Message request = await_closed(),
                     std::chrono::milliseconds deadline = 1h) {
     return std::thread([this, &result, request, deadline]() mutable {
       result = session.call(request, deadline).status();
@@ -144,7 +144,7 @@ TEST_F(ShimComeback, CallsKeepWaitingAndAreAskedAgainInOrder) {
   EXPECT_EQ(broker.next().body.free.id, 99U) << "what the rank has to tell first";
   for (const std::uint64_t seq : seqs) {
     const Message again = broker.next();
-    EXPECT_EQ(again.which_body, amem_v1_SessionMessage_settle_tag);
+    EXPECT_EQ(again.which_body, amem_v1_SessionMessage_await_closed_tag);
     EXPECT_EQ(again.seq, seq);
   }
   EXPECT_EQ(broker.next().body.free.id, 100U) << "then what was posted since";
@@ -161,7 +161,7 @@ TEST_F(ShimComeback, TheDescriptorOfARequestGoesWithItEachTime) {
   ASSERT_EQ(::ftruncate(memory.get(), 4321), 0);
   Status result;
   std::thread caller([&] {
-    Message request = settle();
+    Message request = await_closed();
     result = session.call(request, 1h, {}, &memory).status();
   });
   const auto same = [](const Fd& fd) { return ::lseek(fd.get(), 0, SEEK_END) == 4321; };
@@ -188,7 +188,7 @@ TEST_F(ShimComeback, WhatIsAskedMeanwhileWaits) {
   Status result(Code::kUnknown, "");
   Status late;
   std::thread caller = calls(result);
-  std::thread hasty = calls(late, settle(), 50ms);
+  std::thread hasty = calls(late, await_closed(), 50ms);
   hasty.join();
   EXPECT_EQ(late.code(), Code::kDeadlineExceeded) << "its own deadline counts";
   EXPECT_NE(late.text().find("no other has started"), std::string::npos) << late.text();
@@ -351,7 +351,7 @@ TEST_F(ShimComeback, OneThatHoldsOutGoesOnTryingWhileCallsFail) {
   ASSERT_TRUE(eventually([&] { return listener.asked_with_hope.load(); }));
   EXPECT_FALSE(session.alive());
   EXPECT_FALSE(session.ended());
-  Message request = settle();
+  Message request = await_closed();
   EXPECT_EQ(session.call(request, 1h).status().code(), Code::kUnavailable);
   std::this_thread::sleep_for(1500ms);  // longer than between two attempts
   EXPECT_FALSE(listener.is_lost);
