@@ -24,7 +24,7 @@ Buffer new_buffer() { return std::make_unique_for_overwrite<pb_byte_t[]>(kMaxByt
 /// The decoder writes whatever number has come, and to read one that the enum cannot have is
 /// undefined: it becomes the enum's zero.
 template <typename Enum>
-void settle(Enum& value, Enum largest) {
+void zero_unknown(Enum& value, Enum largest) {
   std::uint32_t number = 0;
   static_assert(sizeof number == sizeof value);
   std::memcpy(&number, &value, sizeof number);
@@ -32,22 +32,22 @@ void settle(Enum& value, Enum largest) {
 }
 
 /// All enums that a rank sends.
-void settle_enums(Message& message) {
+void zero_unknown_enums(Message& message) {
   switch (message.which_body) {
     case amem_v1_SessionMessage_create_tag:
-      return settle(message.body.create.policy, _amem_v1_RegionPolicy_MAX);
+      return zero_unknown(message.body.create.policy, _amem_v1_RegionPolicy_MAX);
     case amem_v1_SessionMessage_set_policy_tag:
-      return settle(message.body.set_policy.policy, _amem_v1_RegionPolicy_MAX);
+      return zero_unknown(message.body.set_policy.policy, _amem_v1_RegionPolicy_MAX);
     case amem_v1_SessionMessage_pin_tag:
-      return settle(message.body.pin.reason, _amem_v1_PinReason_MAX);
+      return zero_unknown(message.body.pin.reason, _amem_v1_PinReason_MAX);
     case amem_v1_SessionMessage_unpin_tag:
-      return settle(message.body.unpin.reason, _amem_v1_PinReason_MAX);
+      return zero_unknown(message.body.unpin.reason, _amem_v1_PinReason_MAX);
     case amem_v1_SessionMessage_group_request_tag:
-      settle(message.body.group_request.guests, _amem_v1_GuestRule_MAX);
-      return settle(message.body.group_request.op, _amem_v1_GroupOp_MAX);
+      zero_unknown(message.body.group_request.guests, _amem_v1_GuestRule_MAX);
+      return zero_unknown(message.body.group_request.op, _amem_v1_GroupOp_MAX);
     case amem_v1_SessionMessage_unknown_calls_tag:
       for (amem_v1_UnknownCalls_Call& call : message.body.unknown_calls.calls)
-        settle(call.fate, _amem_v1_UnknownCalls_Fate_MAX);
+        zero_unknown(call.fate, _amem_v1_UnknownCalls_Fate_MAX);
       return;
     default:
       return;
@@ -114,7 +114,7 @@ Status receive(int socket, int flags, Packet& packet) {
     return {Code::kInvalidArgument,
             std::string("a session packet does not decode: ") + PB_GET_ERROR(&stream)};
   }
-  settle_enums(packet.message);
+  zero_unknown_enums(packet.message);
   return {};
 }
 

@@ -256,8 +256,8 @@ void Allocations::detach(Allocation& allocation, RankId rank) {
 
 /// After somebody has let go of it: takes it out of its table when nobody has it now, and makes it
 /// nobody's when only guests have. The caller erases a table that is empty.
-std::optional<Allocation> Allocations::settle(Table& table,
-                                              std::map<AllocationId, Allocation>::iterator it) {
+std::optional<Allocation> Allocations::drop_or_orphan(
+    Table& table, std::map<AllocationId, Allocation>::iterator it) {
   Allocation& allocation = it->second;
   if (!allocation.sharers.empty()) return std::nullopt;
   if (!allocation.opened()) {
@@ -288,7 +288,7 @@ Result<std::optional<Allocation>> Allocations::free(AllocationId id, RankId rank
     return not_held(id);
   detach(*allocation, rank);
   const auto group = groups_.find(allocation->group);
-  std::optional<Allocation> orphan = settle(group->second, group->second.by_id.find(id));
+  std::optional<Allocation> orphan = drop_or_orphan(group->second, group->second.by_id.find(id));
   if (group->second.by_id.empty()) groups_.erase(group);
   return orphan;
 }

@@ -210,7 +210,7 @@ Status PauseOperation::prepare() {
   const Measurement* measured = measured_ ? &*measured_ : nullptr;
   if (Status status = context_.saved.take(group_, task_, context_.devices, measured); !status.ok())
     return status;
-  settled_ = true;
+  bytes_decided_ = true;
   // What is not saved must not leave, though those who keep it here may go before the drop.
   for (Allocation* a : context_.node.allocations.of_group(group_.id))
     if (what_.takes(a->tag, a->sharers) && a->resident() && !a->paused &&
@@ -283,7 +283,7 @@ void PauseOperation::stay(Allocation& a) {
 
 /// From here on a restart goes on with the release. So what leaves is on record before.
 void PauseOperation::run(const action::Release& release) {
-  settled_ = true;
+  bytes_decided_ = true;
   have_let_go_.clear();
   Records& records = context_.node.records;
   if (release.undo) {

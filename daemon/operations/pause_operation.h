@@ -40,7 +40,7 @@ class PauseOperation final : public GroupOperation {
   /// Segments of the pool may have come, or not be coming any more.
   void look_at_pool();
   /// It is settled what becomes of the allocation's bytes, so nobody new may open it.
-  bool takes(const Allocation& a) const { return settled_ && what_.takes(a.tag, a.sharers); }
+  bool takes(const Allocation& a) const { return bytes_decided_ && what_.takes(a.tag, a.sharers); }
 
  private:
   using GroupOperation::run;
@@ -118,7 +118,7 @@ class PauseOperation final : public GroupOperation {
   std::optional<Workers::Uses> uses_;  // of the devices of what comes in
   // When the phase checkpoint began. A proof counts towards its deadline.
   std::optional<Time> checkpoint_began_;
-  bool settled_ = false;
+  bool bytes_decided_ = false;
   RowReservation space_;  // for the rows of the release
   std::vector<GuestUse> guests_;
   bool pool_is_short_ = false;  // the pause fails because of it

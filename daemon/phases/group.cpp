@@ -93,7 +93,7 @@ void Group::leave(RankId rank, bool leaves_unloaded, Time now) {
       lost_ += "; and more";
   }
   if (course_) course_->leave(rank, who, leaves_unloaded, now);
-  settle_if_ended(now);
+  conclude_if_ended(now);
   go_on_if_all_are_back(now);
   look_at_requests(now);
 }
@@ -104,7 +104,7 @@ void Group::lose(RankId rank, Time now) {
   requests_.forget(rank);
   note_ = what + ", and its process continues to run";
   if (course_) course_->lose(rank, what, now);
-  settle_if_ended(now);
+  conclude_if_ended(now);
 }
 
 void Group::expect(RankId rank) {
@@ -240,16 +240,16 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Ti
 void Group::tell(Event event, Time now) {
   if (!course_) return;
   course_->tell(std::move(event), now);
-  settle_if_ended(now);
+  conclude_if_ended(now);
 }
 
-void Group::settle_if_ended(Time now) {
+void Group::conclude_if_ended(Time now) {
   if (!course_ || !course_->end()) return;
-  settle(now);
+  conclude(now);
   look_at_requests(now);
 }
 
-void Group::settle(Time now) {
+void Group::conclude(Time now) {
   const bool inside = course_->params().inside;
   const bool local = course_->params().task.selection.local();
   epoch_ = course_->epoch();
@@ -301,7 +301,7 @@ void Group::tick(Time now) {
   tell_waits(now);
   if (course_) course_->tick(now);
   go_on_if_all_are_back(now);
-  settle_if_ended(now);
+  conclude_if_ended(now);
   // What has been given up may have been all that others of its unit waited for.
   look_at_requests(now);
   if (now < deepens_at()) return;
@@ -439,7 +439,7 @@ bool Group::local() const { return course_ && course_->params().task.selection.l
 void Group::set_aside(Time now) {
   if (!local() || !course_->params().inside || course_->phase() != kPauseBegins) return;
   course_->set_aside(now);
-  settle(now);
+  conclude(now);
 }
 
 bool Group::waits_for_operator(const Task& task) const {

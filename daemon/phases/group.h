@@ -169,9 +169,9 @@ class Group {
   /// Returns whether it is paused, except for memory that the task would take.
   bool has_remainder(const Task& task) const;
   void begin(const Task& task, Duration timeout, bool inside, Held held, Time now);
-  void settle_if_ended(Time now);
+  void conclude_if_ended(Time now);
   /// REQUIRES: what is under way has ended.
-  void settle(Time now);
+  void conclude(Time now);
   void look_at_requests(Time now);
   bool waits_for_operator(const Task& task) const;
   /// It is of the ranks that ask for it, and of no others.

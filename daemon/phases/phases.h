@@ -27,11 +27,11 @@ enum class Phase : std::uint8_t {
   kLoad,        // "map+load"
   kAwaitPeers,  // of what comes in: the others of its transaction have not loaded, or not left
   kOpen,
-  kRollback,    // of a resume: the ranks release again what they had mapped
-  kDetach,      // of a deep pause, once all has left
-  kCheckpoint,  // the same
-  kRestore,     // of a resume after it, before anything else
-  kSettle,      // after a restore: ranks free what the program has freed meanwhile
+  kRollback,     // of a resume: the ranks release again what they had mapped
+  kDetach,       // of a deep pause, once all has left
+  kCheckpoint,   // the same
+  kRestore,      // of a resume after it, before anything else
+  kReplayFrees,  // after a restore: ranks free what the program has freed meanwhile
 #ifdef AMEM_TEST_SEAMS
   kTest,  // after a drop
 #endif
@@ -169,9 +169,9 @@ inline constexpr std::array kPhases = {
     // The group is paused whatever becomes of these. A restore finds out how far a checkpoint has got.
     PhaseRule{Phase::kDetach,       "detach",     PhaseEntry::kAsk,        RankPhase::kDetach, Phase::kCheckpoint, Counts::kNothing, Gates::kAsBefore, OnComeback::kAsk,  &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRelease},
     PhaseRule{Phase::kCheckpoint,   "checkpoint", PhaseEntry::kCheckpoint, RankPhase::kNone,   Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
-    PhaseRule{Phase::kRestore,      "restore",    PhaseEntry::kRestore,    RankPhase::kNone,   Phase::kSettle,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
+    PhaseRule{Phase::kRestore,      "restore",    PhaseEntry::kRestore,    RankPhase::kNone,   Phase::kReplayFrees,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
     // What a program has freed needs no memory, and cannot be freed while the ranks load it.
-    PhaseRule{Phase::kSettle,       "settle",     PhaseEntry::kAsk,        RankPhase::kAllowFrees,   Phase::kAdmit,   Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kReplayFrees,       "settle",     PhaseEntry::kAsk,        RankPhase::kAllowFrees,   Phase::kAdmit,   Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRollBack},
 #ifdef AMEM_TEST_SEAMS
     PhaseRule{Phase::kTest,         "test",       PhaseEntry::kAsk,         RankPhase::kTest,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
 #endif

@@ -329,7 +329,7 @@ class Decision {
 
 std::optional<Switch> decide(const StageView& view, StageMemory& memory, Time now) {
   // What is on its way by somebody else's wish is neither in nor out.
-  if (!settled(view, memory)) return std::nullopt;
+  if (!is_steady(view, memory)) return std::nullopt;
   Decision decision(view, memory, now);
   if (!decision.forced() && !decision.from_queue()) return std::nullopt;
   return decision.begin(memory);
@@ -368,7 +368,7 @@ bool waits(const StageMemory& memory, const GroupView& group) {
   return m != nullptr && m->wants && place_of(memory, group, *m) == TurnPlace::kOut;
 }
 
-bool settled(const StageView& view, const StageMemory& memory) {
+bool is_steady(const StageView& view, const StageMemory& memory) {
   return view.seen && !moving(view, memory);
 }
 
@@ -386,7 +386,7 @@ std::map<GroupId, Hindrance> hindrances(const StageView& view, const StageMemory
       its.kind = Kind::kMissing;
     } else if (m.memory->not_before > now) {
       its = {.kind = Kind::kFailed, .until = m.memory->not_before};
-    } else if (!settled(view, memory)) {
+    } else if (!is_steady(view, memory)) {
       its.kind = Kind::kSwitching;
     } else if (!stage.could_come_in(m)) {
       its = stage.does_not_fit(m);

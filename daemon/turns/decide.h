@@ -78,7 +78,7 @@ bool waits(const StageMemory& memory, const GroupView& group);
 /// or not at all.
 bool moving(const StageView& view, const StageMemory& memory);
 /// No memory is on its way, and what others have is known: what can come in can be told.
-bool settled(const StageView& view, const StageMemory& memory);
+bool is_steady(const StageView& view, const StageMemory& memory);
 /// Returns why each group that waits does so. REQUIRES: look().
 std::map<GroupId, Hindrance> hindrances(const StageView& view, const StageMemory& memory, Time now);
 /// When its first turn ends if nothing happens, for people. REQUIRES: it has begun.

@@ -246,7 +246,7 @@ std::vector<TurnNews> look(const StageView& view, StageMemory& memory, Time now)
   }
   check_promises(view, memory, news);
   // Else nobody knows what can leave.
-  if (!settled(view, memory)) return news;
+  if (!is_steady(view, memory)) return news;
   const StageSnapshot stage(view, memory, now);
   for (const StageMember& m : stage.all()) {
     const bool unfit = stage.waits(m) && !stage.could_come_in(m);

@@ -246,7 +246,7 @@ TEST_F(GroupDeepTest, AResumeRestoresBeforeAnythingElse) {
   group.restored(kOk, now);
   drain();
   EXPECT_FALSE(group.deep());
-  ASSERT_EQ(group.phase(), Phase::kSettle);
+  ASSERT_EQ(group.phase(), Phase::kReplayFrees);
   const auto* ask = find<action::Ask>();
   ASSERT_NE(ask, nullptr) << "the ranks free what the program has freed meanwhile";
   EXPECT_EQ(ask->what, RankPhase::kAllowFrees);
@@ -265,7 +265,7 @@ TEST_F(GroupDeepTest, ALateAnswerOfACheckpointIsNoAnswerOfTheRestore) {
   EXPECT_TRUE(group.deep()) << "processes may be locked";
 }
 
-TEST_F(GroupDeepTest, ARankThatDoesNotSettleLeavesItPaused) {
+TEST_F(GroupDeepTest, ARankThatDoesNotReplayItsFreesLeavesItPaused) {
   to_restore();
   group.restored(kOk, now);
   done(1, RankPhase::kAllowFrees);
@@ -278,7 +278,7 @@ TEST_F(GroupDeepTest, ARankThatDoesNotSettleLeavesItPaused) {
   EXPECT_EQ(group.phase(), Phase::kAdmit);
 }
 
-TEST_F(GroupDeepTest, ANextBrokerRollsBackWhatWasSettling) {
+TEST_F(GroupDeepTest, ANextBrokerRollsBackTheReplayOfFrees) {
   to_restore();
   group.restored(kOk, now);
   restart();
@@ -322,7 +322,7 @@ TEST_F(GroupDeepTest, OneThatLosesItsSessionIsRestoredAndMayComeBack) {
   group.restored(kOk, now);
   done(1, RankPhase::kAllowFrees);
   drain();
-  EXPECT_EQ(group.phase(), Phase::kSettle);
+  EXPECT_EQ(group.phase(), Phase::kReplayFrees);
   EXPECT_TRUE(group.join(2, "")) << "its gate stays shut";
   drain();
   const auto* ask = find<action::Ask>();
