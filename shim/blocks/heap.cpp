@@ -458,7 +458,7 @@ Gaps Heap::unused(std::uint64_t least) {
   return gaps;
 }
 
-void Heap::settle(Streams streams) {
+void Heap::flush_frees(Streams streams) {
   if (gate_.try_enter()) {
     drop_unused(streams);
     gate_.leave_quietly();

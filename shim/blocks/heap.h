@@ -99,7 +99,7 @@ class Heap {
   Gaps unused(std::uint64_t least);
   /// Frees what is unused, unless that would have to wait for the gate; then waits until the broker
   /// has freed it: what the driver says of free memory counts it.
-  void settle(Streams streams = Streams::kDone);
+  void flush_frees(Streams streams = Streams::kDone);
 
   /// The driver has let the caller's context use the peer's memory; or no longer does.
   CUresult peer_enabled(CUcontext peer);

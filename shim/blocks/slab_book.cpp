@@ -121,7 +121,7 @@ void SlabBook::move(SlabBuffer& buffer, std::uint64_t own) {
   buffer_addresses_.erase(std::exchange(buffer.address, 0));
 }
 
-std::optional<SlabBuffer> SlabBook::settle(std::uint64_t number) {
+std::optional<SlabBuffer> SlabBook::forget_if_unused(std::uint64_t number) {
   const auto it = buffers_.find(number);
   if (it->second.refs > 0 || it->second.reservations > 0) return std::nullopt;
   SlabBuffer buffer = std::move(it->second);

@@ -92,7 +92,7 @@ class SlabBook {
   /// It lies in no slab any more: it is an allocation of its own now.
   void move(SlabBuffer& buffer, std::uint64_t own);
   /// Forgets and answers a buffer that nothing holds.
-  std::optional<SlabBuffer> settle(std::uint64_t number);
+  std::optional<SlabBuffer> forget_if_unused(std::uint64_t number);
 
  private:
   std::map<Address, Slab> slabs_;

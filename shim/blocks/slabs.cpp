@@ -328,7 +328,7 @@ std::optional<CUresult> Slabs::free_address(CUdeviceptr address, std::size_t siz
   if (!asked_for(buffer, size) || buffer.reservations <= buffer.mappings)
     return CUDA_ERROR_INVALID_VALUE;
   --buffer.reservations;
-  settle(lock, number);
+  drop_if_unused(lock, number);
   return CUDA_SUCCESS;
 }
 
@@ -339,14 +339,14 @@ CUresult Slabs::release(CUmemGenericAllocationHandle handle) {
   SlabBuffer* buffer = find(handle);
   if (buffer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   --buffer->refs;
-  settle(lock, number_of(handle));
+  drop_if_unused(lock, number_of(handle));
   return CUDA_SUCCESS;
 }
 
 /// After something of a buffer went: forgets one that nothing holds, with its slab when that is
 /// empty. May unlock.
-void Slabs::settle(std::unique_lock<std::mutex>& lock, std::uint64_t number) {
-  const std::optional<SlabBuffer> gone = book_.settle(number);
+void Slabs::drop_if_unused(std::unique_lock<std::mutex>& lock, std::uint64_t number) {
+  const std::optional<SlabBuffer> gone = book_.forget_if_unused(number);
   if (!gone) return;
   if (gone->own == 0) return give_space(lock, gone->address, !gone->exported);
   lock.unlock();  // memory that is on its way back is waited for

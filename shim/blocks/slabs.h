@@ -114,7 +114,7 @@ class Slabs {
                         const Handles::Known& known);
   CUresult zero(Address address, std::uint64_t size, int device);
   std::optional<Address> take(const SmallBlocks::Pool& pool, std::uint64_t size, bool* dirty);
-  void settle(std::unique_lock<std::mutex>& lock, std::uint64_t number);
+  void drop_if_unused(std::unique_lock<std::mutex>& lock, std::uint64_t number);
   void give_space(std::unique_lock<std::mutex>& lock, Address address, bool reusable);
   CUresult move(std::unique_lock<std::mutex>& lock, CUmemGenericAllocationHandle handle);
 

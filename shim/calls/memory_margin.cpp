@@ -18,7 +18,7 @@ std::atomic<std::uint64_t>& margin() {
 
 CUresult memory_info(MemGetInfo* driver, std::size_t* free, std::size_t* total) {
   Runtime& runtime = Runtime::get();
-  if (Heap* heap = runtime.heap(); heap != nullptr) heap->settle();
+  if (Heap* heap = runtime.heap(); heap != nullptr) heap->flush_frees();
   const CUresult r = driver(free, total);
   LocalDevices* devices = runtime.devices();
   if (r != CUDA_SUCCESS || free == nullptr || total == nullptr) return r;

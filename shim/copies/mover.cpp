@@ -82,7 +82,7 @@ Status Mover::measure(const amem_v1_Measure& measure) {
 Status Mover::finish_measure(std::uint64_t& bytes, std::vector<Look>& looks) {
   Status result = copiers_.sparse().look(looks);
   if (Status s = wait(); result.ok()) result = s;
-  settle(bytes);
+  end_phase(bytes);
   return result;
 }
 
@@ -196,9 +196,9 @@ Status Mover::wait(const CopyMarks::Follow& follow) {
   return result;
 }
 
-void Mover::settle(std::uint64_t& bytes) {
+void Mover::end_phase(std::uint64_t& bytes) {
   hasher_.finish();
-  pool_.settle();
+  pool_.end_copies();
   to_verify_.clear();
   saving_.clear();
   memory_.residency.drop_temporary_mappings();
@@ -277,7 +277,7 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
   if (result.ok() && options_.verify) result = copiers_.sparse().checksums(stored);
   std::erase_if(stored,
                 [](const Piece& p) { return !rule(p.form).encoded && p.checksum == 0 && !p.hash; });
-  settle(bytes);
+  end_phase(bytes);
   return result;
 }
 
@@ -342,14 +342,14 @@ Status Mover::compare() {
 Status Mover::finish_load(std::uint64_t& bytes, const CopyMarks::Follow& follow) {
   Status result = wait(follow);
   if (result.ok()) result = verify();
-  settle(bytes);
+  end_phase(bytes);
   return result;
 }
 
 Status Mover::give_up() {
   const Status result = wait();
   std::uint64_t bytes = 0;
-  settle(bytes);
+  end_phase(bytes);
   return result;
 }
 

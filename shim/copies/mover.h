@@ -109,7 +109,7 @@ class Mover {
   CopyMarks::Reached unmap_ahead();
   Status wait(const CopyMarks::Follow& follow = {});
   /// The phase has ended.
-  void settle(std::uint64_t& bytes);
+  void end_phase(std::uint64_t& bytes);
   Status verify();
 
   Memory& memory_;

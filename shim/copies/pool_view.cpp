@@ -174,8 +174,8 @@ Status PoolView::detach() {
   return {};
 }
 
-void PoolView::settle() {
-  for (auto& [index, segment] : segments_) segment.view->settle();
+void PoolView::end_copies() {
+  for (auto& [index, segment] : segments_) segment.view->end_copies();
 }
 
 Result<PoolView::Segment*> PoolView::segment_at(CUdeviceptr address) {

@@ -36,7 +36,7 @@ class PoolView {
   /// Where the bytes of a copy lie.
   struct Spot {
     CUdeviceptr address = 0;  // for let_cpu_read() and load_again()
-    CUdeviceptr staged = 0;   // for copies on the device, until settle()
+    CUdeviceptr staged = 0;   // for copies on the device, until end_copies()
     std::uint64_t bytes = 0;  // of the pool from there on: it may be shorter than the piece
   };
   Result<Spot> stage(const amem_v1_Copy& copy, int device, SegmentView::Use use);
@@ -47,7 +47,7 @@ class PoolView {
   void lend(CUdeviceptr address);
   void views_end();
   /// All copies have ended.
-  void settle();
+  void end_copies();
   /// Unmaps the segments that the driver does not checkpoint. The broker sends them again before
   /// copies that need them; until then nothing can be read there.
   Status detach();

@@ -44,13 +44,13 @@ class SegmentView {
   virtual bool forget(int device) = 0;
   /// Lets this process's own code read it at address().
   virtual CUresult let_cpu_read() { return CUDA_SUCCESS; }
-  /// Where copies on a device find these bytes until settle(). REQUIRES: the device was granted
+  /// Where copies on a device find these bytes until end_copies(). REQUIRES: the device was granted
   /// access.
   virtual Result<CUdeviceptr> stage(std::uint64_t offset, std::uint64_t /*bytes*/, Use /*use*/) {
     return address_ + offset;
   }
   /// All copies to and from what was staged have ended.
-  virtual void settle() {}
+  virtual void end_copies() {}
 
   /// Between detach() and the next map().
   bool detached() const { return detached_; }

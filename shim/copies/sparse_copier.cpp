@@ -21,11 +21,11 @@ constexpr std::uint64_t kCopyTrialBytes = 2 * sparse::kUnit + sparse::index_byte
 }  // namespace
 
 SparseCopier::~SparseCopier() {
-  for (auto& [ordinal, device] : ready_) settle(ordinal, device);
+  for (auto& [ordinal, device] : ready_) await_kernels(ordinal, device);
 }
 
 /// Its kernels write to its table: they have ended before that goes.
-void SparseCopier::settle(int ordinal, const Device& device) {
+void SparseCopier::await_kernels(int ordinal, const Device& device) {
   if (device.kernels.stream != nullptr) devices_.wait(ordinal, device.kernels.stream);
 }
 
@@ -73,7 +73,7 @@ CUresult SparseCopier::make(int ordinal, Device& device) {
     if (r == CUDA_SUCCESS) r = launch_all(kernel, device, std::span(&trial, 1));
   if (r == CUDA_SUCCESS) r = launch_words(device, 0, 0);
   if (r == CUDA_SUCCESS) return CUDA_SUCCESS;
-  settle(ordinal, device);
+  await_kernels(ordinal, device);
   unload_kernels(driver_, device.kernels);
   return r;
 }

@@ -92,7 +92,7 @@ class SparseCopier final : public FormCopier {
   /// The looks at what was offered have ended, and what was offered is forgotten.
   Status scanned(int ordinal, Device& device, std::vector<Listed>& listed);
   CUresult make(int ordinal, Device& device);
-  void settle(int ordinal, const Device& device);
+  void await_kernels(int ordinal, const Device& device);
   bool serves(const Piece& piece) const;
   /// What the scan of a piece has found.
   static std::span<sparse::Entry> entries(const Device& device, const Listed& one);

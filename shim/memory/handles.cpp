@@ -228,7 +228,8 @@ CUresult Handles::import_ticket(CUmemGenericAllocationHandle* handle, const Tick
   const CUresult r = redeem(handle, ticket);
   std::lock_guard lock(holdings_.mutex);
   if (--holdings_.redeeming[ticket.id] == 0) holdings_.redeeming.erase(ticket.id);
-  if (HeldAllocation* a = holdings_.table.find(ticket.id); a != nullptr) holdings_.settle(*a);
+  if (HeldAllocation* a = holdings_.table.find(ticket.id); a != nullptr)
+    holdings_.drop_unneeded(*a);
   return r;
 }
 
@@ -270,7 +271,7 @@ CUresult Handles::release(CUmemGenericAllocationHandle handle) {
   HeldAllocation* a = holdings_.table.of_handle(handle);
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   --a->refs;
-  holdings_.settle(*a);
+  holdings_.drop_unneeded(*a);
   return CUDA_SUCCESS;
 }
 

@@ -54,7 +54,7 @@ void Holdings::drop_real(HeldAllocation& a) { release_handle(a, a.real); }
 
 void Holdings::drop_made(HeldAllocation& a) { release_handle(a, a.made); }
 
-void Holdings::settle(HeldAllocation& a) {
+void Holdings::drop_unneeded(HeldAllocation& a) {
   if (!AllocationTable::needs_real(a)) drop_real(a);
   // One that another thread is just redeeming is still ours to the broker.
   if (!AllocationTable::unused(a) || redeeming.contains(a.id)) return;

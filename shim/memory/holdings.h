@@ -49,7 +49,7 @@ struct Holdings {
   /// Drops what was made for a resume: the resume has failed, or nobody needs it.
   void drop_made(HeldAllocation& a);
   /// After a reference or mapping went: lets go of what nothing needs any more.
-  void settle(HeldAllocation& a);
+  void drop_unneeded(HeldAllocation& a);
   void tell_free(std::uint64_t id);
   /// Waits while something is on its way back. False: the time is up, or the process is ending.
   bool wait_arrival(std::unique_lock<std::mutex>& lock, const std::function<bool()>& arriving);

@@ -59,7 +59,7 @@ std::optional<CUresult> Mappings::unmap(CUdeviceptr address, std::size_t size) {
   for (const Mapping* m : *touched) {
     HeldAllocation& a = *holdings_.table.find(m->id);
     holdings_.table.remove_mapping(m->address);
-    holdings_.settle(a);
+    holdings_.drop_unneeded(a);
   }
   return CUDA_SUCCESS;
 }
@@ -229,7 +229,7 @@ void Mappings::release(const Multicast::Freed& ids) {
     HeldAllocation* a = holdings_.table.find(id);
     if (a == nullptr) continue;
     --a->bindings;
-    holdings_.settle(*a);
+    holdings_.drop_unneeded(*a);
   }
 }
 

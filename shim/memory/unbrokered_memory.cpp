@@ -73,7 +73,7 @@ void UnbrokeredMemory::released(std::uint64_t handle) {
   const auto it = handles_.find(handle);
   if (it == handles_.end()) return;
   if (it->second.refs > 0) --it->second.refs;
-  settle(it);
+  erase_if_unused(it);
 }
 
 void UnbrokeredMemory::mapped(std::uint64_t handle, std::uint64_t address) {
@@ -92,11 +92,11 @@ void UnbrokeredMemory::unmapped(std::uint64_t address, std::uint64_t size) {
     // The driver may have given the number to another thread's new handle before we heard of it.
     if (handle == handles_.end() || handle->second.mappings == 0) continue;
     --handle->second.mappings;
-    settle(handle);
+    erase_if_unused(handle);
   }
 }
 
-void UnbrokeredMemory::settle(CountedHandles::iterator it) {
+void UnbrokeredMemory::erase_if_unused(CountedHandles::iterator it) {
   if (it->second.refs == 0 && it->second.mappings == 0) handles_.erase(it);
 }
 

@@ -84,7 +84,7 @@ class UnbrokeredMemory {
   };
   using CountedHandles = std::map<std::uint64_t, CountedHandle>;
 
-  void settle(CountedHandles::iterator it);
+  void erase_if_unused(CountedHandles::iterator it);
 
   std::mutex mutex_;  // guards what follows, except pools_
   std::map<std::pair<Kind, std::uint64_t>, Counted> entries_;

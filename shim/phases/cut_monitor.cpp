@@ -143,9 +143,9 @@ void CutMonitor::report(std::uint64_t epoch, const Gate::Snapshot& snapshot) {
   status.permits = snapshot.permits_used;
   status.captures = snapshot.captures;
   // Once the rank has been reported quiet the broker may have it save: nothing is freed any more.
-  const bool settled = snapshot.passes == quiet_at_;
+  const bool reported_quiet = snapshot.passes == quiet_at_;
   const bool moving =
-      snapshot.any_active || snapshot.captures > 0 || !(settled || heap_.no_unused_left());
+      snapshot.any_active || snapshot.captures > 0 || !(reported_quiet || heap_.no_unused_left());
   // The gate has shut since, which counts as a pass; or callers passed while a capture was open,
   // and one may have come to use another device.
   if (snapshot.passes != watched_at_) {

@@ -64,23 +64,23 @@ WorkReport::Clock::time_point WorkReport::look(Clock::time_point now) {
     none_waits_since_ = demand.waiting ? Clock::time_point() : now;
   } else if (waiting_) {
     if (none_waits_since_ == Clock::time_point()) none_waits_since_ = now;
-    waiting_ = now < none_waits_since_ + times_.settle;
+    waiting_ = now < none_waits_since_ + times_.debounce;
   }
   if (now >= next_look_) {
     worked_ = has_work();
     next_look_ = Clock::now() + times_.look;
   }
-  return waiting_ && !demand.waiting ? std::min(next_look_, none_waits_since_ + times_.settle)
+  return waiting_ && !demand.waiting ? std::min(next_look_, none_waits_since_ + times_.debounce)
                                      : next_look_;
 }
 
 bool WorkReport::has_work() {
   if (gate_.shut()) return false;
   if (gate_.take_worked()) {
-    settled_ = false;
+    devices_idle_ = false;
     return true;
   }
-  return !settled_ && asks_devices();
+  return !devices_idle_ && asks_devices();
 }
 
 /// Whether they have something left to do. Where that is not known now, as far as it was known.
@@ -104,7 +104,7 @@ bool WorkReport::asks_devices() {
     answered_.notify_all();
   }
   if (!left && !known) return worked_;
-  settled_ = !left;
+  devices_idle_ = !left;
   return left;
 }
 

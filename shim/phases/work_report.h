@@ -28,7 +28,7 @@ class WorkReport {
     std::chrono::milliseconds look{1000};  // between two looks for work
     /// For so long no call must have waited before the broker hears that none does: while a pause
     /// lets callers through one by one, they would else be told one by one.
-    std::chrono::milliseconds settle{50};
+    std::chrono::milliseconds debounce{50};
   };
 
   WorkReport(LocalDevices& devices, Gate& gate, Session& session)
@@ -70,7 +70,7 @@ class WorkReport {
   bool worked_ = false;
   bool told_waiting_ = false;
   bool told_worked_ = false;
-  bool settled_ = false;  // since the last call that passed the devices had nothing left to do
+  bool devices_idle_ = false;  // since the last call that passed the devices had nothing left to do
   Clock::time_point next_look_{};
 };
 

@@ -194,7 +194,7 @@ bool Runtime::free_for_driver() {
   connected();
   Heap* used = heap();
   if (used == nullptr) return false;
-  used->settle(Heap::Streams::kWaitFor);
+  used->flush_frees(Heap::Streams::kWaitFor);
   memory_.holdings.close_spares();
   return true;
 }
@@ -329,7 +329,7 @@ void Runtime::device_reset(int device) {
 
 std::string Runtime::stats() {
   const bool opened = opened_.load(std::memory_order_acquire);
-  if (Heap* used = heap(); used != nullptr) used->settle();
+  if (Heap* used = heap(); used != nullptr) used->flush_frees();
   // While the group is paused the driver may keep whoever asks it until the resume.
   const bool ask = driver_loaded_.load(std::memory_order_acquire) && gate_.try_enter();
   std::string json =

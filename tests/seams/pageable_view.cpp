@@ -27,7 +27,7 @@ class PageableView final : public MemfdView {
     if (use != Use::kRead) saved_.push_back({offset, bytes});
     return reinterpret_cast<CUdeviceptr>(in_mirror(offset));
   }
-  void settle() override {
+  void end_copies() override {
     for (const Range& each : saved_)
       std::memcpy(in_segment(each.offset), in_mirror(each.offset), each.bytes);
     saved_.clear();

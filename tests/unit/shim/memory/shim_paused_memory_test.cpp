@@ -28,7 +28,7 @@ class ShimPausedMemory : public testing::Test {
   void free(HeldAllocation& a) {
     const std::lock_guard lock(holdings.mutex);
     a.refs = 0;
-    holdings.settle(a);
+    holdings.drop_unneeded(a);
   }
 
   Driver driver;
