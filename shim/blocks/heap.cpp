@@ -287,7 +287,7 @@ void Heap::put_off(const FreedLater::Freed& freed) {
 
 /// As release(), for who is not inside the gate.
 CUresult Heap::pass_and_release(const std::vector<Block>& blocks) {
-  const FreePass pass(gate_, memory_.holdings);
+  const FreePass pass(gate_, memory_.brokered);
   if (pass.result() == CUDA_SUCCESS)
     for (const Block& block : blocks) release(block);
   return pass.result();
@@ -463,7 +463,7 @@ void Heap::flush_frees(Streams streams) {
     drop_unused(streams);
     gate_.leave_quietly();
   }
-  memory_.holdings.await_frees();
+  memory_.brokered.await_frees();
 }
 
 void Heap::release_deferred(std::uint32_t captures) {
@@ -542,7 +542,7 @@ CUresult Heap::peer_enabled(CUcontext context) {
 CUresult Heap::peer_disabled(CUcontext context) {
   const auto peer = peer_of_caller(context);
   if (!peer) return CUDA_SUCCESS;
-  const FreePass pass(gate_, memory_.holdings);
+  const FreePass pass(gate_, memory_.brokered);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   forget_peer(*peer);
   return revoke(*peer);

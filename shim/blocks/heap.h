@@ -153,7 +153,7 @@ class Heap {
   Session& session_;
   std::atomic<bool> keeps_{true};
 
-  std::mutex mutex_;  // guards what follows; taken before Holdings'
+  std::mutex mutex_;  // guards what follows; taken before BrokeredMemory'
   std::map<Address, Segment> segments_;
   std::map<Address, Block> blocks_;
   FreedLater freed_later_;

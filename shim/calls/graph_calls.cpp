@@ -20,7 +20,7 @@ template <CallRow row, class... Rest>
 CUresult instantiate(CUgraphExec* exec, CUgraph graph, Rest... rest) {
   const CUresult result = Runtime::ask_driver([&] { return real<row>()(exec, graph, rest...); });
   if (result != CUDA_SUCCESS) return result;
-  if (Runtime::get().memory().holdings.holds_nothing())
+  if (Runtime::get().memory().brokered.is_empty())
     graphs()->forget(*exec);
   else
     graphs()->made(*exec, graph);
@@ -40,7 +40,7 @@ CUresult set_params(CUgraphExec exec, CUgraphNode node, Params* params, Rest... 
 
 CUresult updated(CUresult result, CUgraphExec exec, CUgraph graph) {
   if (result != CUDA_SUCCESS) return result;
-  if (Runtime::get().memory().holdings.holds_nothing())
+  if (Runtime::get().memory().brokered.is_empty())
     graphs()->forget(exec);
   else
     graphs()->updated(exec, graph);

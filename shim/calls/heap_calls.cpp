@@ -118,7 +118,7 @@ template <CallRow row>
 CUresult destroy_context(CUcontext context) {
   Runtime& runtime = Runtime::get();
   std::optional<FreePass> pass;
-  if (runtime.heap() != nullptr) pass.emplace(*the_gate, runtime.memory().holdings);
+  if (runtime.heap() != nullptr) pass.emplace(*the_gate, runtime.memory().brokered);
   if (pass && pass->result() != CUDA_SUCCESS) return pass->result();
   return context_ended(real<row>()(context), context);
 }

@@ -44,7 +44,7 @@ void close_deferred(std::uint32_t captures) {
   Runtime& runtime = Runtime::get();
   if (runtime.forked() || !runtime.ipc().any_closed() || the_gate->captures() > captures) return;
   if (runtime.ipc().wait_until_unused() != CUDA_SUCCESS) return;
-  const FreePass pass(*the_gate, runtime.memory().holdings);
+  const FreePass pass(*the_gate, runtime.memory().brokered);
   if (pass.result() == CUDA_SUCCESS) runtime.ipc().unmap_closed();
 }
 
@@ -75,7 +75,7 @@ CUresult answer_cuIpcCloseMemHandle(CUdeviceptr address) {
     const CUresult unused = captures ? CUDA_SUCCESS : runtime.ipc().wait_until_unused();
     const bool unmap = !captures && unused != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (unmap && unused != CUDA_SUCCESS) return unused;
-    const FreePass pass(*the_gate, runtime.memory().holdings);
+    const FreePass pass(*the_gate, runtime.memory().brokered);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     if (auto r = runtime.ipc().close(address, unmap); r.has_value()) {
       trace("ipc close va=%llx rc=%d", address, *r);

@@ -111,7 +111,7 @@ CUresult release_object(CUmemGenericAllocationHandle handle) {
     }
     return r;
   }
-  const FreePass pass(*the_gate, runtime.memory().holdings);
+  const FreePass pass(*the_gate, runtime.memory().brokered);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(handle);
   if (r == CUDA_SUCCESS) {
@@ -145,7 +145,7 @@ CUresult answer_cuMemRelease(CUmemGenericAllocationHandle handle) {
   if (!ours(handle)) return release_object(handle);
   if (in_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
   Runtime& runtime = Runtime::get();
-  const FreePass pass(*the_gate, runtime.memory().holdings);
+  const FreePass pass(*the_gate, runtime.memory().brokered);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   if (tracing()) {
     const Handles::TraceView v = trace_view(handle);
@@ -259,7 +259,7 @@ CUresult answer_cuMemUnmap(CUdeviceptr address, std::size_t size) {
   Multicast& multicast = Runtime::get().memory().multicast;
   if (!in_forked_child() && memory.mappings.brokered(address, size)) {
     if (of_heap(address)) return CUDA_ERROR_INVALID_VALUE;
-    const FreePass pass(*the_gate, memory.holdings);
+    const FreePass pass(*the_gate, memory.brokered);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
     std::optional<CUresult> r = Runtime::get().slabs().unmap(address, size);
     if (!r) r = memory.mappings.unmap(address, size);
@@ -277,7 +277,7 @@ CUresult answer_cuMemUnmap(CUdeviceptr address, std::size_t size) {
     }
     return r;
   }
-  const FreePass pass(*the_gate, memory.holdings);
+  const FreePass pass(*the_gate, memory.brokered);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   const CUresult r = real_call(address, size);
   if (r == CUDA_SUCCESS) {
@@ -367,7 +367,7 @@ CUresult answer_cuMemAddressFree(CUdeviceptr address, std::size_t size) {
     if (!of_slab && Runtime::get().memory().mappings.brokered(address, size))
       return CUDA_ERROR_INVALID_VALUE;
     if (of_slab) {
-      pass.emplace(*the_gate, Runtime::get().memory().holdings);
+      pass.emplace(*the_gate, Runtime::get().memory().brokered);
       if (pass->result() != CUDA_SUCCESS) return pass->result();
     }
     if (const auto r = slabs.free_address(address, size); r) return *r;

@@ -25,7 +25,7 @@ CUresult memory_info(MemGetInfo* driver, std::size_t* free, std::size_t* total) 
   if (devices == nullptr || runtime.forked()) return r;
   if (const int device = devices->current(); device >= 0)
     // After the driver: what is closed in between is missing, but nothing counts twice.
-    *free = std::min(*total, *free + runtime.memory().holdings.spare_bytes(devices->uuid(device)));
+    *free = std::min(*total, *free + runtime.memory().brokered.spare_bytes(devices->uuid(device)));
   return r;
 }
 

@@ -23,7 +23,7 @@ CUresult finish_bind(CUresult r, CUmemGenericAllocationHandle object,
                      const std::vector<Multicast::Binding>& bindings, bool own) {
   Runtime& runtime = Runtime::get();
   if (r != CUDA_SUCCESS && !own)
-    log_error(runtime.memory().holdings.name(bindings.front().id) +
+    log_error(runtime.memory().brokered.name(bindings.front().id) +
               " cannot be bound to a multicast object (CUDA error " + std::to_string(r) +
               "): the driver binds only memory that the process has made itself, and amemd has "
               "made this. Bind NCCL's own memory (ncclMemAlloc), or exclude this from amem "
@@ -160,7 +160,7 @@ CUresult answer_cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
   if (runtime.forked() || !runtime.memory().multicast.tracked(object))
     return real_call(object, device, at, size);
   Memory& memory = runtime.memory();
-  const FreePass pass(*the_gate, memory.holdings);
+  const FreePass pass(*the_gate, memory.brokered);
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   // A pause has unbound it in the driver already.
   const bool paused = memory.multicast.paused(object, device, at, size);

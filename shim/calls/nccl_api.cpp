@@ -89,7 +89,7 @@ AMEM_PUBLIC ncclResult_t ncclGetGroupID(int* id) {
 AMEM_PUBLIC ncclResult_t ncclMemStats() {
   if (Runtime::disabled()) return ncclSuccess;
   Runtime& runtime = Runtime::get();
-  const auto t = runtime.memory().holdings.totals();
+  const auto t = runtime.memory().brokered.totals();
   constexpr std::uint64_t kMiB = 1024 * 1024;
   amem::shim::say("memory of group " + runtime.group() +
                   " in this rank: " + std::to_string(t.owned_bytes / kMiB) + " MiB own, " +

@@ -35,7 +35,7 @@ Result<std::vector<BackupReader::SavedRange>> BackupReader::saved_ranges(CUdevic
     const std::vector<Piece> pieces = backups_.find(range.id, range.offset, range.size);
     if (pieces.empty())
       return Status(Code::kFailedPrecondition,
-                    "the bytes of " + memory_.holdings.name(range.id) +
+                    "the bytes of " + memory_.brokered.name(range.id) +
                         " are not saved here: a pause has dropped them (its region or tag has the "
                         "policy discard), or another rank of the group has saved them");
     for (const Piece& piece : pieces) {

@@ -115,7 +115,7 @@ Status Mover::save(const amem_v1_Copies& copies) {
     for (const auto& [each, copier] : copiers_.all())
       if (taken = allows(*form, each) && copier->offer(piece); taken) break;
     if (!taken)
-      return {Code::kInternal, memory_.holdings.name(piece.id) + " cannot be saved in " +
+      return {Code::kInternal, memory_.brokered.name(piece.id) + " cannot be saved in " +
                                    std::to_string(piece.space) + " bytes of the pool instead of " +
                                    std::to_string(piece.length) +
                                    ", because this rank can no longer look for zeros"};
@@ -132,7 +132,7 @@ Status Mover::load(const amem_v1_Copies& copies) {
   for (pb_size_t i = 0; i < copies.copies_count; ++i) {
     const amem_v1_Copy& copy = copies.copies[i];
     // A program that runs during the resume of its memory may have freed this meanwhile.
-    if (!memory_.holdings.holds(copy.id)) continue;
+    if (!memory_.brokered.has(copy.id)) continue;
     Result<Piece> placed = place(copy, SegmentView::Use::kRead);
     if (!placed.ok()) return placed.status();
     Piece& piece = placed.value();
@@ -256,7 +256,7 @@ Status Mover::finish_save(std::uint64_t& bytes, std::vector<Piece>& stored,
         piece.hash = piece.hash && form == Form::kDense;
         saving_.push_back({piece});
       } else if (result.ok() && !copiers_.of(piece.form).offer(piece)) {
-        result = {Code::kInternal, memory_.holdings.name(piece.id) + " cannot be saved in form " +
+        result = {Code::kInternal, memory_.brokered.name(piece.id) + " cannot be saved in form " +
                                        std::string(to_string(piece.form))};
       }
     }
@@ -358,7 +358,7 @@ Status Mover::verify() {
   if (Status s = copiers_.sparse().checksums(loaded); !s.ok()) return s;
   for (std::size_t i = 0; i < loaded.size(); ++i) {
     if (loaded[i].checksum == 0 || loaded[i].checksum == to_verify_[i].checksum) continue;
-    return {Code::kDataLoss, "AMEM_VERIFY: " + memory_.holdings.name(loaded[i].id) + ", bytes " +
+    return {Code::kDataLoss, "AMEM_VERIFY: " + memory_.brokered.name(loaded[i].id) + ", bytes " +
                                  std::to_string(loaded[i].offset) + " to " +
                                  std::to_string(loaded[i].offset + loaded[i].length) +
                                  ", differ from the saved bytes" + " (" +

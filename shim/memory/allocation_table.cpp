@@ -5,19 +5,19 @@
 
 namespace amem::shim {
 
-HeldAllocation& AllocationTable::add(const HeldAllocation& allocation) {
-  HeldAllocation& a = allocations_.try_emplace(allocation.id, allocation).first->second;
+BrokeredAllocation& AllocationTable::add(const BrokeredAllocation& allocation) {
+  BrokeredAllocation& a = allocations_.try_emplace(allocation.id, allocation).first->second;
   ++a.refs;
   empty_.store(false, std::memory_order_release);
   return a;
 }
 
-HeldAllocation* AllocationTable::find(std::uint64_t id) {
+BrokeredAllocation* AllocationTable::find(std::uint64_t id) {
   const auto it = allocations_.find(id);
   return it == allocations_.end() ? nullptr : &it->second;
 }
 
-void AllocationTable::move(HeldAllocation& a, Where where) {
+void AllocationTable::move(BrokeredAllocation& a, Where where) {
   if (a.arriving() && where == Where::kHere) ++returns_;
   if (!a.usable()) --paused_;
   a.where_ = where;
@@ -33,7 +33,7 @@ void AllocationTable::forget(std::uint64_t id) {
 }
 
 Mapping& AllocationTable::add_mapping(std::uint64_t id, Address address) {
-  HeldAllocation& a = allocations_.at(id);
+  BrokeredAllocation& a = allocations_.at(id);
   a.mapped_at.push_back(address);
   return mappings_.emplace(address, Mapping{address, a.size, id, {}, {}, false}).first->second;
 }

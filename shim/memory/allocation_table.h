@@ -86,7 +86,7 @@ constexpr const WhereRule& rule(Where where) { return kWhere[static_cast<std::si
 static_assert(std::all_of(kWhere.begin(), kWhere.end(),
                           [](const WhereRule& row) { return rule(row.where).where == row.where; }));
 
-struct HeldAllocation {
+struct BrokeredAllocation {
   std::uint64_t id = 0;      // the broker's
   std::uint32_t number = 0;  // in traces: the how-manieth of this process
   std::uint64_t size = 0;    // bytes
@@ -138,17 +138,17 @@ class AllocationTable {
   static std::uint64_t handle_of(std::uint64_t id) { return id | kHandleTag; }
 
   /// Adds an allocation with one reference, or one more reference to one that is known.
-  HeldAllocation& add(const HeldAllocation& allocation);
-  HeldAllocation* find(std::uint64_t id);
+  BrokeredAllocation& add(const BrokeredAllocation& allocation);
+  BrokeredAllocation* find(std::uint64_t id);
   /// Its memory is there from now on.
-  void move(HeldAllocation& allocation, Where where);
+  void move(BrokeredAllocation& allocation, Where where);
   /// Allocations that the program cannot use.
   std::size_t paused() const { return paused_; }
   /// Returns how often a resume has returned one to the program.
   std::uint64_t returns() const { return returns_; }
   /// The allocation of a handle that the program holds; nullptr also once it has released all.
-  HeldAllocation* of_handle(std::uint64_t handle) {
-    HeldAllocation* a = find(id_of(handle));
+  BrokeredAllocation* of_handle(std::uint64_t handle) {
+    BrokeredAllocation* a = find(id_of(handle));
     return a != nullptr && a->refs > 0 ? a : nullptr;
   }
 
@@ -168,12 +168,12 @@ class AllocationTable {
   static void grant(Mapping& mapping, const Access& access);
 
   /// Neither handle nor mapping nor binding left: the broker can be told.
-  static bool unused(const HeldAllocation& a) {
+  static bool unused(const BrokeredAllocation& a) {
     return a.refs == 0 && a.mapped_at.empty() && a.bindings == 0;
   }
   /// The driver's handle is still needed. Mappings alone do without; of memory that is only bound
   /// it could not be fetched again, and memory that is unmapped would be gone.
-  static bool needs_real(const HeldAllocation& a) {
+  static bool needs_real(const BrokeredAllocation& a) {
     return a.refs > 0 || a.bindings > 0 || (a.where() == Where::kUnmapped && !a.mapped_at.empty());
   }
   void forget(std::uint64_t id);
@@ -181,7 +181,7 @@ class AllocationTable {
   bool empty() const { return empty_.load(std::memory_order_acquire); }
 
   std::map<Address, Mapping>& mappings() { return mappings_; }
-  std::unordered_map<std::uint64_t, HeldAllocation>& allocations() { return allocations_; }
+  std::unordered_map<std::uint64_t, BrokeredAllocation>& allocations() { return allocations_; }
 
   /// Returns what is left of a range without the mappings in it for which `absent` is true.
   template <class Predicate>
@@ -208,7 +208,7 @@ class AllocationTable {
   static std::vector<Run> runs(const std::vector<Mapping*>& sorted, bool with_access);
 
  private:
-  std::unordered_map<std::uint64_t, HeldAllocation> allocations_;
+  std::unordered_map<std::uint64_t, BrokeredAllocation> allocations_;
   std::atomic<bool> empty_{true};
   std::size_t paused_ = 0;
   std::uint64_t returns_ = 0;

@@ -11,16 +11,16 @@
 #pragma once
 
 #include "shim/gate/gate.h"
-#include "shim/memory/holdings.h"
+#include "shim/memory/brokered_memory.h"
 #include "shim/process/fault_points.h"
 
 namespace amem::shim {
 
 class FreePass {
  public:
-  FreePass(Gate& gate, Holdings& holdings) noexcept
+  FreePass(Gate& gate, BrokeredMemory& brokered) noexcept
       : gate_(gate),
-        holdings_(holdings),
+        brokered_(brokered),
         outermost_(!Gate::inside()),
         result_(gate.enter_to_free()) {
     if (gate_.shut()) fault_point("freePasses");
@@ -30,7 +30,7 @@ class FreePass {
     const bool paused = gate_.shut();
     if (paused) fault_point("freeDone");
     gate_.leave_quietly();
-    if (paused && outermost_) holdings_.await_frees();
+    if (paused && outermost_) brokered_.await_frees();
   }
   FreePass(const FreePass&) = delete;
   FreePass& operator=(const FreePass&) = delete;
@@ -39,7 +39,7 @@ class FreePass {
 
  private:
   Gate& gate_;
-  Holdings& holdings_;
+  BrokeredMemory& brokered_;
   bool outermost_;
   CUresult result_;
 };

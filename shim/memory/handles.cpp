@@ -42,9 +42,9 @@ std::unique_ptr<Message> create_message(const DeviceUuid& device, std::size_t si
 }
 
 /// The allocation `at` of those that were given.
-HeldAllocation created(const amem_v1_Create& asked, int device, const amem_v1_Created& given,
-                       std::size_t at = 0) {
-  HeldAllocation a;
+BrokeredAllocation created(const amem_v1_Create& asked, int device, const amem_v1_Created& given,
+                           std::size_t at = 0) {
+  BrokeredAllocation a;
   a.id = given.id + at;
   a.size = given.count > 1 ? std::min(asked.part, asked.size - at * asked.part) : asked.size;
   a.device = device;
@@ -61,20 +61,20 @@ std::unique_ptr<Message> device_nodes_message() {
 }  // namespace
 
 /// Turns a descriptor from the broker into a handle of the program.
-CUresult Handles::adopt(CUmemGenericAllocationHandle* handle, HeldAllocation allocation,
+CUresult Handles::adopt(CUmemGenericAllocationHandle* handle, BrokeredAllocation allocation,
                         const Fd& fd) {
-  std::lock_guard lock(holdings_.mutex);
+  std::lock_guard lock(brokered_.mutex);
   session_.taken(allocation.id);
-  HeldAllocation* known = holdings_.table.find(allocation.id);
+  BrokeredAllocation* known = brokered_.table.find(allocation.id);
   // A reference needs the driver's handle, which mappings alone do without. An imported one would
   // not do for what the process has made.
   if (known != nullptr && known->own)
-    if (CUresult r = holdings_.ensure_real(*known); r != CUDA_SUCCESS) return r;
+    if (CUresult r = brokered_.ensure_real(*known); r != CUDA_SUCCESS) return r;
   if (known == nullptr || known->real == 0) {
     CUmemGenericAllocationHandle real = 0;
-    if (CUresult r = holdings_.import_descriptor(&real, fd); r != CUDA_SUCCESS) {
+    if (CUresult r = brokered_.import_descriptor(&real, fd); r != CUDA_SUCCESS) {
       log_error("importing " + describe(allocation) + " from the broker: " + driver_.name(r));
-      if (known == nullptr) holdings_.tell_free(allocation.id);
+      if (known == nullptr) brokered_.tell_free(allocation.id);
       return r;
     }
     if (known != nullptr) known->real = real;
@@ -84,7 +84,7 @@ CUresult Handles::adopt(CUmemGenericAllocationHandle* handle, HeldAllocation all
     ++known->refs;
   } else {
     allocation.number = take_number();
-    holdings_.table.add(allocation);
+    brokered_.table.add(allocation);
   }
   *handle = AllocationTable::handle_of(allocation.id);
   return CUDA_SUCCESS;
@@ -156,10 +156,10 @@ CUresult Handles::create(std::vector<CUmemGenericAllocationHandle>& handles, std
   if (r == CUDA_SUCCESS) return r;
   for (const CUmemGenericAllocationHandle handle : handles) release(handle);
   handles.clear();
-  std::lock_guard lock(holdings_.mutex);
+  std::lock_guard lock(brokered_.mutex);
   for (; at < ids.size(); ++at) {
     session_.taken(ids[at]);
-    holdings_.tell_free(ids[at]);
+    brokered_.tell_free(ids[at]);
   }
   return r;
 }
@@ -192,13 +192,13 @@ CUresult Handles::create_own(CUmemGenericAllocationHandle* handle, std::size_t s
     driver_.cuMemRelease_(made.handle);
     return refuse_empty(reply, 0, what);
   }
-  HeldAllocation a = created(request->body.create, device, reply.result.created);
+  BrokeredAllocation a = created(request->body.create, device, reply.result.created);
   a.own = true;
   a.real = made.handle;
   a.number = take_number();
-  std::lock_guard lock(holdings_.mutex);
+  std::lock_guard lock(brokered_.mutex);
   session_.taken(a.id);
-  holdings_.table.add(a);
+  brokered_.table.add(a);
   *handle = AllocationTable::handle_of(a.id);
   return CUDA_SUCCESS;
 }
@@ -216,20 +216,20 @@ CUresult Handles::make(std::size_t size, const CUmemAllocationProp& prop, const 
   CUmemGenericAllocationHandle other = 0;
   if (r = create(&other, size, prop, label); r != CUDA_SUCCESS) return r;
   release(other);
-  holdings_.await_frees();
+  brokered_.await_frees();
   return make_it();
 }
 
 CUresult Handles::import_ticket(CUmemGenericAllocationHandle* handle, const Ticket& ticket) {
   {
-    std::lock_guard lock(holdings_.mutex);
-    ++holdings_.redeeming[ticket.id];
+    std::lock_guard lock(brokered_.mutex);
+    ++brokered_.redeeming[ticket.id];
   }
   const CUresult r = redeem(handle, ticket);
-  std::lock_guard lock(holdings_.mutex);
-  if (--holdings_.redeeming[ticket.id] == 0) holdings_.redeeming.erase(ticket.id);
-  if (HeldAllocation* a = holdings_.table.find(ticket.id); a != nullptr)
-    holdings_.drop_unneeded(*a);
+  std::lock_guard lock(brokered_.mutex);
+  if (--brokered_.redeeming[ticket.id] == 0) brokered_.redeeming.erase(ticket.id);
+  if (BrokeredAllocation* a = brokered_.table.find(ticket.id); a != nullptr)
+    brokered_.drop_unneeded(*a);
   return r;
 }
 
@@ -245,7 +245,7 @@ CUresult Handles::redeem(CUmemGenericAllocationHandle* handle, const Ticket& tic
     return refuse_empty(reply, 1, what);
 
   const amem_v1_Redeemed& r = reply.result.redeemed;
-  HeldAllocation a;
+  BrokeredAllocation a;
   a.id = r.id;
   a.size = r.size;
   a.device = devices_.ordinal(make_uuid(r.device));
@@ -261,25 +261,25 @@ CUresult Handles::redeem(CUmemGenericAllocationHandle* handle, const Ticket& tic
 }
 
 CUresult Handles::release(CUmemGenericAllocationHandle handle) {
-  std::unique_lock lock(holdings_.mutex);
+  std::unique_lock lock(brokered_.mutex);
   const std::uint64_t id = AllocationTable::id_of(handle);
-  const bool in_time = holdings_.wait_arrival(lock, [&] {
-    const HeldAllocation* a = holdings_.table.find(id);
+  const bool in_time = brokered_.wait_arrival(lock, [&] {
+    const BrokeredAllocation* a = brokered_.table.find(id);
     return a != nullptr && a->arriving();
   });
   if (!in_time) return CUDA_ERROR_SYSTEM_NOT_READY;
-  HeldAllocation* a = holdings_.table.of_handle(handle);
+  BrokeredAllocation* a = brokered_.table.of_handle(handle);
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   --a->refs;
-  holdings_.drop_unneeded(*a);
+  brokered_.drop_unneeded(*a);
   return CUDA_SUCCESS;
 }
 
 CUresult Handles::export_ticket(int* fd, CUmemGenericAllocationHandle handle) {
   Ticket ticket;
   {
-    std::lock_guard lock(holdings_.mutex);
-    HeldAllocation* a = holdings_.table.of_handle(handle);
+    std::lock_guard lock(brokered_.mutex);
+    BrokeredAllocation* a = brokered_.table.of_handle(handle);
     if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
     a->shared = true;
     ticket = ticket_for(*a);
@@ -306,57 +306,57 @@ std::uint64_t Handles::granularity(int device) const {
 }
 
 CUresult Handles::properties(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
-  std::lock_guard lock(holdings_.mutex);
-  const HeldAllocation* a = holdings_.table.of_handle(handle);
+  std::lock_guard lock(brokered_.mutex);
+  const BrokeredAllocation* a = brokered_.table.of_handle(handle);
   if (a == nullptr || prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *prop = brokered_properties(a->device, a->gpu_direct_rdma);
   return CUDA_SUCCESS;
 }
 
 std::optional<CUresult> Handles::retain(CUmemGenericAllocationHandle* handle, CUdeviceptr address) {
-  std::lock_guard lock(holdings_.mutex);
-  const Mapping* m = holdings_.table.mapping_at(address);
+  std::lock_guard lock(brokered_.mutex);
+  const Mapping* m = brokered_.table.mapping_at(address);
   if (m == nullptr) return std::nullopt;
-  HeldAllocation& a = *holdings_.table.find(m->id);
+  BrokeredAllocation& a = *brokered_.table.find(m->id);
   if (a.mapped())
-    if (CUresult r = holdings_.ensure_real(a); r != CUDA_SUCCESS) return r;
+    if (CUresult r = brokered_.ensure_real(a); r != CUDA_SUCCESS) return r;
   ++a.refs;
   *handle = AllocationTable::handle_of(m->id);
   return CUDA_SUCCESS;
 }
 
 std::optional<Ticket> Handles::ticket_at(CUdeviceptr address, std::size_t size) {
-  std::lock_guard lock(holdings_.mutex);
-  const Mapping* first = holdings_.table.mapping_at(address);
+  std::lock_guard lock(brokered_.mutex);
+  const Mapping* first = brokered_.table.mapping_at(address);
   if (first == nullptr) return std::nullopt;
-  for (const Mapping* m : holdings_.table.overlapping(address, size))
-    holdings_.table.find(m->id)->shared = true;
-  return ticket_for(*holdings_.table.find(first->id));
+  for (const Mapping* m : brokered_.table.overlapping(address, size))
+    brokered_.table.find(m->id)->shared = true;
+  return ticket_for(*brokered_.table.find(first->id));
 }
 
 std::optional<Handles::Known> Handles::known(std::uint64_t id) {
-  std::lock_guard lock(holdings_.mutex);
-  const HeldAllocation* a = holdings_.table.find(id);
+  std::lock_guard lock(brokered_.mutex);
+  const BrokeredAllocation* a = brokered_.table.find(id);
   if (a == nullptr) return std::nullopt;
   return Known{a->size, a->device, a->imported, a->gpu_direct_rdma};
 }
 
 Handles::TraceView Handles::trace_view(CUmemGenericAllocationHandle handle) {
-  std::lock_guard lock(holdings_.mutex);
-  const HeldAllocation* a = holdings_.table.find(AllocationTable::id_of(handle));
+  std::lock_guard lock(brokered_.mutex);
+  const BrokeredAllocation* a = brokered_.table.find(AllocationTable::id_of(handle));
   if (a == nullptr) return {};
   return {a->number, a->imported, a->refs, a->mapped_at.size()};
 }
 
 void Handles::unclaimed(const amem_v1_Reply& reply) {
-  std::lock_guard lock(holdings_.mutex);
+  std::lock_guard lock(brokered_.mutex);
   give_back(reply, 0);
 }
 
 /// An answer without what it is about.
 CUresult Handles::refuse_empty(const amem_v1_Reply& reply, unsigned mine, const std::string& what) {
   {
-    std::lock_guard lock(holdings_.mutex);
+    std::lock_guard lock(brokered_.mutex);
     for (const std::uint64_t id : given_by(reply)) session_.taken(id);
     give_back(reply, mine);
   }
@@ -366,12 +366,12 @@ CUresult Handles::refuse_empty(const amem_v1_Reply& reply, unsigned mine, const 
 }
 
 /// Gives back what a Reply gave us and we do not take. `mine`: calls under way for it that are the
-/// caller's. REQUIRES: the lock of the holdings is held.
+/// caller's. REQUIRES: the lock of the brokered memory is held.
 void Handles::give_back(const amem_v1_Reply& reply, unsigned mine) {
   for (const std::uint64_t id : given_by(reply)) {
-    const auto under_way = holdings_.redeeming.find(id);
-    const bool others = under_way != holdings_.redeeming.end() && under_way->second > mine;
-    if (holdings_.table.find(id) == nullptr && !others) holdings_.tell_free(id);
+    const auto under_way = brokered_.redeeming.find(id);
+    const bool others = under_way != brokered_.redeeming.end() && under_way->second > mine;
+    if (brokered_.table.find(id) == nullptr && !others) brokered_.tell_free(id);
   }
 }
 

@@ -16,7 +16,7 @@
 #include "shim/base/region.h"
 #include "shim/driver/local_devices.h"
 #include "shim/driver/own_memory.h"
-#include "shim/memory/holdings.h"
+#include "shim/memory/brokered_memory.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
@@ -26,8 +26,8 @@ class Handles {
   /// The granularity of all devices so far.
   static constexpr std::uint64_t kUsualGranularity = 2ULL << 20U;
 
-  Handles(const Driver& driver, LocalDevices& devices, Session& session, Holdings& holdings)
-      : driver_(driver), devices_(devices), session_(session), holdings_(holdings) {}
+  Handles(const Driver& driver, LocalDevices& devices, Session& session, BrokeredMemory& brokered)
+      : driver_(driver), devices_(devices), session_(session), brokered_(brokered) {}
 
   CUresult create(CUmemGenericAllocationHandle* handle, std::size_t size,
                   const CUmemAllocationProp& prop, const Label& label);
@@ -93,17 +93,17 @@ class Handles {
   void show_device(int device);
   /// Asks again where the broker wants to see the node of a device that this process does not use.
   Result<ReplyPacket> ask_for_redeemed(Message& request);
-  CUresult adopt(CUmemGenericAllocationHandle* handle, HeldAllocation allocation, const Fd& fd);
+  CUresult adopt(CUmemGenericAllocationHandle* handle, BrokeredAllocation allocation, const Fd& fd);
   void give_back(const amem_v1_Reply& reply, unsigned mine);
   CUresult refuse_empty(const amem_v1_Reply& reply, unsigned mine, const std::string& what);
-  Ticket ticket_for(const HeldAllocation& a) const {
+  Ticket ticket_for(const BrokeredAllocation& a) const {
     return {a.id, 0, a.size, a.token, rank_, a.number};
   }
 
   const Driver& driver_;
   LocalDevices& devices_;
   Session& session_;
-  Holdings& holdings_;
+  BrokeredMemory& brokered_;
   std::atomic<std::uint32_t> next_number_{1};
   int rank_ = -1;
   bool binding_ = false;

@@ -8,7 +8,7 @@ namespace amem::shim {
 
 namespace {
 
-unsigned long long handle_types_of(const HeldAllocation& a) {
+unsigned long long handle_types_of(const BrokeredAllocation& a) {
   return a.imported ? 0 : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 }
 
@@ -24,32 +24,32 @@ CUmemAccessDesc device_access(int device, CUmemAccess_flags flags) {
 
 CUresult Mappings::map(CUdeviceptr address, std::size_t size, std::size_t offset,
                        CUmemGenericAllocationHandle handle, unsigned long long flags) {
-  std::lock_guard lock(holdings_.mutex);
-  HeldAllocation* a = holdings_.table.of_handle(handle);
+  std::lock_guard lock(brokered_.mutex);
+  BrokeredAllocation* a = brokered_.table.of_handle(handle);
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!a->mapped()) {
     log_error("mapping " + describe(*a) + ": it is paused with its tag '" + a->tag +
               "'. Resume this tag first");
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
-  if (CUresult r = holdings_.ensure_real(*a); r != CUDA_SUCCESS) return r;
+  if (CUresult r = brokered_.ensure_real(*a); r != CUDA_SUCCESS) return r;
   if (CUresult r = driver_.cuMemMap_(address, size, offset, a->real, flags); r != CUDA_SUCCESS)
     return r;
   // The driver maps whole handles only (it refused anything else just now), so this is the whole
   // allocation.
-  holdings_.table.add_mapping(a->id, address);
+  brokered_.table.add_mapping(a->id, address);
   return CUDA_SUCCESS;
 }
 
 std::optional<CUresult> Mappings::unmap(CUdeviceptr address, std::size_t size) {
-  std::unique_lock lock(holdings_.mutex);
+  std::unique_lock lock(brokered_.mutex);
   const std::optional<std::vector<Mapping*>> touched =
-      holdings_.await_arrivals(lock, address, size);
+      brokered_.await_arrivals(lock, address, size);
   if (!touched) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (touched->empty()) return std::nullopt;
   // What is paused is mapped nowhere, unless it is stale: the driver knows only of the rest.
   const auto absent = [&](const Mapping& m) {
-    return !holdings_.table.find(m.id)->mapped() && !m.stale;
+    return !brokered_.table.find(m.id)->mapped() && !m.stale;
   };
   for (const Mapping* m : *touched)
     if (absent(*m) && (m->address < address || m->address + m->size > address + size))
@@ -57,21 +57,21 @@ std::optional<CUresult> Mappings::unmap(CUdeviceptr address, std::size_t size) {
   for (const AddressRange& part : AllocationTable::without(address, size, *touched, absent))
     if (CUresult r = driver_.cuMemUnmap_(part.address, part.size); r != CUDA_SUCCESS) return r;
   for (const Mapping* m : *touched) {
-    HeldAllocation& a = *holdings_.table.find(m->id);
-    holdings_.table.remove_mapping(m->address);
-    holdings_.drop_unneeded(a);
+    BrokeredAllocation& a = *brokered_.table.find(m->id);
+    brokered_.table.remove_mapping(m->address);
+    brokered_.drop_unneeded(a);
   }
   return CUDA_SUCCESS;
 }
 
 std::optional<CUresult> Mappings::set_access(CUdeviceptr address, std::size_t size,
                                              const CUmemAccessDesc* desc, std::size_t count) {
-  std::unique_lock lock(holdings_.mutex);
+  std::unique_lock lock(brokered_.mutex);
   const std::optional<std::vector<Mapping*>> touched =
-      holdings_.await_arrivals(lock, address, size);
+      brokered_.await_arrivals(lock, address, size);
   if (!touched) return CUDA_ERROR_SYSTEM_NOT_READY;
   if (touched->empty()) return std::nullopt;
-  const auto absent = [&](const Mapping& m) { return !holdings_.table.find(m.id)->mapped(); };
+  const auto absent = [&](const Mapping& m) { return !brokered_.table.find(m.id)->mapped(); };
   for (const AddressRange& part : AllocationTable::without(address, size, *touched, absent))
     if (CUresult r = driver_.cuMemSetAccess_(part.address, part.size, desc, count);
         r != CUDA_SUCCESS)
@@ -85,8 +85,8 @@ std::optional<CUresult> Mappings::set_access(CUdeviceptr address, std::size_t si
 
 std::optional<unsigned long long> Mappings::access(CUdeviceptr address,
                                                    const CUmemLocation& location) {
-  std::lock_guard lock(holdings_.mutex);
-  const Mapping* m = holdings_.table.mapping_at(address);
+  std::lock_guard lock(brokered_.mutex);
+  const Mapping* m = brokered_.table.mapping_at(address);
   if (m == nullptr) return std::nullopt;
   for (const Access& a : m->access)
     if (a.type == static_cast<int>(location.type) && a.id == location.id)
@@ -96,8 +96,8 @@ std::optional<unsigned long long> Mappings::access(CUdeviceptr address,
 
 std::optional<CUresult> Mappings::address_range(CUdeviceptr* base, std::size_t* size,
                                                 CUdeviceptr address) {
-  std::lock_guard lock(holdings_.mutex);
-  const Mapping* m = holdings_.table.mapping_at(address);
+  std::lock_guard lock(brokered_.mutex);
+  const Mapping* m = brokered_.table.mapping_at(address);
   if (m == nullptr) return std::nullopt;
   if (base != nullptr) *base = m->address;
   if (size != nullptr) *size = m->size;
@@ -105,15 +105,15 @@ std::optional<CUresult> Mappings::address_range(CUdeviceptr* base, std::size_t* 
 }
 
 bool Mappings::brokered(CUdeviceptr address, std::size_t size) {
-  std::lock_guard lock(holdings_.mutex);
-  return !holdings_.table.overlapping(address, size).empty();
+  std::lock_guard lock(brokered_.mutex);
+  return !brokered_.table.overlapping(address, size).empty();
 }
 
 std::optional<Mappings::Absent> Mappings::absent(CUdeviceptr address) {
-  std::lock_guard lock(holdings_.mutex);
-  const Mapping* m = holdings_.table.mapping_at(address);
+  std::lock_guard lock(brokered_.mutex);
+  const Mapping* m = brokered_.table.mapping_at(address);
   if (m == nullptr) return std::nullopt;
-  const HeldAllocation& a = *holdings_.table.find(m->id);
+  const BrokeredAllocation& a = *brokered_.table.find(m->id);
   if (a.mapped()) return std::nullopt;
   return Absent{
       m->address,        m->size, a.device, a.gpu_direct_rdma, m->sync_memops.contains(address),
@@ -121,22 +121,22 @@ std::optional<Mappings::Absent> Mappings::absent(CUdeviceptr address) {
 }
 
 std::optional<unsigned long long> Mappings::handle_types(CUdeviceptr address) {
-  std::lock_guard lock(holdings_.mutex);
-  const Mapping* m = holdings_.table.mapping_at(address);
+  std::lock_guard lock(brokered_.mutex);
+  const Mapping* m = brokered_.table.mapping_at(address);
   if (m == nullptr) return std::nullopt;
-  return handle_types_of(*holdings_.table.find(m->id));
+  return handle_types_of(*brokered_.table.find(m->id));
 }
 
 Result<std::vector<Mappings::AbsentRange>> Mappings::paused(CUdeviceptr address,
                                                             std::uint64_t size) {
-  std::lock_guard lock(holdings_.mutex);
+  std::lock_guard lock(brokered_.mutex);
   std::vector<AbsentRange> ranges;
   const CUdeviceptr end = address + size;
   while (address < end) {
-    const Mapping* m = holdings_.table.mapping_at(address);
+    const Mapping* m = brokered_.table.mapping_at(address);
     if (m == nullptr)
       return Status(Code::kInvalidArgument, "this memory is not brokered, so no pause saves it");
-    if (holdings_.table.find(m->id)->mapped())
+    if (brokered_.table.find(m->id)->mapped())
       return Status(Code::kNotFound, "this memory is on its device, so no bytes of it are saved");
     const std::uint64_t offset = address - m->address;
     const std::uint64_t here = std::min<std::uint64_t>(end - address, m->size - offset);
@@ -147,50 +147,50 @@ Result<std::vector<Mappings::AbsentRange>> Mappings::paused(CUdeviceptr address,
 }
 
 std::optional<std::uint64_t> Mappings::id_at(CUdeviceptr address) {
-  std::lock_guard lock(holdings_.mutex);
-  const Mapping* m = holdings_.table.mapping_at(address);
+  std::lock_guard lock(brokered_.mutex);
+  const Mapping* m = brokered_.table.mapping_at(address);
   if (m == nullptr) return std::nullopt;
   return m->id;
 }
 
 bool Mappings::arriving(CUdeviceptr address) {
-  std::lock_guard lock(holdings_.mutex);
-  const Mapping* m = holdings_.table.mapping_at(address);
-  return m != nullptr && holdings_.table.find(m->id)->arriving();
+  std::lock_guard lock(brokered_.mutex);
+  const Mapping* m = brokered_.table.mapping_at(address);
+  return m != nullptr && brokered_.table.find(m->id)->arriving();
 }
 
 bool Mappings::resident(CUdeviceptr address) {
-  std::lock_guard lock(holdings_.mutex);
-  const Mapping* m = holdings_.table.mapping_at(address);
+  std::lock_guard lock(brokered_.mutex);
+  const Mapping* m = brokered_.table.mapping_at(address);
   if (m == nullptr) return false;
-  return holdings_.table.find(m->id)->usable();
+  return brokered_.table.find(m->id)->usable();
 }
 
 bool Mappings::reusable(CUdeviceptr address, std::size_t size) {
-  std::lock_guard lock(holdings_.mutex);
-  const std::vector<Mapping*> mapped = holdings_.table.overlapping(address, size);
+  std::lock_guard lock(brokered_.mutex);
+  const std::vector<Mapping*> mapped = brokered_.table.overlapping(address, size);
   return !mapped.empty() && std::all_of(mapped.begin(), mapped.end(), [this](const Mapping* m) {
-    const HeldAllocation& a = *holdings_.table.find(m->id);
+    const BrokeredAllocation& a = *brokered_.table.find(m->id);
     return a.usable() && !a.shared && a.pins.empty() && a.bindings == 0 &&
            a.mapped_at.size() == 1 && m->sync_memops.empty();
   });
 }
 
 std::vector<CUdeviceptr> Mappings::starts(CUdeviceptr address, std::size_t size) {
-  std::lock_guard lock(holdings_.mutex);
+  std::lock_guard lock(brokered_.mutex);
   std::vector<CUdeviceptr> all;
-  for (const Mapping* m : holdings_.table.overlapping(address, size)) all.push_back(m->address);
+  for (const Mapping* m : brokered_.table.overlapping(address, size)) all.push_back(m->address);
   return all;
 }
 
 bool Mappings::arrived(CUdeviceptr address, std::size_t size) {
-  std::unique_lock lock(holdings_.mutex);
-  return holdings_.await_arrivals(lock, address, size).has_value();
+  std::unique_lock lock(brokered_.mutex);
+  return brokered_.await_arrivals(lock, address, size).has_value();
 }
 
 void Mappings::set_sync_memops(CUdeviceptr address, bool on) {
-  std::lock_guard lock(holdings_.mutex);
-  Mapping* m = holdings_.table.mapping_at(address);
+  std::lock_guard lock(brokered_.mutex);
+  Mapping* m = brokered_.table.mapping_at(address);
   if (m == nullptr) return;
   if (on)
     m->sync_memops.insert(address);
@@ -199,37 +199,37 @@ void Mappings::set_sync_memops(CUdeviceptr address, bool on) {
 }
 
 CUresult Mappings::hold(CUmemGenericAllocationHandle handle, Held& held) {
-  std::lock_guard lock(holdings_.mutex);
-  HeldAllocation* a = holdings_.table.of_handle(handle);
+  std::lock_guard lock(brokered_.mutex);
+  BrokeredAllocation* a = brokered_.table.of_handle(handle);
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (CUresult r = holdings_.ensure_real(*a); r != CUDA_SUCCESS) return r;
+  if (CUresult r = brokered_.ensure_real(*a); r != CUDA_SUCCESS) return r;
   ++a->bindings;
   held = {a->id, a->real, a->device, 0, 0, a->size, a->own};
   return CUDA_SUCCESS;
 }
 
 std::vector<Mappings::Held> Mappings::hold(CUdeviceptr address, std::size_t size) {
-  std::lock_guard lock(holdings_.mutex);
+  std::lock_guard lock(brokered_.mutex);
   std::vector<Held> pieces;
-  for (const Mapping* m : holdings_.table.overlapping(address, size)) {
-    HeldAllocation& a = *holdings_.table.find(m->id);
+  for (const Mapping* m : brokered_.table.overlapping(address, size)) {
+    BrokeredAllocation& a = *brokered_.table.find(m->id);
     ++a.bindings;
     const CUdeviceptr begin = std::max<CUdeviceptr>(address, m->address);
     const CUdeviceptr end = std::min<CUdeviceptr>(address + size, m->address + m->size);
     // A handle that cannot be had now is missed only if the memory is unmapped while it is bound.
-    holdings_.ensure_real(a);
+    brokered_.ensure_real(a);
     pieces.push_back({a.id, a.real, a.device, begin, begin - m->address, end - begin, a.own});
   }
   return pieces;
 }
 
 void Mappings::release(const Multicast::Freed& ids) {
-  std::lock_guard lock(holdings_.mutex);
+  std::lock_guard lock(brokered_.mutex);
   for (const std::uint64_t id : ids) {
-    HeldAllocation* a = holdings_.table.find(id);
+    BrokeredAllocation* a = brokered_.table.find(id);
     if (a == nullptr) continue;
     --a->bindings;
-    holdings_.drop_unneeded(*a);
+    brokered_.drop_unneeded(*a);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/driver.h"
-#include "shim/memory/holdings.h"
+#include "shim/memory/brokered_memory.h"
 #include "shim/memory/multicast.h"
 #include "shim/session/session.h"
 
@@ -17,8 +17,8 @@ CUmemAccessDesc device_access(int device, CUmemAccess_flags flags);
 
 class Mappings {
  public:
-  Mappings(const Driver& driver, Session& session, Holdings& holdings)
-      : driver_(driver), session_(session), holdings_(holdings) {}
+  Mappings(const Driver& driver, Session& session, BrokeredMemory& brokered)
+      : driver_(driver), session_(session), brokered_(brokered) {}
 
   CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
                CUmemGenericAllocationHandle handle, unsigned long long flags);
@@ -87,7 +87,7 @@ class Mappings {
  private:
   const Driver& driver_;
   Session& session_;
-  Holdings& holdings_;
+  BrokeredMemory& brokered_;
 };
 
 }  // namespace amem::shim

@@ -1,9 +1,9 @@
 // Memory: the parts that together know this process's device memory, brokered and not.
 #pragma once
 
+#include "shim/memory/brokered_memory.h"
 #include "shim/memory/graph_copies.h"
 #include "shim/memory/handles.h"
-#include "shim/memory/holdings.h"
 #include "shim/memory/mappings.h"
 #include "shim/memory/multicast.h"
 #include "shim/memory/pins.h"
@@ -15,15 +15,15 @@ namespace amem::shim {
 struct Memory {
   Memory(const Driver& driver, LocalDevices& devices, Gate& gate, Session& session)
       : multicast(driver),
-        holdings(driver, session),
-        handles(driver, devices, session, holdings),
-        mappings(driver, session, holdings),
-        pins(gate, session, holdings),
-        residency(driver, devices, multicast, holdings),
+        brokered(driver, session),
+        handles(driver, devices, session, brokered),
+        mappings(driver, session, brokered),
+        pins(gate, session, brokered),
+        residency(driver, devices, multicast, brokered),
         graphs(driver) {}
 
   Multicast multicast;
-  Holdings holdings;
+  BrokeredMemory brokered;
   Handles handles;
   Mappings mappings;
   Pins pins;

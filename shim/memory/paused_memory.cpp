@@ -19,14 +19,14 @@ constexpr std::chrono::milliseconds kLookAgain{100};
 
 std::atomic<bool> ending{false};
 std::atomic<bool> broker_lost{false};
-// With the lock of the holdings. Never destroyed: somebody may wait when the process exits.
+// With the lock of the brokered memory. Never destroyed: somebody may wait when the process exits.
 std::condition_variable& changed = *new std::condition_variable;
 
 /// REQUIRES: the lock is held.
-const Mapping* first_paused(Holdings& holdings, const Operand& operand) {
+const Mapping* first_paused(BrokeredMemory& brokered, const Operand& operand) {
   if (operand.bytes == 0) return nullptr;
-  for (const Mapping* m : holdings.table.overlapping(operand.address, operand.bytes))
-    if (!holdings.table.find(m->id)->usable()) return m;
+  for (const Mapping* m : brokered.table.overlapping(operand.address, operand.bytes))
+    if (!brokered.table.find(m->id)->usable()) return m;
   return nullptr;
 }
 
@@ -34,14 +34,14 @@ const Mapping* first_paused(Holdings& holdings, const Operand& operand) {
 
 std::atomic<bool> PausedMemory::any_{false};
 
-std::optional<PausedMemory::Missing> PausedMemory::of(Holdings& holdings,
+std::optional<PausedMemory::Missing> PausedMemory::of(BrokeredMemory& brokered,
                                                       std::span<const Operand> operands) {
   if (operands.empty()) return std::nullopt;
-  const std::lock_guard lock(holdings.mutex);
+  const std::lock_guard lock(brokered.mutex);
   for (const Operand& operand : operands) {
-    const Mapping* m = first_paused(holdings, operand);
+    const Mapping* m = first_paused(brokered, operand);
     if (m == nullptr) continue;
-    const HeldAllocation& a = *holdings.table.find(m->id);
+    const BrokeredAllocation& a = *brokered.table.find(m->id);
     char address[2 + 16 + 1];
     std::snprintf(address, sizeof address, "0x%llx",
                   std::max<CUdeviceptr>(operand.address, m->address));
@@ -52,11 +52,11 @@ std::optional<PausedMemory::Missing> PausedMemory::of(Holdings& holdings,
   return std::nullopt;
 }
 
-std::string PausedMemory::tags(Holdings& holdings) {
+std::string PausedMemory::tags(BrokeredMemory& brokered) {
   std::map<std::string, std::uint64_t> bytes;
   {
-    const std::lock_guard lock(holdings.mutex);
-    for (const auto& [id, a] : holdings.table.allocations())
+    const std::lock_guard lock(brokered.mutex);
+    for (const auto& [id, a] : brokered.table.allocations())
       if (!a.usable()) bytes[a.tag] += a.size;
   }
   std::string text;
@@ -65,24 +65,24 @@ std::string PausedMemory::tags(Holdings& holdings) {
   return text;
 }
 
-PausedMemory::Waited PausedMemory::wait(Holdings& holdings, std::span<const Operand> operands,
+PausedMemory::Waited PausedMemory::wait(BrokeredMemory& brokered, std::span<const Operand> operands,
                                         std::chrono::milliseconds patience,
                                         const std::function<bool()>& in_the_way, WaitLog& waits,
                                         const std::string& what) {
   using Clock = std::chrono::steady_clock;
   const EndOfCaller end;
-  std::unique_lock lock(holdings.mutex);
-  std::uint64_t seen = holdings.table.returns();
+  std::unique_lock lock(brokered.mutex);
+  std::uint64_t seen = brokered.table.returns();
   Clock::time_point began = Clock::now();
   while (std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
-    return first_paused(holdings, operand) != nullptr;
+    return first_paused(brokered, operand) != nullptr;
   })) {
     if (end.is_here(ending.load())) return Waited::kEnding;
     if (lost()) return Waited::kLost;
     if (in_the_way()) return Waited::kInTheWay;
     const auto now = Clock::now();
     // It may have been here meanwhile, for too short a time: this is another wait.
-    if (std::exchange(seen, holdings.table.returns()) != holdings.table.returns()) began = now;
+    if (std::exchange(seen, brokered.table.returns()) != brokered.table.returns()) began = now;
     if (patience.count() > 0 && now >= began + patience) return Waited::kTooLong;
     if (waits.due(began, now)) {
       lock.unlock();
@@ -95,8 +95,8 @@ PausedMemory::Waited PausedMemory::wait(Holdings& holdings, std::span<const Oper
   return Waited::kIsHere;
 }
 
-void PausedMemory::update(Holdings& holdings) {
-  any_.store(holdings.table.paused() > 0, std::memory_order_release);
+void PausedMemory::update(BrokeredMemory& brokered) {
+  any_.store(brokered.table.paused() > 0, std::memory_order_release);
   changed.notify_all();
 }
 

@@ -16,7 +16,7 @@
 #include <string>
 
 #include "shim/gate/wait_log.h"
-#include "shim/memory/holdings.h"
+#include "shim/memory/brokered_memory.h"
 
 namespace amem::shim {
 
@@ -39,23 +39,23 @@ class PausedMemory {
     bool by_itself = false;  // this process has asked for the pause
   };
   /// Nothing: none is paused.
-  static std::optional<Missing> of(Holdings& holdings, std::span<const Operand> operands);
+  static std::optional<Missing> of(BrokeredMemory& brokered, std::span<const Operand> operands);
 
   /// For messages: the tags of what is paused, with their bytes. Empty: nothing is.
-  static std::string tags(Holdings& holdings);
+  static std::string tags(BrokeredMemory& brokered);
 
   enum class Waited : std::uint8_t { kIsHere, kTooLong, kInTheWay, kEnding, kLost };
   /// Waits until none of these is paused. kTooLong: it took longer than `patience`, if that is not
   /// 0, since the process's memory last returned. kInTheWay: `in_the_way` says that others wait for
   /// the caller; it is asked repeatedly, and must not block. kLost: without a broker it does not
   /// return. `what`: of the lines that say that somebody waits.
-  static Waited wait(Holdings& holdings, std::span<const Operand> operands,
+  static Waited wait(BrokeredMemory& brokered, std::span<const Operand> operands,
                      std::chrono::milliseconds patience, const std::function<bool()>& in_the_way,
                      WaitLog& waits, const std::string& what);
 
   /// Call it after memory has left or returned, or what was paused has been given up. REQUIRES: the
-  /// lock of `holdings` is held.
-  static void update(Holdings& holdings);
+  /// lock of `brokered` is held.
+  static void update(BrokeredMemory& brokered);
   /// The broker is gone.
   static void fail();
   /// Returns whether it is gone.

@@ -9,7 +9,7 @@ namespace {
 /// How soon after the gate has opened the broker hears of what was unpinned meanwhile.
 constexpr std::chrono::milliseconds kAgain{100};
 
-bool pinned_for(const HeldAllocation& a, amem_v1_PinReason reason) {
+bool pinned_for(const BrokeredAllocation& a, amem_v1_PinReason reason) {
   return std::any_of(a.pins.begin(), a.pins.end(),
                      [reason](const PinnedBy& by) { return by.reason == reason; });
 }
@@ -22,22 +22,22 @@ std::size_t length(CUdeviceptr address, std::size_t size) {
 }  // namespace
 
 Result<Pins::Pinned> Pins::pin(CUdeviceptr address, std::size_t size, amem_v1_PinReason reason) {
-  std::unique_lock lock(holdings_.mutex);
+  std::unique_lock lock(brokered_.mutex);
   const std::optional<std::vector<Mapping*>> touched =
-      holdings_.await_arrivals(lock, address, length(address, size));
+      brokered_.await_arrivals(lock, address, length(address, size));
   if (!touched)
     return Status(Code::kFailedPrecondition,
                   "a resume restores memory there, but it has not arrived in time");
   Pinned pinned{{reason, next_.fetch_add(1)}, {}};
   for (const Mapping* m : *touched) {
-    const HeldAllocation& a = *holdings_.table.find(m->id);
+    const BrokeredAllocation& a = *brokered_.table.find(m->id);
     if (!a.mapped())
       return Status(Code::kFailedPrecondition,
                     describe(a) + " is paused with its tag '" + a.tag + "'. Resume this tag first");
     pinned.ids.push_back(a.id);
   }
   for (const std::uint64_t id : pinned.ids) {
-    HeldAllocation& a = *holdings_.table.find(id);
+    BrokeredAllocation& a = *brokered_.table.find(id);
     const bool known = pinned_for(a, reason);
     a.pins.insert(pinned.by);
     if (known) continue;
@@ -62,9 +62,9 @@ void Pins::unpin(Pinned pinned) {
 
 /// Inside the gate: the broker hears of it before any pause that begins later.
 void Pins::unpin_now(const Pinned& pinned) {
-  std::lock_guard lock(holdings_.mutex);
+  std::lock_guard lock(brokered_.mutex);
   for (const std::uint64_t id : pinned.ids) {
-    HeldAllocation* a = holdings_.table.find(id);
+    BrokeredAllocation* a = brokered_.table.find(id);
     // Freed meanwhile; or redeemed again, which this registration has nothing to do with.
     if (a == nullptr || a->pins.erase(pinned.by) == 0) continue;
     if (pinned_for(*a, pinned.by.reason)) continue;

@@ -12,15 +12,15 @@
 
 #include "common/status.h"
 #include "shim/gate/gate.h"
-#include "shim/memory/holdings.h"
+#include "shim/memory/brokered_memory.h"
 #include "shim/session/session.h"
 
 namespace amem::shim {
 
 class Pins {
  public:
-  Pins(Gate& gate, Session& session, Holdings& holdings)
-      : gate_(gate), session_(session), holdings_(holdings) {}
+  Pins(Gate& gate, Session& session, BrokeredMemory& brokered)
+      : gate_(gate), session_(session), brokered_(brokered) {}
 
   /// What one registration has pinned.
   struct Pinned {
@@ -41,7 +41,7 @@ class Pins {
 
   Gate& gate_;
   Session& session_;
-  Holdings& holdings_;
+  BrokeredMemory& brokered_;
   std::atomic<std::uint64_t> next_{1};  // no registration has the number of another
   std::mutex mutex_;                    // guards what follows
   std::vector<Pinned> late_;            // unpinned while the gate was shut

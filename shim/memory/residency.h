@@ -14,15 +14,16 @@
 #include "common/fd.h"
 #include "shim/base/timings.h"
 #include "shim/driver/local_devices.h"
-#include "shim/memory/holdings.h"
+#include "shim/memory/brokered_memory.h"
 #include "shim/memory/multicast.h"
 
 namespace amem::shim {
 
 class Residency {
  public:
-  Residency(const Driver& driver, LocalDevices& devices, Multicast& multicast, Holdings& holdings)
-      : driver_(driver), devices_(devices), multicast_(multicast), holdings_(holdings) {}
+  Residency(const Driver& driver, LocalDevices& devices, Multicast& multicast,
+            BrokeredMemory& brokered)
+      : driver_(driver), devices_(devices), multicast_(multicast), brokered_(brokered) {}
 
   /// Where a copy can reach an allocation's bytes, and from which device.
   struct Site {
@@ -78,19 +79,20 @@ class Residency {
   Timings take_timings() { return std::exchange(timings_, {}); }
 
  private:
-  Result<Site> borrow(HeldAllocation& a, int device);
+  Result<Site> borrow(BrokeredAllocation& a, int device);
   template <class Chosen>
-  std::vector<HeldAllocation*> all_that(const Chosen& chosen);
-  Status take(std::vector<HeldAllocation*> going, std::uint64_t& bytes);
-  using GetMemory = std::function<CUresult(HeldAllocation& a, CUmemGenericAllocationHandle* real)>;
+  std::vector<BrokeredAllocation*> all_that(const Chosen& chosen);
+  Status take(std::vector<BrokeredAllocation*> going, std::uint64_t& bytes);
+  using GetMemory =
+      std::function<CUresult(BrokeredAllocation& a, CUmemGenericAllocationHandle* real)>;
   Status arrive(std::uint64_t id, const char* getting, const GetMemory& get);
   /// Neighbours in one call. What the driver refuses is stale from then on.
   void unmap(std::vector<Mapping*> mapped);
   /// Gives the access that the program has given, in the same way.
   Status grant(std::vector<Mapping*> mapped);
   CUresult drop_mapping(Mapping& mapping);
-  CUresult unbind(const HeldAllocation& a);
-  Status drop_leftovers_of(HeldAllocation& a);
+  CUresult unbind(const BrokeredAllocation& a);
+  Status drop_leftovers_of(BrokeredAllocation& a);
   Status drop_all_leftovers();
   void drop_stale_mappings();
   void restore_sync_memops(const Mapping& mapping);
@@ -98,7 +100,7 @@ class Residency {
   const Driver& driver_;
   LocalDevices& devices_;
   Multicast& multicast_;
-  Holdings& holdings_;
+  BrokeredMemory& brokered_;
   std::vector<AddressRange> temporary_mappings_;
   std::vector<AddressRange> stale_mappings_;  // no longer used, but not unmapped yet
   std::set<std::uint64_t> leftovers_;         // of these the driver has refused something

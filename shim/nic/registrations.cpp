@@ -130,7 +130,7 @@ Transferring::Transferring(const char* call, std::uint64_t address, std::size_t 
     error_ = refusal(pass_.emplace(*the_gate), call, size);
     if (error_ != 0) return;
     // What is here stays here while the pass lasts.
-    if (!PausedMemory::any() || !PausedMemory::of(runtime->memory().holdings, named)) return;
+    if (!PausedMemory::any() || !PausedMemory::of(runtime->memory().brokered, named)) return;
     pass_.reset();
     if (const CUresult r = await_memory(call, named, {}); r != CUDA_SUCCESS) {
       error_ = errno_of(r);

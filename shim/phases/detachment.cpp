@@ -28,7 +28,7 @@ Status Detachment::obstacle() {
   if (const Status s = memory_.residency.drop_leftovers(); !s.ok())
     return {Code::kFailedPrecondition,
             "the driver still has memory of the pause (" + s.text() + "). Try again, or resume"};
-  if (const std::uint64_t stays = memory_.holdings.bytes_here(); stays > 0)
+  if (const std::uint64_t stays = memory_.brokered.bytes_here(); stays > 0)
     return {Code::kFailedPrecondition,
             std::to_string(stays) +
                 " bytes of this process's memory stay on their devices, because a NIC or another "

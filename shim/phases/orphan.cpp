@@ -13,7 +13,7 @@ namespace {
 constexpr int kExitStatus = 75;
 
 /// Memory that others may have, too.
-bool is_shared(const HeldAllocation& a) { return a.imported || a.guest || a.shared; }
+bool is_shared(const BrokeredAllocation& a) { return a.imported || a.guest || a.shared; }
 
 }  // namespace
 
@@ -22,13 +22,13 @@ std::string Orphan::who() const {
 }
 
 bool Orphan::shares_memory() {
-  std::lock_guard lock(memory_.holdings.mutex);
-  const auto& all = memory_.holdings.table.allocations();
+  std::lock_guard lock(memory_.brokered.mutex);
+  const auto& all = memory_.brokered.table.allocations();
   return std::any_of(all.begin(), all.end(), [](const auto& a) { return is_shared(a.second); });
 }
 
 bool Orphan::holds_out(RankState state, const Status& why, bool hope) {
-  const std::uint64_t paused = memory_.holdings.bytes_paused();
+  const std::uint64_t paused = memory_.brokered.bytes_paused();
   if (paused == 0 && !(state != RankState::kRuns && shares_memory())) return false;
   const std::string lost =
       who() + " has lost its broker (" + why.text() + ") while " +
@@ -63,7 +63,7 @@ void Orphan::remind(std::uint64_t wait) {
   session_.run_at(Session::Clock::now() + reminder_, [this, wait] {
     if (wait != waits_) return;
     log_error(who() + " still waits for a broker, with " +
-              std::to_string(memory_.holdings.bytes_paused()) +
+              std::to_string(memory_.brokered.bytes_paused()) +
               " bytes paused. Start amemd again, or end this process. AMEM_ORPHAN=restore restores "
               "memory that no other process shares");
     remind(wait);
@@ -72,8 +72,8 @@ void Orphan::remind(std::uint64_t wait) {
 
 Result<std::vector<Orphan::Paused>> Orphan::restorable() {
   std::vector<Paused> paused;
-  std::lock_guard lock(memory_.holdings.mutex);
-  for (const auto& [id, a] : memory_.holdings.table.allocations()) {
+  std::lock_guard lock(memory_.brokered.mutex);
+  for (const auto& [id, a] : memory_.brokered.table.allocations()) {
     if (!a.saved()) continue;
     const char* obstacle = nullptr;
     if (is_shared(a))
@@ -109,7 +109,7 @@ Status Orphan::restore(RankState state, std::uint64_t bytes_paused) {
   if (Status s = memory_.residency.finish_return(bytes); status.ok()) status = s;
   for (const Paused& a : paused.value())
     // A program that runs during the resume of its memory may have freed this meanwhile.
-    if (status.ok() && memory_.holdings.holds(a.id)) status = mover_.restore(a.id, a.size);
+    if (status.ok() && memory_.brokered.has(a.id)) status = mover_.restore(a.id, a.size);
   if (Status s = mover_.finish_load(bytes); status.ok()) status = s;
   if (status.ok()) {
     memory_.residency.arrived();

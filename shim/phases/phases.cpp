@@ -36,8 +36,8 @@ void Phases::command(Packet& packet) {
       exit_.arm();  // in front of what libraries loaded meanwhile have registered
       report_.hold();
       heap_.keep(false);
-      // Nothing here may wait for the lock of the holdings: who has it may wait in the driver for
-      // work that only the cut lets through.
+      // Nothing here may wait for the lock of the brokered memory: who has it may wait in the
+      // driver for work that only the cut lets through.
       mover_.backups().begin();
       scratch_.begin();
       wait_log().paused_by(m.body.quiesce.paused_by);
@@ -90,8 +90,8 @@ void Phases::join_shut(const std::string& paused_by, bool first_turn) {
 }
 
 /// A free that is inside already when a step begins goes on beside it. That is safe: it holds the
-/// lock of the holdings while it changes the table, and waits there for memory that is on its way
-/// back.
+/// lock of the brokered memory while it changes the table, and waits there for memory that is on
+/// its way back.
 Result<RankState> Phases::begin(RankCommand command) {
   const std::optional<RankState> next = after(state_, command);
   if (!next)
@@ -360,9 +360,9 @@ Status Phases::open() {
                                  "its calls fail from now on. Restart the job"};
     enter(RankState::kFailed);
   }
-  mover_.backups().drop_others([this](std::uint64_t id) { return memory_.holdings.is_paused(id); });
-  mover_.hashes().drop_others([this](std::uint64_t id) { return memory_.holdings.holds(id); });
-  if (memory_.holdings.bytes_paused() == 0) mover_.pool().views_end();
+  mover_.backups().drop_others([this](std::uint64_t id) { return memory_.brokered.is_paused(id); });
+  mover_.hashes().drop_others([this](std::uint64_t id) { return memory_.brokered.has(id); });
+  if (memory_.brokered.bytes_paused() == 0) mover_.pool().views_end();
   report_.go_on();
   return mapped;
 }
@@ -447,7 +447,7 @@ Comeback Phases::comes_back(const Session::Mark& mark) {
   report_.tell_again(first);
   Comeback comeback;
   comeback.gate_shut = state_ != RankState::kRuns;
-  comeback.items = memory_.holdings.list([&] { return mark(std::move(first)); });
+  comeback.items = memory_.brokered.list([&] { return mark(std::move(first)); });
   return comeback;
 }
 
@@ -471,7 +471,7 @@ void Phases::lost() {
   memory_.residency.drop_made();
   const Status mapped = memory_.residency.map_again();
   if (!mapped.ok()) log_error(mapped.text());
-  if (has_left(state_) && memory_.holdings.bytes_paused() > 0) {
+  if (has_left(state_) && memory_.brokered.bytes_paused() > 0) {
     memory_.residency.arrived();
     log_error(
         "the broker ended while this group was paused. Its memory is lost, and every call that "
@@ -486,7 +486,7 @@ void Phases::lost() {
   std::uint64_t unloaded = 0;
   if (const Status s = undo(unloaded); !s.ok()) log_error(s.text());
   log_warn("the broker has ended. Mapped memory stays, but pause and resume no longer work");
-  if (const std::uint64_t bytes = memory_.holdings.bytes_paused(); bytes > 0)
+  if (const std::uint64_t bytes = memory_.brokered.bytes_paused(); bytes > 0)
     log_error(std::to_string(bytes) +
               " bytes of paused tags are lost. The program must not touch them");
   enter(mapped.ok() ? RankState::kRuns : RankState::kFailed);

@@ -197,7 +197,7 @@ std::string Report::stats(const std::string& group, std::uint32_t rank_id, const
   std::string json = "{\"group\":" + quoted(group) + member("rank_id", rank_id) +
                      ",\"scope\":" + quoted(scope) + ",\"brokered\":[";
   const char* comma = "";
-  for (const Holdings::TagUsage& usage : memory_.holdings.usage()) {
+  for (const BrokeredMemory::TagUsage& usage : memory_.brokered.usage()) {
     json += std::string(comma) + "{\"tag\":" + quoted(usage.tag) +
             ",\"device\":" + std::to_string(usage.device) +
             member("resident_bytes", usage.resident_bytes) +

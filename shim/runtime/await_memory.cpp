@@ -51,8 +51,8 @@ CUresult await_memory(const char* call, const Operands& named,
                       const Gate::Submission& work) noexcept {
   const NoCancel no_cancel;
   Runtime& runtime = Runtime::get();
-  Holdings& holdings = runtime.memory().holdings;
-  const std::optional<PausedMemory::Missing> missing = PausedMemory::of(holdings, named);
+  BrokeredMemory& brokered = runtime.memory().brokered;
+  const std::optional<PausedMemory::Missing> missing = PausedMemory::of(brokered, named);
   if (!missing) return CUDA_SUCCESS;
   const std::string what = std::string(call) + ": " + missing->text;
   if (PausedMemory::lost()) {
@@ -71,7 +71,7 @@ CUresult await_memory(const char* call, const Operands& named,
   }
   const std::chrono::milliseconds patience = runtime.options().gate_timeout;
   if (missing->by_itself && PausedMemory::wait(
-                                holdings, named, kResumeBegins, [] { return wait_log().resumes(); },
+                                brokered, named, kResumeBegins, [] { return wait_log().resumes(); },
                                 wait_log(), what) == PausedMemory::Waited::kTooLong) {
     log_error(
         what +
@@ -80,7 +80,7 @@ CUresult await_memory(const char* call, const Operands& named,
     return CUDA_ERROR_NOT_READY;
   }
   if (wait_log().begins(WaitLog::Clock::now())) log_warn(what + ". The call waits for its resume");
-  switch (PausedMemory::wait(holdings, named, patience, CapturesAwaited(), wait_log(), what)) {
+  switch (PausedMemory::wait(brokered, named, patience, CapturesAwaited(), wait_log(), what)) {
     case PausedMemory::Waited::kIsHere:
       return CUDA_SUCCESS;
     case PausedMemory::Waited::kTooLong:

@@ -32,7 +32,7 @@ CUresult with_memory(const char* call, const Work& work, const Named& named, con
       if (!PausedMemory::any()) [[likely]]
         return make();
       // What is here stays here while the pass lasts.
-      if (!PausedMemory::of(Runtime::get().memory().holdings, named())) return make();
+      if (!PausedMemory::of(Runtime::get().memory().brokered, named())) return make();
     }
     if (const CUresult r = await_memory(call, named(), work()); r != CUDA_SUCCESS) return r;
   }

@@ -25,7 +25,7 @@ std::atomic<bool> stays_noted{false};
 void explain_fault(const char* call) noexcept {
   // After the first one the context answers every call so.
   if (fault_seen.exchange(true) || !PausedMemory::any()) return;
-  const std::string paused = PausedMemory::tags(Runtime::get().memory().holdings);
+  const std::string paused = PausedMemory::tags(Runtime::get().memory().brokered);
   if (paused.empty()) return;
   log_error(std::string(call) +
             ": CUDA_ERROR_ILLEGAL_ADDRESS (700) while memory of this process is paused: " + paused +

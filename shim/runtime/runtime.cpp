@@ -195,7 +195,7 @@ bool Runtime::free_for_driver() {
   Heap* used = heap();
   if (used == nullptr) return false;
   used->flush_frees(Heap::Streams::kWaitFor);
-  memory_.holdings.close_spares();
+  memory_.brokered.close_spares();
   return true;
 }
 
@@ -282,7 +282,7 @@ void Runtime::process_ends() {
   if (self.forked()) return;
   self.gate_.end();
   DeepCalls::get().process_ends();
-  self.memory_.holdings.end();
+  self.memory_.brokered.end();
   PausedMemory::end();
   self.session_.end();
 }

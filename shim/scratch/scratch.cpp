@@ -129,7 +129,7 @@ Result<std::span<const std::byte>> Scratch::fetch(const std::vector<SlabRange>& 
     if (r != CUDA_SUCCESS)
       result = driver_.error(r, "reading NCCL's tables on device " + std::to_string(range.device) +
                                     ", " + std::to_string(range.size) + " bytes of " +
-                                    memory_.holdings.name(range.id));
+                                    memory_.brokered.name(range.id));
     to += range.size;
   }
   use.reset();
@@ -177,7 +177,7 @@ Status Scratch::find(std::vector<OwnBuffer> buffers, const ReadWords& read) {
   // A slab gets access with its first buffer, and a pause may come in between: nobody has written
   // to it yet, and a look at it would be refused, or be the end of the context.
   std::erase_if(buffers, [&](const OwnBuffer& buffer) {
-    return !memory_.holdings.holds(buffer.id) || memory_.holdings.is_paused(buffer.id) ||
+    return !memory_.brokered.has(buffer.id) || memory_.brokered.is_paused(buffer.id) ||
            !readable(buffer);
   });
   const Result<std::vector<Fifo>> fifos = this->fifos(buffers);
@@ -229,8 +229,8 @@ Status Scratch::spoil() {
   if (!prove_) return {};
   Status result;
   std::erase_if(left_out_, [&](std::uint64_t id) {
-    if (!result.ok() || memory_.holdings.is_paused(id)) return false;
-    if (memory_.holdings.holds(id)) result = fill(id);
+    if (!result.ok() || memory_.brokered.is_paused(id)) return false;
+    if (memory_.brokered.has(id)) result = fill(id);
     return true;
   });
   if (Status s = wait(); result.ok()) result = s;
@@ -250,7 +250,7 @@ Status Scratch::fill(std::uint64_t id) {
       r = driver_.cuMemsetD8Async_(site.value().address + gap.offset, kPattern, gap.size,
                                    stream.value());
   if (r == CUDA_SUCCESS) return {};
-  return driver_.error(r, "spoiling what was left out of " + memory_.holdings.name(id) +
+  return driver_.error(r, "spoiling what was left out of " + memory_.brokered.name(id) +
                               " on device " + std::to_string(device));
 }
 

@@ -124,16 +124,16 @@ TEST_F(ShimFreedLater, EachStreamsBlocksGoWhenItHasComeSoFar) {
 }
 
 TEST_F(ShimFreedLater, WhatIsOnItsWayBackGoesWhenItIsThere) {
-  HeldAllocation a;
+  BrokeredAllocation a;
   a.id = 1;
   a.size = 1U << 20U;
-  HeldAllocation& held = memory.holdings.table.add(a);
-  memory.holdings.table.add_mapping(1, 1U << 20U);
-  memory.holdings.table.move(held, Where::kArriving);
+  BrokeredAllocation& held = memory.brokered.table.add(a);
+  memory.brokered.table.add_mapping(1, 1U << 20U);
+  memory.brokered.table.move(held, Where::kArriving);
   free_behind(1, 5);
   EXPECT_TRUE(later.any_behind_streams()) << "though the stream has no work";
   EXPECT_EQ(passed(false), Ids());
-  memory.holdings.table.move(held, Where::kHere);
+  memory.brokered.table.move(held, Where::kHere);
   EXPECT_EQ(passed(false), Ids{1});
 }
 

@@ -71,23 +71,23 @@ class ShimOwnMemory : public testing::Test {
     };
     driver.cuMulticastUnbind_ = [](CUmemGenericAllocationHandle, CUdevice, std::size_t,
                                    std::size_t) { return CUDA_SUCCESS; };
-    HeldAllocation a;
+    BrokeredAllocation a;
     a.id = kId;
     a.size = kSize;
     a.device = 3;
     a.own = true;
-    memory.holdings.table.add(a);
-    memory.holdings.table.add_mapping(kId, 0x10000000);
+    memory.brokered.table.add(a);
+    memory.brokered.table.add_mapping(kId, 0x10000000);
     memory.multicast.track(70);
     memory.multicast.bind(70, {kId, 3, 0, 0, kSize});
-    memory.holdings.table.find(kId)->bindings = 1;
+    memory.brokered.table.find(kId)->bindings = 1;
   }
   void pause() {
     std::uint64_t bytes = 0;
     ASSERT_TRUE(memory.residency.leave(std::set<std::string>(), false, bytes).ok());
     ASSERT_EQ(bytes, kSize);
   }
-  HeldAllocation& held() { return *memory.holdings.table.find(kId); }
+  BrokeredAllocation& held() { return *memory.brokered.table.find(kId); }
   const Fd unused;
 
   Driver driver;
@@ -134,11 +134,11 @@ TEST_F(ShimOwnMemory, WhatTheProgramHasFreedIsNotMade) {
 TEST_F(ShimOwnMemory, WhatIsFreedBeforeItHasComeBackGoes) {
   pause();
   ASSERT_TRUE(memory.residency.make(kId).ok());
-  memory.holdings.table.remove_mapping(0x10000000);
+  memory.brokered.table.remove_mapping(0x10000000);
   held().refs = 0;
   memory.mappings.release({kId});
   EXPECT_TRUE(handles.live.empty());
-  EXPECT_TRUE(memory.holdings.holds_nothing());
+  EXPECT_TRUE(memory.brokered.is_empty());
 }
 
 TEST_F(ShimOwnMemory, TheDriversRefusalsAreToldAndLeaveNothing) {

@@ -13,34 +13,34 @@ namespace {
 class ShimPausedMemory : public testing::Test {
  protected:
   ~ShimPausedMemory() override {
-    while (!holdings.table.allocations().empty())
-      holdings.table.forget(holdings.table.allocations().begin()->first);
-    PausedMemory::update(holdings);
+    while (!brokered.table.allocations().empty())
+      brokered.table.forget(brokered.table.allocations().begin()->first);
+    PausedMemory::update(brokered);
   }
 
-  HeldAllocation& hold(std::uint64_t id, Where where) {
-    HeldAllocation a;
+  BrokeredAllocation& hold(std::uint64_t id, Where where) {
+    BrokeredAllocation a;
     a.id = id;
-    HeldAllocation& held = holdings.table.add(a);
-    holdings.table.move(held, where);
+    BrokeredAllocation& held = brokered.table.add(a);
+    brokered.table.move(held, where);
     return held;
   }
-  void free(HeldAllocation& a) {
-    const std::lock_guard lock(holdings.mutex);
+  void free(BrokeredAllocation& a) {
+    const std::lock_guard lock(brokered.mutex);
     a.refs = 0;
-    holdings.drop_unneeded(a);
+    brokered.drop_unneeded(a);
   }
 
   Driver driver;
   Session session;
-  Holdings holdings{driver, session};
+  BrokeredMemory brokered{driver, session};
 };
 
 TEST_F(ShimPausedMemory, EndsWhenTheLastThatIsPausedIsFreed) {
   hold(1, Where::kHere);
-  HeldAllocation& first = hold(2, Where::kAway);
-  HeldAllocation& second = hold(3, Where::kArriving);
-  PausedMemory::update(holdings);
+  BrokeredAllocation& first = hold(2, Where::kAway);
+  BrokeredAllocation& second = hold(3, Where::kArriving);
+  PausedMemory::update(brokered);
   EXPECT_TRUE(PausedMemory::any());
   free(first);
   EXPECT_TRUE(PausedMemory::any());
@@ -49,10 +49,10 @@ TEST_F(ShimPausedMemory, EndsWhenTheLastThatIsPausedIsFreed) {
 }
 
 TEST_F(ShimPausedMemory, WhatIsPausedLaterIsFoundWhenTheFirstIsFreed) {
-  HeldAllocation& first = hold(1, Where::kAway);
-  HeldAllocation& second = hold(2, Where::kHere);
-  PausedMemory::update(holdings);
-  holdings.table.move(second, Where::kUnmapped);
+  BrokeredAllocation& first = hold(1, Where::kAway);
+  BrokeredAllocation& second = hold(2, Where::kHere);
+  PausedMemory::update(brokered);
+  brokered.table.move(second, Where::kUnmapped);
   free(first);
   EXPECT_TRUE(PausedMemory::any());
   free(second);
@@ -70,9 +70,9 @@ TEST_F(ShimPausedMemory, ManyAreGivenUpInATimeThatGrowsWithTheirNumber) {
     double best = std::numeric_limits<double>::max();
     for (int run = 0; run < 5; ++run) {
       for (std::uint64_t id = 1; id <= count; ++id) hold(id, Where::kAway);
-      PausedMemory::update(holdings);
+      PausedMemory::update(brokered);
       const double began = cpu_time();
-      for (std::uint64_t id = 1; id <= count; ++id) free(*holdings.table.find(id));
+      for (std::uint64_t id = 1; id <= count; ++id) free(*brokered.table.find(id));
       best = std::min(best, cpu_time() - began);
       EXPECT_FALSE(PausedMemory::any());
     }

@@ -13,21 +13,21 @@ class ShimPins : public GateTest {
  protected:
   ShimPins() {
     for (const std::uint64_t id : {1U, 2U}) {
-      HeldAllocation a;
+      BrokeredAllocation a;
       a.id = id;
       a.size = kMiB;
       a.tag = "heap";
-      holdings.table.add(a);
-      holdings.table.add_mapping(id, id * kMiB);
+      brokered.table.add(a);
+      brokered.table.add_mapping(id, id * kMiB);
     }
   }
 
-  std::size_t pins_of(std::uint64_t id) { return holdings.table.find(id)->pins.size(); }
+  std::size_t pins_of(std::uint64_t id) { return brokered.table.find(id)->pins.size(); }
 
   Driver driver;
   Session session;
-  Holdings holdings{driver, session};
-  Pins pins{gate_, session, holdings};
+  BrokeredMemory brokered{driver, session};
+  Pins pins{gate_, session, brokered};
 };
 
 TEST_F(ShimPins, ARangePinsAllThatItTouches) {
@@ -46,7 +46,7 @@ TEST_F(ShimPins, ARangePinsAllThatItTouches) {
 }
 
 TEST_F(ShimPins, NothingOfARangeThatIsPartlyPausedIsPinned) {
-  holdings.table.move(*holdings.table.find(2), Where::kAway);
+  brokered.table.move(*brokered.table.find(2), Where::kAway);
   const auto refused = pins.pin(kMiB, 2 * kMiB, kNic);
   EXPECT_EQ(refused.status().code(), Code::kFailedPrecondition);
   EXPECT_NE(refused.status().text().find("paused with its tag 'heap'"), std::string::npos);
@@ -71,7 +71,7 @@ TEST_F(ShimPins, WhatIsUnpinnedBehindAShutGateStaysPinned) {
 TEST_F(ShimPins, AnAllocationThatCameAgainIsNotUnpinnedByAnOldRegistration) {
   const auto before = pins.pin(kMiB, 1, kNic);
   ASSERT_TRUE(before.ok());
-  holdings.table.find(1)->pins.clear();  // as of one that was freed and redeemed again
+  brokered.table.find(1)->pins.clear();  // as of one that was freed and redeemed again
   const auto after = pins.pin(kMiB, 1, kNic);
   ASSERT_TRUE(after.ok());
   pins.unpin(before.value());

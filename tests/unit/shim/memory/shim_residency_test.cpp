@@ -47,11 +47,11 @@ class ShimResidency : public testing::Test {
   }
   ~ShimResidency() override {
     while (!table.allocations().empty()) table.forget(table.allocations().begin()->first);
-    PausedMemory::update(memory.holdings);
+    PausedMemory::update(memory.brokered);
   }
 
   void hold(std::uint64_t id) {
-    HeldAllocation a;
+    BrokeredAllocation a;
     a.id = id;
     a.size = kSize;
     a.real = 100 + id;
@@ -67,7 +67,7 @@ class ShimResidency : public testing::Test {
   Session session;
   Memory memory{driver, devices, gate, session};
   Residency& residency = memory.residency;
-  AllocationTable& table = memory.holdings.table;
+  AllocationTable& table = memory.brokered.table;
   std::uint64_t left = 0;  // bytes of the last leave()
   const Fd none;
 };
@@ -120,7 +120,7 @@ TEST_F(ShimResidency, WhatTheProgramHasFreedIsNoLeftover) {
   side.stuck.clear();
   ASSERT_EQ(memory.mappings.unmap(address_of(0), kSize), CUDA_SUCCESS);
   ASSERT_EQ(memory.handles.release(AllocationTable::handle_of(0)), CUDA_SUCCESS);
-  EXPECT_TRUE(memory.holdings.holds_nothing());
+  EXPECT_TRUE(memory.brokered.is_empty());
   EXPECT_TRUE(residency.drop_leftovers().ok());
 }
 

@@ -7,8 +7,8 @@ namespace {
 
 constexpr std::uint64_t kMiB = 1024 * 1024;
 
-HeldAllocation allocation(std::uint64_t id, std::uint64_t size = 2 * kMiB) {
-  HeldAllocation a;
+BrokeredAllocation allocation(std::uint64_t id, std::uint64_t size = 2 * kMiB) {
+  BrokeredAllocation a;
   a.id = id;
   a.size = size;
   return a;
@@ -30,8 +30,8 @@ TEST(ShimTable, AddingAgainCountsAReference) {
 
 TEST(ShimTable, CountsWhatTheProgramCannotUseAndWhatHasComeBack) {
   AllocationTable t;
-  HeldAllocation& a = t.add(allocation(1));
-  HeldAllocation& b = t.add(allocation(2));
+  BrokeredAllocation& a = t.add(allocation(1));
+  BrokeredAllocation& b = t.add(allocation(2));
   EXPECT_EQ(t.paused(), 0U);
   for (const Where where : {Where::kUnmapped, Where::kAway, Where::kArriving}) {
     t.move(a, where);
@@ -53,7 +53,7 @@ TEST(ShimTable, CountsWhatTheProgramCannotUseAndWhatHasComeBack) {
 
 TEST(ShimTable, ABindingKeepsMemoryAndTheDriversHandle) {
   AllocationTable t;
-  HeldAllocation& a = t.add(allocation(1));
+  BrokeredAllocation& a = t.add(allocation(1));
   a.refs = 0;
   a.bindings = 1;
   EXPECT_FALSE(AllocationTable::unused(a));
@@ -66,7 +66,7 @@ TEST(ShimTable, ABindingKeepsMemoryAndTheDriversHandle) {
 
 TEST(ShimTable, OneAllocationAtTwoAddresses) {
   AllocationTable t;
-  HeldAllocation& a = t.add(allocation(1));
+  BrokeredAllocation& a = t.add(allocation(1));
   t.add_mapping(1, 0x10000000);
   t.add_mapping(1, 0x20000000);
   EXPECT_EQ(a.mapped_at.size(), 2U);

@@ -410,10 +410,10 @@ int lines_with(const std::string& text, const std::string& part) {
 
 TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {
   auto& orphan = for_good<Orphan>(rank.memory, rank.mover, rank.session, rank.options, 50ms);
-  HeldAllocation a;
+  BrokeredAllocation a;
   a.id = 9;
   a.size = 4096;
-  rank.memory.holdings.table.move(rank.memory.holdings.table.add(a), Where::kAway);
+  rank.memory.brokered.table.move(rank.memory.brokered.table.add(a), Where::kAway);
   testing::internal::CaptureStderr();
   on_service_thread([&] {
     EXPECT_TRUE(orphan.holds_out(RankState::kPaused, {Code::kUnavailable, "no"}, true));
@@ -436,16 +436,16 @@ TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {
 
 // What it has of its own may run on; what others have may have gone.
 TEST_F(ShimPhases, WhoHoldsOutWithAllMemoryHere) {
-  HeldAllocation a;
+  BrokeredAllocation a;
   a.id = 9;
   a.size = 4096;
-  HeldAllocation& mine = rank.memory.holdings.table.add(a);
+  BrokeredAllocation& mine = rank.memory.brokered.table.add(a);
   auto& orphan = for_good<Orphan>(rank.memory, rank.mover, rank.session, rank.options);
   const Status why(Code::kUnavailable, "no");
   EXPECT_FALSE(orphan.holds_out(RankState::kRuns, why, true));
   EXPECT_FALSE(orphan.holds_out(RankState::kPaused, why, true));
-  for (bool HeldAllocation::*shared :
-       {&HeldAllocation::shared, &HeldAllocation::imported, &HeldAllocation::guest}) {
+  for (bool BrokeredAllocation::*shared :
+       {&BrokeredAllocation::shared, &BrokeredAllocation::imported, &BrokeredAllocation::guest}) {
     mine.*shared = true;
     EXPECT_TRUE(orphan.holds_out(RankState::kPaused, why, true));
     EXPECT_FALSE(orphan.holds_out(RankState::kRuns, why, true)) << "an open gate stays open";

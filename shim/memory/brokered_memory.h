@@ -1,4 +1,4 @@
-// Holdings: the broker's allocations that this process has, and the lock on them.
+// BrokeredMemory: the broker's allocations that this process has, and the lock on them.
 //
 // The table, and what both sides do with its entries: the program's calls (Handles, Mappings), on
 // any thread, and the phases (Residency), on the service thread. Calls that change memory come
@@ -30,10 +30,10 @@ namespace amem::shim {
 inline constexpr std::chrono::microseconds kUsualAnswer{200};
 
 /// For messages: "allocation 7 (2097152 bytes, device 0)".
-std::string describe(const HeldAllocation& a);
+std::string describe(const BrokeredAllocation& a);
 
-struct Holdings {
-  Holdings(const Driver& driver, Session& session) : driver_(driver), session_(session) {}
+struct BrokeredMemory {
+  BrokeredMemory(const Driver& driver, Session& session) : driver_(driver), session_(session) {}
 
   std::mutex mutex;  // guards table, redeeming and what the REQUIRES below name
   AllocationTable table;
@@ -44,12 +44,12 @@ struct Holdings {
   CUresult import_descriptor(CUmemGenericAllocationHandle* real, const Fd& fd) const;
   /// The driver's handle, fetched again from a mapping when the program had released all of its
   /// own.
-  CUresult ensure_real(HeldAllocation& a) const;
-  void drop_real(HeldAllocation& a);
+  CUresult ensure_real(BrokeredAllocation& a) const;
+  void drop_real(BrokeredAllocation& a);
   /// Drops what was made for a resume: the resume has failed, or nobody needs it.
-  void drop_made(HeldAllocation& a);
+  void drop_made(BrokeredAllocation& a);
   /// After a reference or mapping went: lets go of what nothing needs any more.
-  void drop_unneeded(HeldAllocation& a);
+  void drop_unneeded(BrokeredAllocation& a);
   void tell_free(std::uint64_t id);
   /// Waits while something is on its way back. False: the time is up, or the process is ending.
   bool wait_arrival(std::unique_lock<std::mutex>& lock, const std::function<bool()>& arriving);
@@ -76,8 +76,8 @@ struct Holdings {
   /// Without the lock, which a phase holds over driver calls.
   void end() { ending_.store(true, std::memory_order_relaxed); }
   /// The program has it still.
-  bool holds(std::uint64_t id);
-  bool holds_nothing();
+  bool has(std::uint64_t id);
+  bool is_empty();
   /// The program has it still, and it is not on its device.
   bool is_paused(std::uint64_t id);
   /// Bytes of allocations that are not on their devices, or on their way back.
@@ -108,7 +108,7 @@ struct Holdings {
   std::vector<TagUsage> usage();
 
  private:
-  void release_handle(const HeldAllocation& a, std::uint64_t& handle);
+  void release_handle(const BrokeredAllocation& a, std::uint64_t& handle);
   /// The bytes of spares on its device. `why`: for the log, if that fails.
   std::uint64_t ask_to_await_closed(const amem_v1_AwaitClosed& what, const char* why);
 

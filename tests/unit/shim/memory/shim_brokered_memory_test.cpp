@@ -4,36 +4,36 @@
 #include <algorithm>
 #include <future>
 
-#include "shim/memory/holdings.h"
+#include "shim/memory/brokered_memory.h"
 
 namespace amem::shim {
 namespace {
 
-class ShimHoldings : public testing::Test {
+class ShimBrokeredMemory : public testing::Test {
  protected:
-  HeldAllocation& hold(std::uint64_t id) {
-    HeldAllocation a;
+  BrokeredAllocation& hold(std::uint64_t id) {
+    BrokeredAllocation a;
     a.id = id;
-    return holdings.table.add(a);
+    return brokered.table.add(a);
   }
   std::vector<amem_v1_Holding_Item> list(const std::vector<std::uint64_t>& given = {}) {
-    auto items = holdings.list([&] { return given; });
+    auto items = brokered.list([&] { return given; });
     std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
     return items;
   }
 
   Driver driver;
   Session session;
-  Holdings holdings{driver, session};
+  BrokeredMemory brokered{driver, session};
 };
 
-TEST_F(ShimHoldings, EveryAllocationWithItsPinsAndWhereItIs) {
-  holdings.table.move(hold(1), Where::kAway);
+TEST_F(ShimBrokeredMemory, EveryAllocationWithItsPinsAndWhereItIs) {
+  brokered.table.move(hold(1), Where::kAway);
   hold(2).pins = {{amem_v1_PinReason_PIN_REASON_NIC, 1},
                   {amem_v1_PinReason_PIN_REASON_NIC, 2},
                   {amem_v1_PinReason_PIN_REASON_P2P_TOKENS, 3}};
   hold(3).guest = true;
-  holdings.table.move(hold(4), Where::kArriving);  // the next broker takes it away again
+  brokered.table.move(hold(4), Where::kArriving);  // the next broker takes it away again
   const auto items = list();
   ASSERT_EQ(items.size(), 4U);
   EXPECT_TRUE(items[0].paused);
@@ -45,7 +45,7 @@ TEST_F(ShimHoldings, EveryAllocationWithItsPinsAndWhereItIs) {
   EXPECT_FALSE(items[3].paused);
 }
 
-TEST_F(ShimHoldings, WhatWasGivenAndIsNotEnteredYetOnce) {
+TEST_F(ShimBrokeredMemory, WhatWasGivenAndIsNotEnteredYetOnce) {
   hold(1);
   const auto items = list({1, 2});
   ASSERT_EQ(items.size(), 2U);
@@ -54,12 +54,12 @@ TEST_F(ShimHoldings, WhatWasGivenAndIsNotEnteredYetOnce) {
 }
 
 // A Free is in the list or is kept for after it.
-TEST_F(ShimHoldings, NothingChangesBetweenTheListAndWhatIsKept) {
+TEST_F(ShimBrokeredMemory, NothingChangesBetweenTheListAndWhatIsKept) {
   hold(1);
-  const auto items = holdings.list([&]() -> std::vector<std::uint64_t> {
+  const auto items = brokered.list([&]() -> std::vector<std::uint64_t> {
     EXPECT_FALSE(std::async(std::launch::async, [&] {
-                   const bool free = holdings.mutex.try_lock();
-                   if (free) holdings.mutex.unlock();
+                   const bool free = brokered.mutex.try_lock();
+                   if (free) brokered.mutex.unlock();
                    return free;
                  }).get());
     return {};
@@ -67,13 +67,13 @@ TEST_F(ShimHoldings, NothingChangesBetweenTheListAndWhatIsKept) {
   EXPECT_EQ(items.size(), 1U);
 }
 
-TEST_F(ShimHoldings, WhatIsOnItsWayBackCountsAsPaused) {
+TEST_F(ShimBrokeredMemory, WhatIsOnItsWayBackCountsAsPaused) {
   hold(1).size = 5;
   hold(2).size = 7;
-  EXPECT_EQ(holdings.bytes_paused(), 0U);
-  holdings.table.move(*holdings.table.find(1), Where::kAway);
-  holdings.table.move(*holdings.table.find(2), Where::kArriving);
-  EXPECT_EQ(holdings.bytes_paused(), 12U);
+  EXPECT_EQ(brokered.bytes_paused(), 0U);
+  brokered.table.move(*brokered.table.find(1), Where::kAway);
+  brokered.table.move(*brokered.table.find(2), Where::kArriving);
+  EXPECT_EQ(brokered.bytes_paused(), 12U);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "shim/memory/holdings.h"
+#include "shim/memory/brokered_memory.h"
 
 #include <algorithm>
 #include <utility>
@@ -19,18 +19,18 @@ constexpr std::chrono::milliseconds kEndCheck{200};
 
 }  // namespace
 
-std::string describe(const HeldAllocation& a) {
+std::string describe(const BrokeredAllocation& a) {
   return "allocation " + std::to_string(a.id) + " (" + std::to_string(a.size) + " bytes, device " +
          std::to_string(a.device) + ")";
 }
 
-CUresult Holdings::import_descriptor(CUmemGenericAllocationHandle* real, const Fd& fd) const {
+CUresult BrokeredMemory::import_descriptor(CUmemGenericAllocationHandle* real, const Fd& fd) const {
   return driver_.cuMemImportFromShareableHandle_(
       real, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get())),
       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
-CUresult Holdings::ensure_real(HeldAllocation& a) const {
+CUresult BrokeredMemory::ensure_real(BrokeredAllocation& a) const {
   if (a.real != 0) return CUDA_SUCCESS;
   // What is stale is not its memory any more.
   if (!a.mapped() || a.mapped_at.empty()) return CUDA_ERROR_INVALID_VALUE;
@@ -41,7 +41,7 @@ CUresult Holdings::ensure_real(HeldAllocation& a) const {
   return r;
 }
 
-void Holdings::release_handle(const HeldAllocation& a, std::uint64_t& handle) {
+void BrokeredMemory::release_handle(const BrokeredAllocation& a, std::uint64_t& handle) {
   if (handle == 0) return;
   if (CUresult r = driver_.cuMemRelease_(handle); r != CUDA_SUCCESS) {
     log_error("releasing " + describe(a) + ": " + driver_.name(r) + ". The next pause tries again");
@@ -50,11 +50,11 @@ void Holdings::release_handle(const HeldAllocation& a, std::uint64_t& handle) {
   handle = 0;
 }
 
-void Holdings::drop_real(HeldAllocation& a) { release_handle(a, a.real); }
+void BrokeredMemory::drop_real(BrokeredAllocation& a) { release_handle(a, a.real); }
 
-void Holdings::drop_made(HeldAllocation& a) { release_handle(a, a.made); }
+void BrokeredMemory::drop_made(BrokeredAllocation& a) { release_handle(a, a.made); }
 
-void Holdings::drop_unneeded(HeldAllocation& a) {
+void BrokeredMemory::drop_unneeded(BrokeredAllocation& a) {
   if (!AllocationTable::needs_real(a)) drop_real(a);
   // One that another thread is just redeeming is still ours to the broker.
   if (!AllocationTable::unused(a) || redeeming.contains(a.id)) return;
@@ -66,15 +66,15 @@ void Holdings::drop_unneeded(HeldAllocation& a) {
   tell_free(id);
 }
 
-void Holdings::tell_free(std::uint64_t id) {
+void BrokeredMemory::tell_free(std::uint64_t id) {
   const auto message = new_message(amem_v1_SessionMessage_free_tag);
   message->body.free.id = id;
   session_.post(*message);
   frees_sent_.fetch_add(1);
 }
 
-bool Holdings::wait_arrival(std::unique_lock<std::mutex>& lock,
-                            const std::function<bool()>& arriving) {
+bool BrokeredMemory::wait_arrival(std::unique_lock<std::mutex>& lock,
+                                  const std::function<bool()>& arriving) {
   const NoCancel no_cancel;
   const EndOfCaller end;
   const auto deadline = std::chrono::steady_clock::now() + kArrivalDeadline;
@@ -89,9 +89,8 @@ bool Holdings::wait_arrival(std::unique_lock<std::mutex>& lock,
   return true;
 }
 
-std::optional<std::vector<Mapping*>> Holdings::await_arrivals(std::unique_lock<std::mutex>& lock,
-                                                              CUdeviceptr address,
-                                                              std::size_t size) {
+std::optional<std::vector<Mapping*>> BrokeredMemory::await_arrivals(
+    std::unique_lock<std::mutex>& lock, CUdeviceptr address, std::size_t size) {
   std::vector<Mapping*> touched;
   const bool in_time = wait_arrival(lock, [&] {
     touched = table.overlapping(address, size);
@@ -102,13 +101,13 @@ std::optional<std::vector<Mapping*>> Holdings::await_arrivals(std::unique_lock<s
   return touched;
 }
 
-void Holdings::forget_arrivals() {
+void BrokeredMemory::forget_arrivals() {
   for (auto& [id, a] : table.allocations())
     if (a.arriving()) table.move(a, Where::kHere);
   arrivals_.notify_all();
 }
 
-Status Holdings::release_refused() {
+Status BrokeredMemory::release_refused() {
   CUresult refused = CUDA_SUCCESS;
   std::erase_if(refused_, [&](CUmemGenericAllocationHandle handle) {
     const CUresult r = driver_.cuMemRelease_(handle);
@@ -122,7 +121,8 @@ Status Holdings::release_refused() {
 
 // Where the broker is late the program sees less memory free than there will be, as when another
 // process is about to free some.
-std::uint64_t Holdings::ask_to_await_closed(const amem_v1_AwaitClosed& what, const char* why) {
+std::uint64_t BrokeredMemory::ask_to_await_closed(const amem_v1_AwaitClosed& what,
+                                                  const char* why) {
   const Result<std::uint64_t> spare_bytes =
       session_.await_closed(what, kCloseDeadline, kUsualAnswer);
   if (spare_bytes.ok()) return spare_bytes.value();
@@ -130,21 +130,21 @@ std::uint64_t Holdings::ask_to_await_closed(const amem_v1_AwaitClosed& what, con
   return 0;
 }
 
-std::uint64_t Holdings::spare_bytes(const DeviceUuid& device) {
+std::uint64_t BrokeredMemory::spare_bytes(const DeviceUuid& device) {
   if (!session_.keeps_spares()) return 0;
   amem_v1_AwaitClosed what{};
   std::memcpy(what.device, device.bytes.data(), device.bytes.size());
   return ask_to_await_closed(what, "asking for memory that waits for a resume");
 }
 
-void Holdings::close_spares() {
+void BrokeredMemory::close_spares() {
   if (!session_.keeps_spares()) return;
   amem_v1_AwaitClosed what{};
   what.close_spares = true;
   ask_to_await_closed(what, "having memory closed that waits for a resume");
 }
 
-void Holdings::await_frees() {
+void BrokeredMemory::await_frees() {
   const std::uint64_t sent = frees_sent_.load();
   if (frees_awaited_.load() >= sent) return;
   ask_to_await_closed({}, "waiting for freed memory");
@@ -154,7 +154,7 @@ void Holdings::await_frees() {
   }
 }
 
-std::vector<amem_v1_Holding_Item> Holdings::list(
+std::vector<amem_v1_Holding_Item> BrokeredMemory::list(
     const std::function<std::vector<std::uint64_t>()>& mark) {
   std::lock_guard lock(mutex);
   const std::vector<std::uint64_t> given = mark();
@@ -170,20 +170,20 @@ std::vector<amem_v1_Holding_Item> Holdings::list(
   return items;
 }
 
-bool Holdings::holds(std::uint64_t id) {
+bool BrokeredMemory::has(std::uint64_t id) {
   std::lock_guard lock(mutex);
   return table.find(id) != nullptr;
 }
 
-bool Holdings::holds_nothing() { return table.empty(); }
+bool BrokeredMemory::is_empty() { return table.empty(); }
 
-bool Holdings::is_paused(std::uint64_t id) {
+bool BrokeredMemory::is_paused(std::uint64_t id) {
   std::lock_guard lock(mutex);
-  const HeldAllocation* a = table.find(id);
+  const BrokeredAllocation* a = table.find(id);
   return a != nullptr && !a->on_device();
 }
 
-std::uint64_t Holdings::bytes_paused() {
+std::uint64_t BrokeredMemory::bytes_paused() {
   std::lock_guard lock(mutex);
   std::uint64_t bytes = 0;
   for (const auto& [id, a] : table.allocations())
@@ -191,7 +191,7 @@ std::uint64_t Holdings::bytes_paused() {
   return bytes;
 }
 
-std::uint64_t Holdings::bytes_here() {
+std::uint64_t BrokeredMemory::bytes_here() {
   std::lock_guard lock(mutex);
   std::uint64_t bytes = 0;
   for (const auto& [id, a] : table.allocations())
@@ -199,14 +199,14 @@ std::uint64_t Holdings::bytes_here() {
   return bytes;
 }
 
-std::string Holdings::name(std::uint64_t id) {
+std::string BrokeredMemory::name(std::uint64_t id) {
   std::lock_guard lock(mutex);
-  const HeldAllocation* a = table.find(id);
+  const BrokeredAllocation* a = table.find(id);
   if (a == nullptr) return "allocation " + std::to_string(id);
   return describe(*a) + ", tag '" + a->tag + "'";
 }
 
-Holdings::Totals Holdings::totals() {
+BrokeredMemory::Totals BrokeredMemory::totals() {
   std::lock_guard lock(mutex);
   Totals t;
   for (const auto& [id, a] : table.allocations()) {
@@ -217,7 +217,7 @@ Holdings::Totals Holdings::totals() {
   return t;
 }
 
-std::vector<Holdings::TagUsage> Holdings::usage() {
+std::vector<BrokeredMemory::TagUsage> BrokeredMemory::usage() {
   std::lock_guard lock(mutex);
   std::map<std::pair<std::string, int>, TagUsage> found;
   for (const auto& [id, a] : table.allocations()) {
