@@ -25,7 +25,7 @@ inline constexpr std::size_t kMaxSectionsPerMessage = 256;  // session.options: 
 inline constexpr std::size_t kMaxMasksPerMessage = 2048;    // session.options: Measured.masks
 inline constexpr std::size_t kMaxMapsPerMessage =
     128;  // session.options: Map.ids, Make.ids, Made.ids; also descriptors per packet
-inline constexpr std::size_t kMaxHoldingPerMessage = 256;      // session.options: Holding.items
+inline constexpr std::size_t kMaxItemsPerInventory = 256;      // session.options: Inventory.items
 inline constexpr std::size_t kMaxUnknownCallsPerMessage = 32;  // session.options
 inline constexpr std::size_t kMaxDevices = 64;  // session.options: CutStatus.devices, Hello.devices
 inline constexpr std::size_t kMaxTags = 64;     // session.options: GroupRequest.tags, Release.tags

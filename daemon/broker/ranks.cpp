@@ -97,9 +97,9 @@ void Ranks::session_packet(SessionId id, Packet& packet) {
   const Message& message = packet.message;
   if (session.refused) return;
   if (session.returning) {
-    if (message.which_body != amem_v1_SessionMessage_holding_tag)
+    if (message.which_body != amem_v1_SessionMessage_inventory_tag)
       return sessions_.close(id, "it reconnects and does not say what it holds");
-    return holding(id, message.body.holding);
+    return inventory(id, message.body.inventory);
   }
   const bool is_hello = message.which_body == amem_v1_SessionMessage_hello_tag;
   if (session.rank == 0) {
@@ -276,35 +276,35 @@ void Ranks::come_back(SessionId session_id, std::uint64_t seq, const amem_v1_Hel
                                              offers_of(node_), rank.key));
 }
 
-void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
+void Ranks::inventory(SessionId session_id, const amem_v1_Inventory& message) {
   Session& session = sessions_by_id_.at(session_id);
   const RankId its = session.rank;
-  for (const amem_v1_Holding_Item& item : std::span(message.items, message.items_count)) {
+  for (const amem_v1_Inventory_Item& item : std::span(message.items, message.items_count)) {
     const Allocation* a = node_.allocations.find(item.id);
     if (a != nullptr && (a->shared_by(its) || a->opened_by(its)))
-      session.holds.emplace(item.id, item);
+      session.inventory.emplace(item.id, item);
     else
       ++session.unknown;
   }
   if (!message.last) return;
   loop_.cancel(session.hello_timer);
   session.returning = false;
-  const auto holds = std::exchange(session.holds, {});
+  const auto inventory = std::exchange(session.inventory, {});
   Rank& rank = node_.ranks.at(session.rank);
   GroupEntry& group = node_.group_of(rank);
   saved_.returned(rank);
   std::vector<AllocationId> gone;
   for (const Allocation* a : node_.allocations.of_group(group.id))
-    if (a->shared_by(rank.id) && !holds.contains(a->id)) gone.push_back(a->id);
+    if (a->shared_by(rank.id) && !inventory.contains(a->id)) gone.push_back(a->id);
   for (const Allocation* a : node_.allocations.opened_by(rank.id))
-    if (!holds.contains(a->id)) gone.push_back(a->id);
+    if (!inventory.contains(a->id)) gone.push_back(a->id);
   for (const AllocationId id : gone) requests_.free(rank, id);
   // It is told anew what it reaches.
   Reach& reach = node_.pool_of(rank).reach;
   reach.forget(rank.id);
   reach.join(rank.id, group.id);
   std::uint64_t unknown = session.unknown;
-  for (const auto& [id, item] : holds) {
+  for (const auto& [id, item] : inventory) {
     Allocation* a = node_.allocations.find(id);
     if (a == nullptr || !(a->shared_by(rank.id) || a->opened_by(rank.id))) {
       ++unknown;
@@ -320,7 +320,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   }
   const std::string& name = node_.label(rank);
   group.log().info("group '{}': {} has reconnected with {} allocations", group.machine.name(), name,
-                   holds.size() + session.unknown - unknown);
+                   inventory.size() + session.unknown - unknown);
   if (unknown > 0)
     group.log().warn(
         "group '{}': {} has {} allocations without a record. A pause leaves them where they are. "
@@ -329,7 +329,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
   events_.publish(&group, "rank_joined", name + " has reconnected");
   const bool stays_shut = group.machine.join(rank.id, name);
   stages_.rank_joined(group, rank, {});
-  release_leftovers(rank, session.gate_shut, holds);
+  release_leftovers(rank, session.gate_shut, inventory);
   const bool is_told = !group.machine.waiting_for(rank.id).empty();  // by what is under way
   if (session.gate_shut && !stays_shut && !is_told)
     sessions_.send(session_id, ask_message(group.machine.epoch(), RankPhase::kOpen));
@@ -338,7 +338,7 @@ void Ranks::holding(SessionId session_id, const amem_v1_Holding& message) {
 }
 
 void Ranks::release_leftovers(const Rank& rank, bool gate_shut,
-                              const std::map<AllocationId, amem_v1_Holding_Item>& holds) {
+                              const std::map<AllocationId, amem_v1_Inventory_Item>& inventory) {
   const Group& machine = node_.group_of(rank).machine;
   const RestartState is = restart_state_of(machine);
   const bool ends_there = !is.under_way || is.under_way->restart == OnRestart::kRollBack;
@@ -353,7 +353,7 @@ void Ranks::release_leftovers(const Rank& rank, bool gate_shut,
   // By their ids: it may get others with their tags before it has read this, and what stays on its
   // device its maker keeps.
   std::vector<AllocationId> leftovers;
-  for (const auto& [id, item] : holds) {
+  for (const auto& [id, item] : inventory) {
     const Allocation* a = node_.allocations.find(id);
     if (a == nullptr || item.paused) continue;
     const bool leaves =
@@ -413,10 +413,10 @@ bool Ranks::shares(const Rank& rank) const {
                        [&](const Guest& guest) { return serves(guest.rank); });
   };
   const std::vector<Allocation*> opened = node_.allocations.opened_by(rank.id);
-  const std::vector<const Allocation*> held = std::as_const(node_.allocations).shared_by(rank.id);
+  const std::vector<const Allocation*> owned = std::as_const(node_.allocations).shared_by(rank.id);
   const auto is_shared = [&](const Allocation* a) { return shared(*a); };
   return std::any_of(opened.begin(), opened.end(), is_shared) ||
-         std::any_of(held.begin(), held.end(), is_shared);
+         std::any_of(owned.begin(), owned.end(), is_shared);
 }
 
 bool Ranks::has_lost(const Allocation* a) const {

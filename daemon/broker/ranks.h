@@ -49,8 +49,9 @@ class Ranks final : public SessionHandler {
     bool refused = false;    // it must close: what it has sent still would make it miss why
     bool returning = false;  // it is saying what it holds
     bool gate_shut = false;  // as it has said
-    std::map<AllocationId, amem_v1_Holding_Item> holds = {};  // as far as it has said, and we know
-    std::uint64_t unknown = 0;                                // what it holds besides
+    std::map<AllocationId, amem_v1_Inventory_Item> inventory =
+        {};                     // as far as it has said, and we know
+    std::uint64_t unknown = 0;  // what it holds besides
   };
 
   void hello(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
@@ -58,11 +59,11 @@ class Ranks final : public SessionHandler {
   Status put_on_record(Rank& rank);
   void come_back(SessionId session, std::uint64_t seq, const amem_v1_Hello& message);
   /// One that reconnects says what it holds.
-  void holding(SessionId session, const amem_v1_Holding& message);
+  void inventory(SessionId session, const amem_v1_Inventory& message);
   /// It has memory still that is paused, since it never heard the command to let go of it, or did
-  /// not get to it: it is told so again. `holds`: what it says that it has.
+  /// not get to it: it is told so again. `inventory`: what it says that it has.
   void release_leftovers(const Rank& rank, bool gate_shut,
-                         const std::map<AllocationId, amem_v1_Holding_Item>& holds);
+                         const std::map<AllocationId, amem_v1_Inventory_Item>& inventory);
   /// Its session has ended: it is removed, at once or when its process has ended too. One whose
   /// process may be checkpointed may reconnect before.
   void lose(RankId id, const std::string& why);

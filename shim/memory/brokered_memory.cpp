@@ -154,11 +154,11 @@ void BrokeredMemory::await_frees() {
   }
 }
 
-std::vector<amem_v1_Holding_Item> BrokeredMemory::list(
+std::vector<amem_v1_Inventory_Item> BrokeredMemory::list(
     const std::function<std::vector<std::uint64_t>()>& mark) {
   std::lock_guard lock(mutex);
   const std::vector<std::uint64_t> given = mark();
-  std::vector<amem_v1_Holding_Item> items;
+  std::vector<amem_v1_Inventory_Item> items;
   items.reserve(table.allocations().size() + given.size());
   for (const auto& [id, a] : table.allocations()) {
     std::uint32_t pins = 0;

@@ -64,7 +64,7 @@ struct BrokeredMemory {
   // ---- the lock is taken ----
   /// For the next broker: what the rank holds, with what `mark` says that it has been given.
   /// `mark` is called with the lock held.
-  std::vector<amem_v1_Holding_Item> list(const std::function<std::vector<std::uint64_t>()>& mark);
+  std::vector<amem_v1_Inventory_Item> list(const std::function<std::vector<std::uint64_t>()>& mark);
   /// Waits until the broker has freed all that this process has given up.
   void await_frees();
   /// Memory that waits for a resume is free, but the driver does not know that. How much waits on

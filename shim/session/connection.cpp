@@ -50,15 +50,15 @@ std::unique_ptr<Message> hello_of(const RankIdentity& identity, const Comeback* 
   return hello;
 }
 
-Status send_items(int socket, std::span<const amem_v1_Holding_Item> items) {
-  const auto message = new_message(amem_v1_SessionMessage_holding_tag);
-  amem_v1_Holding& holding = message->body.holding;
+Status send_items(int socket, std::span<const amem_v1_Inventory_Item> items) {
+  const auto message = new_message(amem_v1_SessionMessage_inventory_tag);
+  amem_v1_Inventory& inventory = message->body.inventory;
   do {
-    const auto part = items.first(std::min(items.size(), kMaxHoldingPerMessage));
-    std::copy(part.begin(), part.end(), holding.items);
-    holding.items_count = static_cast<pb_size_t>(part.size());
+    const auto part = items.first(std::min(items.size(), kMaxItemsPerInventory));
+    std::copy(part.begin(), part.end(), inventory.items);
+    inventory.items_count = static_cast<pb_size_t>(part.size());
     items = items.subspan(part.size());
-    holding.last = items.empty();
+    inventory.last = items.empty();
     if (Status s = send_message(socket, *message); !s.ok()) return s;
   } while (!items.empty());
   return {};

@@ -27,7 +27,7 @@ struct RankIdentity {
 struct Comeback {
   Token key{};  // of its session
   bool gate_shut = false;
-  std::vector<amem_v1_Holding_Item> items;
+  std::vector<amem_v1_Inventory_Item> items;
 };
 
 /// A socket that no session has yet. While it lives its number is in `number`, for a child of fork

@@ -103,7 +103,7 @@ std::uint64_t RankProcess::come_back(const std::string& path) {
   paused_ = false;
   require(connect_socket(path), "the broker takes those who come back");
   const std::uint64_t hello = say_hello();
-  if (joined_) say_holding();  // else the broker before has not answered its Hello: it joins anew
+  if (joined_) say_inventory();  // else the broker before has not answered its Hello: it joins anew
   for (const auto& [seq, bytes] : unanswered_) {
     const auto asking = asking_for_.find(seq);
     const bool own = asking != asking_for_.end() && asking->second.own;
@@ -112,14 +112,14 @@ std::uint64_t RankProcess::come_back(const std::string& path) {
   return hello;
 }
 
-void RankProcess::say_holding() {
+void RankProcess::say_inventory() {
   Message message = amem_v1_SessionMessage_init_zero;
-  message.which_body = amem_v1_SessionMessage_holding_tag;
-  amem_v1_Holding& holding = message.body.holding;
+  message.which_body = amem_v1_SessionMessage_inventory_tag;
+  amem_v1_Inventory& inventory = message.body.inventory;
   for (const auto& [id, memory] : memory_)
-    holding.items[holding.items_count++] = {
+    inventory.items[inventory.items_count++] = {
         id, memory.pinned ? 1U << amem_v1_PinReason_PIN_REASON_NIC : 0, !memory.fd || memory.stale};
-  holding.last = true;
+  inventory.last = true;
   send(message);
 }
 

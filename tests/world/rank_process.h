@@ -310,7 +310,7 @@ class RankProcess {
   void take_created(const amem_v1_Created& created, Memory& asked, std::vector<Fd>& fds);
   void take_unasked(Packet& packet);
   bool is_opening(std::uint64_t id) const;
-  void say_holding();
+  void say_inventory();
   void say_work();
   void take(Packet packet);
   static std::string name_of(const Message& message);

@@ -16,7 +16,7 @@ class ShimBrokeredMemory : public testing::Test {
     a.id = id;
     return brokered.table.add(a);
   }
-  std::vector<amem_v1_Holding_Item> list(const std::vector<std::uint64_t>& given = {}) {
+  std::vector<amem_v1_Inventory_Item> list(const std::vector<std::uint64_t>& given = {}) {
     auto items = brokered.list([&] { return given; });
     std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
     return items;
