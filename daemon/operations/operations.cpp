@@ -267,11 +267,11 @@ void Operations::give_up(std::uint64_t number, const Status& why) {
 
 // ---- operations ---------------------------------------------------------------------------------
 
-Status Operations::begin(GroupEntry& group, const Task& task, Duration timeout, Held held,
+Status Operations::begin(GroupEntry& group, const Task& task, Duration timeout, Barrier barrier,
                          Membership of) {
   if (!closed_.ok()) return closed_;
   Status status = check_tags(node_.allocations, group.id, task);
-  if (status.ok()) status = group.machine.start(task, timeout, Clock::now(), held);
+  if (status.ok()) status = group.machine.start(task, timeout, Clock::now(), barrier);
   if (!status.ok()) return status;
   begins_[group.id] = std::move(of);
   context_.drive(group);

@@ -89,7 +89,8 @@ class Operations {
 
   // ---- for commands ----
   /// Begins the operation of a command's member. Not OK: it has not begun, and nobody was told.
-  Status begin(GroupEntry& group, const Task& task, Duration timeout, Held held, Membership of);
+  Status begin(GroupEntry& group, const Task& task, Duration timeout, Barrier barrier,
+               Membership of);
   /// It has ended.
   void forget(std::uint64_t number) { spanning_.erase(number); }
 

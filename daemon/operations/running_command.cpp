@@ -252,7 +252,7 @@ Status RunningCommand::begin(std::size_t member) {
   const bool out = transaction_.goes_out(member);
   if (!out) in_began_ = Clock::now();
   const Task task = out ? part_of(order_.pause, groups_[member], order_.parts) : order_.resume;
-  return operations_.begin(found->second, task, order_.timeout, transaction_.hold(member),
+  return operations_.begin(found->second, task, order_.timeout, transaction_.barrier(member),
                            {shared_from_this(), member});
 }
 

@@ -77,8 +77,8 @@ struct PermitOf {  // of a cut that is taken elsewhere, over several nodes
 };
 struct CutTaken {};  // over all nodes: nothing of the group runs anywhere
 struct AllLeft {};   // what was to go out for the resume has left: it may take all memory there is
-struct GoOn {};      // the others of its transaction are as far: what is held may release, or open
-struct GiveUp {      // they never will be: what is held is called off, or rolled back
+struct GoOn {};      // the others of its transaction are as far: it may release, or open
+struct GiveUp {      // they never will be: it is called off, or rolled back
   Status why;
 };
 
@@ -144,7 +144,7 @@ struct Save {   // take extents, send Save to the keepers; answered by SaveSent
   Epoch epoch;  // of a wave after the first: the extents have been taken
 };
 struct Leaves {};   // the cut is taken and the first Save sent: memory is on its way out
-struct Ready {};    // the operation is held, and has done all that it may before GoOn
+struct Ready {};    // the operation has a barrier, and has done all that it may before GoOn
 struct Unready {};  // it was Ready, and is on its way back before GoOn
 struct Release {  // to these ranks: of a pause what has been saved, of a resume all it has brought
   Epoch epoch;

@@ -122,7 +122,7 @@ Duration Course::limit(Phase phase) const {
     return by_timeout ? params_.timeout : group_.deadlines.*rule(each).limit;
   };
   Duration limit = of(phase);
-  const Awaited* const awaited = params_.held == Held::kNo ? nullptr : awaited_in(phase);
+  const Awaited* const awaited = params_.barrier == Barrier::kNone ? nullptr : awaited_in(phase);
   if (awaited == nullptr) return limit;
   for (const Phase each : awaited->of_others)
     if (each != Phase::kNone) limit += of(each);
@@ -145,7 +145,7 @@ void Course::advance_if_done(Time now) {
 
 void Course::advance(Time now) {
   // The two ends of an operation have no row in the table.
-  switch (const Phase next = next_phase(phase_, [this](Reason r) { return holds(r); })) {
+  switch (const Phase next = next_phase(phase_, [this](Reason r) { return applies(r); })) {
     case Phase::kRunning:
       group_.actions.push_back(action::Arrived{loaded_, params_.task.selection});
       return finish(GroupState::kRunning, trouble_, now);
@@ -156,7 +156,7 @@ void Course::advance(Time now) {
   }
 }
 
-bool Course::holds(Reason reason) const {
+bool Course::applies(Reason reason) const {
   switch (reason) {
     case Reason::kNoSpace:
       return no_space_;
@@ -166,8 +166,8 @@ bool Course::holds(Reason reason) const {
       return params_.task.op == Operation::kPause && params_.task.deep;
     case Reason::kRunsOn:
       return params_.end_state == GroupState::kRunning;
-    case Reason::kHeld:
-      return params_.held != Held::kNo;
+    case Reason::kBarrier:
+      return params_.barrier != Barrier::kNone;
     case Reason::kWasPaused:
       return was_paused();
 #ifdef AMEM_TEST_SEAMS
@@ -208,7 +208,7 @@ void Course::fail(const Status& status, Time now) {
       return finish(pause ? params_.before : params_.end_state, trouble_, now);
     }
     case OnFailure::kRollBack:
-      if (rule(phase_).entry == PhaseEntry::kReady && params_.held != Held::kNo)
+      if (rule(phase_).entry == PhaseEntry::kReady && params_.barrier != Barrier::kNone)
         group_.actions.push_back(action::Unready{});
       return enter(kRollbackBegins, now);
   }
@@ -234,7 +234,7 @@ void Course::tell(Event event, Time now) {
 void Course::on(event::CutStatus event, Time now) {
   if (!cut_ || event.epoch != epoch_) return;
   const std::size_t quiet = cut_->quiet_ranks();
-  if (params_.held == Held::kAcrossNodes)
+  if (params_.barrier == Barrier::kAcrossNodes)
     group_.actions.push_back(action::Reported{event.rank, event.report});
   cut_->report(event.rank, std::move(event.report), now);
   if (cut_->quiet_ranks() > quiet) note_quiet(event.rank, now);
@@ -243,7 +243,8 @@ void Course::on(event::CutStatus event, Time now) {
 }
 
 void Course::look_at_cut(Time now) {
-  if (params_.held == Held::kAcrossNodes) return;  // what is quiet here may wait for another node
+  if (params_.barrier == Barrier::kAcrossNodes)
+    return;  // what is quiet here may wait for another node
   if (cut_->taken()) {
     waiting_.clear();
     return advance(now);
@@ -378,12 +379,12 @@ void Course::on(const event::AllLeft&, Time) {
 }
 
 void Course::on(const event::GoOn&, Time now) {
-  if (std::exchange(params_.held, Held::kNo) == Held::kNo) return;
+  if (std::exchange(params_.barrier, Barrier::kNone) == Barrier::kNone) return;
   if (rule(phase_).entry == PhaseEntry::kReady) advance(now);
 }
 
 void Course::on(const event::GiveUp& event, Time now) {
-  if (std::exchange(params_.held, Held::kNo) == Held::kNo) return;
+  if (std::exchange(params_.barrier, Barrier::kNone) == Barrier::kNone) return;
   // What rolls back already needs no second reason.
   if (rule(phase_).failure != OnFailure::kGoOn) fail(event.why, now);
 }
@@ -418,7 +419,7 @@ void Course::come_back(RankId rank) {
 void Course::leave(RankId rank, const std::string& who, bool leaves_unloaded, Time now) {
   const bool took_part = participants_.erase(rank) > 0;
   const bool was_awaited = waiting_.erase(rank) > 0;
-  if (cut_ && params_.held == Held::kAcrossNodes)
+  if (cut_ && params_.barrier == Barrier::kAcrossNodes)
     group_.actions.push_back(action::Reported{rank, std::nullopt});
   if (cut_) cut_->forget(rank);
   if (group_.members.empty()) {
@@ -455,8 +456,9 @@ void Course::lose(RankId rank, const std::string& what, Time now) {
 // ---- time ---------------------------------------------------------------------------------------
 
 Time Course::wakeup() const {
-  return cut_ && params_.held != Held::kAcrossNodes ? std::min(deadline_, cut_->next_decision())
-                                                    : deadline_;
+  return cut_ && params_.barrier != Barrier::kAcrossNodes
+             ? std::min(deadline_, cut_->next_decision())
+             : deadline_;
 }
 
 void Course::tick(Time now) {
@@ -516,11 +518,11 @@ std::string Course::laggards() const {
       text += (text.empty() ? "" : ", ") + group_.members.label(rank) + " " + why;
     return text.empty() ? "ranks of other nodes are not quiet yet" : text;
   }
-  const bool across_nodes = params_.held == Held::kAcrossNodes;
+  const bool across_nodes = params_.barrier == Barrier::kAcrossNodes;
   if (rule(phase_).entry == PhaseEntry::kReady)
     return std::string(across_nodes ? "other nodes " : "other groups ") +
            std::string(not_yet(phase_));
-  if (waiting_.empty() && params_.held != Held::kNo)
+  if (waiting_.empty() && params_.barrier != Barrier::kNone)
     return "other groups of the swap or set still have the memory, or the broker still works";
   if (waiting_.empty() && rule(phase_).entry == PhaseEntry::kSave)
     return "amemd still prepares space in the pool that other users had";

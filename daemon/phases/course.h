@@ -70,7 +70,7 @@ class Course {
     GroupState before = GroupState::kRunning;
     Duration timeout{};   // not 0: instead of the deadline of quiesce (pause) or map+load (resume)
     bool inside = false;  // begun by the ranks' own requests
-    Held held = Held::kNo;
+    Barrier barrier = Barrier::kNone;
     Phase begins = kPauseBegins;
     bool deep = false;  // nothing of the group's processes is on the devices
     std::optional<Interrupted> interrupted = {};  // of the same task: goes on with that
@@ -141,7 +141,7 @@ class Course {
   void close_phase(Time now);
   void advance_if_done(Time now);
   void advance(Time now);
-  bool holds(Reason reason) const;
+  bool applies(Reason reason) const;
   /// A pause of a group that was paused before.
   bool was_paused() const {
     return params_.task.op == Operation::kPause && params_.before == GroupState::kPaused;

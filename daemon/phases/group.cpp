@@ -200,13 +200,13 @@ Status Group::can_start(const Task& task) const {
                                                         : "paused")};
 }
 
-Status Group::start(const Task& task, Duration timeout, Time now, Held held) {
+Status Group::start(const Task& task, Duration timeout, Time now, Barrier barrier) {
   Status status = can_start(task);
-  if (status.ok()) begin(task, timeout, false, held, now);
+  if (status.ok()) begin(task, timeout, false, barrier, now);
   return status;
 }
 
-void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Time now) {
+void Group::begin(const Task& task, Duration timeout, bool inside, Barrier barrier, Time now) {
   const bool pause = task.op == Operation::kPause;
   // Who makes a paused group deep has not paused it.
   const bool deepens = pause && state_ == GroupState::kPaused && !has_remainder(task);
@@ -233,8 +233,8 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Held held, Ti
     begins = memory_.opened(task.selection) ? kPauseWithGuestsBegins : kPauseBegins;
   course_.emplace(
       Course::GroupContext{deadlines_, members_, actions_, note_},
-      Course::Params{task, end_state, stable_state_, timeout, inside, held, begins, deep_}, epoch_,
-      now);
+      Course::Params{task, end_state, stable_state_, timeout, inside, barrier, begins, deep_},
+      epoch_, now);
 }
 
 void Group::tell(Event event, Time now) {
@@ -391,7 +391,7 @@ void Group::look_at_requests(Time now) {
     }
     if (!memory_.awaited() && requests_.complete(task, members_.ids()) &&
         !waits_for_operator(task) && can_start(task).ok())
-      return begin(task, Duration::zero(), true, Held::kNo, now);
+      return begin(task, Duration::zero(), true, Barrier::kNone, now);
   }
 }
 
@@ -410,7 +410,7 @@ bool Group::begin_local(const Task& task, Time now) {
       if (ranks.contains(r.rank) && r.deadline != kNever) turn = std::min(turn, r.deadline - now);
     turn = std::max(turn, Duration(1));
   }
-  begin(task.of(ranks), turn, true, Held::kNo, now);
+  begin(task.of(ranks), turn, true, Barrier::kNone, now);
   return true;
 }
 

@@ -104,7 +104,7 @@ class Group {
   // ---- an operation ----
   /// kFailedPrecondition: the group is in that state already, or in transition. `timeout`, when not
   /// 0, replaces the deadline of quiesce (pause) or map+load (resume).
-  Status start(const Task& task, Duration timeout, Time now, Held held = Held::kNo);
+  Status start(const Task& task, Duration timeout, Time now, Barrier barrier = Barrier::kNone);
   /// Whether start() would be refused, and how.
   Status can_start(const Task& task) const;
   void tell(Event event, Time now);
@@ -168,7 +168,7 @@ class Group {
   bool satisfied(const Task& task) const;
   /// Returns whether it is paused, except for memory that the task would take.
   bool has_remainder(const Task& task) const;
-  void begin(const Task& task, Duration timeout, bool inside, Held held, Time now);
+  void begin(const Task& task, Duration timeout, bool inside, Barrier barrier, Time now);
   void conclude_if_ended(Time now);
   /// REQUIRES: what is under way has ended.
   void conclude(Time now);

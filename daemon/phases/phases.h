@@ -169,9 +169,9 @@ inline constexpr std::array kPhases = {
     // The group is paused whatever becomes of these. A restore finds out how far a checkpoint has got.
     PhaseRule{Phase::kDetach,       "detach",     PhaseEntry::kAsk,        RankPhase::kDetach, Phase::kCheckpoint, Counts::kNothing, Gates::kAsBefore, OnComeback::kAsk,  &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRelease},
     PhaseRule{Phase::kCheckpoint,   "checkpoint", PhaseEntry::kCheckpoint, RankPhase::kNone,   Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
-    PhaseRule{Phase::kRestore,      "restore",    PhaseEntry::kRestore,    RankPhase::kNone,   Phase::kReplayFrees,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
+    PhaseRule{Phase::kRestore,      "restore",    PhaseEntry::kRestore,    RankPhase::kNone,   Phase::kReplayFrees, Counts::kNothing, Gates::kAsBefore, OnComeback::kNothing, &Deadlines::checkpoint, Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kStay},
     // What a program has freed needs no memory, and cannot be freed while the ranks load it.
-    PhaseRule{Phase::kReplayFrees,       "settle",     PhaseEntry::kAsk,        RankPhase::kAllowFrees,   Phase::kAdmit,   Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRollBack},
+    PhaseRule{Phase::kReplayFrees,  "settle",     PhaseEntry::kAsk,        RankPhase::kAllowFrees, Phase::kAdmit, Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release,    Timeout::kNo,  OnLate::kFail,   OnFailure::kStay,     OnDeath::kGoOn,             OnRestart::kRollBack},
 #ifdef AMEM_TEST_SEAMS
     PhaseRule{Phase::kTest,         "test",       PhaseEntry::kAsk,         RankPhase::kTest,    Phase::kPaused,  Counts::kNothing,  Gates::kAsBefore, OnComeback::kAsk,     &Deadlines::release, Timeout::kNo,  OnLate::kFail,   OnFailure::kGoOn,     OnDeath::kGoOn,             OnRestart::kRelease},
 #endif
@@ -206,7 +206,7 @@ enum class Reason : std::uint8_t {
   kMoreToSave,  // this was a wave, and not the last
   kDeep,        // nothing is to stay on the devices
   kRunsOn,      // without chosen tags, or without those that could not be restored, a group runs on
-  kHeld,        // others of its transaction (daemon/transactions/transaction.h) are not as far yet
+  kBarrier,     // others of its transaction (daemon/transactions/transaction.h) are not as far yet
   kWasPaused,   // a pause of a group that was paused before: what it was to take stays
 #ifdef AMEM_TEST_SEAMS
   kTest,  // test_phase()
@@ -227,14 +227,14 @@ struct Fork {
 /// The first that holds counts.
 inline constexpr std::array kForks = {
     Fork{Phase::kSave, Reason::kNoSpace,    Phase::kMeasure},
-    Fork{Phase::kSave, Reason::kHeld,       Phase::kAwaitSaved},
+    Fork{Phase::kSave, Reason::kBarrier,    Phase::kAwaitSaved},
     Fork{Phase::kDrop, Reason::kMoreToSave, Phase::kSaveMore},
     Fork{Phase::kDrop, Reason::kDeep,       Phase::kDetach},
     Fork{Phase::kDrop, Reason::kRunsOn,     Phase::kOpen},
 #ifdef AMEM_TEST_SEAMS
     Fork{Phase::kDrop, Reason::kTest,       Phase::kTest},
 #endif
-    Fork{Phase::kLoad, Reason::kHeld,       Phase::kAwaitPeers},
+    Fork{Phase::kLoad, Reason::kBarrier,    Phase::kAwaitPeers},
     Fork{Phase::kRollback, Reason::kWasPaused, Phase::kPaused},
 };
 
@@ -272,11 +272,11 @@ constexpr const PhaseRule& rule(Phase phase) {
   return kPhases.front();
 }
 
-/// `holds(Reason)`. REQUIRES: a phase of the table.
-template <class Holds>
-constexpr Phase next_phase(Phase phase, Holds holds) {
+/// `applies(Reason)`. REQUIRES: a phase of the table.
+template <class Applies>
+constexpr Phase next_phase(Phase phase, Applies applies) {
   for (const Fork& fork : kForks)
-    if (fork.phase == phase && holds(fork.reason)) return fork.next;
+    if (fork.phase == phase && applies(fork.reason)) return fork.next;
   return rule(phase).next;
 }
 

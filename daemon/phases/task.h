@@ -100,6 +100,6 @@ class PerSide {
 /// Whether an operation has others to wait for. If so it must not release, or open, before it is
 /// told to go on. kAcrossNodes: other nodes, too; then its cut is taken over all of them, by
 /// somebody else.
-enum class Held : std::uint8_t { kNo, kWithinNode, kAcrossNodes };
+enum class Barrier : std::uint8_t { kNone, kWithinNode, kAcrossNodes };
 
 }  // namespace amem

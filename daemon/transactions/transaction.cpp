@@ -25,10 +25,10 @@ Transaction::Effects Transaction::start() {
   return effects;
 }
 
-void Transaction::begin(Side side, bool held, Effects& effects) {
+void Transaction::begin(Side side, bool barrier, Effects& effects) {
   for (std::size_t i = first(side); i < end(side); ++i) {
     members_[i].state = MemberState::kUnderWay;
-    members_[i].held = held;
+    members_[i].barrier = barrier;
     effects.push_back({Effect::kBegin, i});
   }
 }
@@ -87,7 +87,7 @@ Transaction::Effects Transaction::left(std::size_t member) {
   Member& m = members_[member];
   if (m.state == MemberState::kEnded || std::exchange(m.left, true)) return effects;
   // One that is only made deep has nothing to be ready with.
-  if (m.held && m.state < MemberState::kReleased) release_if_all_may(effects);
+  if (m.barrier && m.state < MemberState::kReleased) release_if_all_may(effects);
   bring_in(effects);
   return effects;
 }
@@ -163,7 +163,8 @@ void Transaction::go_on(Side side, Effects& effects) {
 void Transaction::give_up(Side side, Effects& effects) {
   for (std::size_t i = first(side); i < end(side); ++i) {
     Member& m = members_[i];
-    if (!m.held || m.left || m.state == MemberState::kBefore || m.state >= MemberState::kReleased)
+    if (!m.barrier || m.left || m.state == MemberState::kBefore ||
+        m.state >= MemberState::kReleased)
       continue;
     m.state = MemberState::kReleased;
     effects.push_back({Effect::kGiveUp, i});

@@ -35,7 +35,7 @@ class Transaction {
  public:
   struct Effect {
     enum What : std::uint8_t {
-      kBegin,     // the member's operation, held() or not
+      kBegin,     // the member's operation, barrier() or not
       kVacated,   // all memory that was to go out has gone: it may take what there is
       kGoOn,      // it need not wait for the others any more: release or open
       kGiveUp,    // it ends as it began, with why_given_up()
@@ -64,7 +64,7 @@ class Transaction {
   Effects give_up(const Status& why);
   /// The member has its cut: its memory is on its way out.
   Effects leaves(std::size_t member);
-  /// The member is held, and has done all that it may.
+  /// The member has a barrier, and has done all that it may before it.
   Effects ready(std::size_t member);
   /// It was ready, and has failed; ended() follows once it has rolled back.
   Effects unready(std::size_t member);
@@ -72,12 +72,13 @@ class Transaction {
   Effects left(std::size_t member);
   Effects ended(std::size_t member, const Status& status);
 
-  /// Returns whether a member that has begun began held, which lasts until kGoOn or kGiveUp.
-  bool held(std::size_t member) const { return members_[member].held; }
-  /// Returns whether the member is held, and by what.
-  Held hold(std::size_t member) const {
-    if (!held(member)) return Held::kNo;
-    return spans_nodes_ ? Held::kAcrossNodes : Held::kWithinNode;
+  /// Returns whether a member that has begun began with a barrier, which lasts until kGoOn or
+  /// kGiveUp.
+  bool has_barrier(std::size_t member) const { return members_[member].barrier; }
+  /// Returns whether the member has a barrier, and over what.
+  Barrier barrier(std::size_t member) const {
+    if (!has_barrier(member)) return Barrier::kNone;
+    return spans_nodes_ ? Barrier::kAcrossNodes : Barrier::kWithinNode;
   }
   Side side_of(std::size_t member) const { return member < outgoing_ ? Side::kOut : Side::kIn; }
   bool goes_out(std::size_t member) const { return side_of(member) == Side::kOut; }
@@ -96,7 +97,7 @@ class Transaction {
   struct Member {
     std::string name;
     MemberState state = MemberState::kBefore;
-    bool held = false;
+    bool barrier = false;
     Status status = {};
     bool left = false;  // by left()
     bool gone() const { return left || (state == MemberState::kEnded && status.ok()); }
@@ -107,7 +108,7 @@ class Transaction {
   /// Returns whether `is` holds for all members that go out, or come in.
   template <class Is>
   bool all(Side side, Is is) const;
-  void begin(Side side, bool held, Effects& effects);
+  void begin(Side side, bool barrier, Effects& effects);
   void go_on(Side side, Effects& effects);
   void give_up(Side side, Effects& effects);
   void release_if_all_may(Effects& effects);

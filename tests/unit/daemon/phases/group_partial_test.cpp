@@ -150,7 +150,7 @@ TEST_F(GroupPartialTest, ADeathInItsSaveEndsPaused) {
 
 TEST_F(GroupPartialTest, OneOfASetIsNotReadyAnyMoreWhenItIsUndone) {
   to_partial();
-  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Held::kWithinNode).ok());
+  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Barrier::kWithinNode).ok());
   quiet(1);
   quiet(2);
   group.save_sent(kOk, {}, now);

@@ -15,7 +15,7 @@ Effects of(Effect::What what, std::size_t member) { return {{what, member}}; }
 TEST(TransactionAcrossNodesTest, APauseOfOneGroupAsksBeforeItReleases) {
   Transaction transaction({"train"}, {}, Operation::kPause, true, true);
   EXPECT_EQ(transaction.start(), of(Effect::kBegin, 0));
-  EXPECT_EQ(transaction.hold(0), Held::kAcrossNodes);
+  EXPECT_EQ(transaction.barrier(0), Barrier::kAcrossNodes);
   EXPECT_EQ(transaction.ready(0), of(Effect::kAsk, 0));
   EXPECT_EQ(transaction.may_go_on(Side::kOut), of(Effect::kGoOn, 0));
   EXPECT_EQ(transaction.may_go_on(Side::kOut), Effects()) << "once";
@@ -71,7 +71,7 @@ TEST(TransactionAcrossNodesTest, ASwapAsksTwice) {
   Transaction transaction({"train"}, {"rollout"}, Operation::kPause, true, true);
   (void)transaction.start();
   EXPECT_EQ(transaction.leaves(0), of(Effect::kBegin, 1));
-  EXPECT_EQ(transaction.hold(1), Held::kAcrossNodes);
+  EXPECT_EQ(transaction.barrier(1), Barrier::kAcrossNodes);
   EXPECT_EQ(transaction.ready(0), of(Effect::kAsk, 0));
   EXPECT_EQ(transaction.ready(1), Effects()) << "train has not left";
   EXPECT_EQ(transaction.may_go_on(Side::kOut), of(Effect::kGoOn, 0));

@@ -49,7 +49,7 @@ class TransactionTest : public ::testing::Test {
 TEST_F(TransactionTest, AGroupAloneWaitsForNobody) {
   Transaction pause({"train"}, {}, Operation::kPause, true);
   EXPECT_EQ(pause.start(), begin({0}));
-  EXPECT_FALSE(pause.held(0));
+  EXPECT_FALSE(pause.has_barrier(0));
   EXPECT_EQ(pause.leaves(0), kNone);
   EXPECT_EQ(pause.ended(0, kPauseFailed), finish(0));
   EXPECT_EQ(pause.result().text(), kPauseFailed.text());
@@ -57,7 +57,7 @@ TEST_F(TransactionTest, AGroupAloneWaitsForNobody) {
 
   Transaction resume({}, {"train"}, Operation::kResume, true);
   EXPECT_EQ(resume.start(), begin({0}));
-  EXPECT_FALSE(resume.held(0));
+  EXPECT_FALSE(resume.has_barrier(0));
   EXPECT_FALSE(resume.goes_out(0));
   EXPECT_EQ(resume.ended(0, kFine), finish(0));
   EXPECT_TRUE(resume.result().ok());
@@ -69,7 +69,7 @@ TEST_F(TransactionTest, InTurnTheSecondBeginsWhenTheFirstHasBeenPaused) {
   EXPECT_EQ(in_turn.start(), begin({0}));
   EXPECT_EQ(in_turn.leaves(0), kNone);
   EXPECT_EQ(in_turn.ended(0, kFine), begin({1}));
-  EXPECT_FALSE(in_turn.held(1));
+  EXPECT_FALSE(in_turn.has_barrier(1));
   EXPECT_EQ(in_turn.ended(1, kFine), finish(1));
   EXPECT_TRUE(in_turn.result().ok());
 }
@@ -83,9 +83,9 @@ TEST_F(TransactionTest, InTurnAFailedPauseIsTheEnd) {
 
 TEST_F(TransactionTest, TheSecondComesInWhileTheFirstLeavesAndGoesOnWhenItHasLeft) {
   EXPECT_EQ(duplex.start(), begin({0}));
-  EXPECT_FALSE(duplex.held(0));
+  EXPECT_FALSE(duplex.has_barrier(0));
   EXPECT_EQ(duplex.leaves(0), begin({1}));
-  EXPECT_TRUE(duplex.held(1));
+  EXPECT_TRUE(duplex.has_barrier(1));
   EXPECT_EQ(duplex.leaves(0), kNone) << "once";
   EXPECT_EQ(duplex.ended(0, kFine), space({1}) + go_on({1}));
   EXPECT_TRUE(duplex.last(1));
@@ -195,7 +195,7 @@ TEST_F(TransactionTest, BothMayFail) {
 
 TEST_F(TransactionTest, NoneReleasesBeforeEveryOneHasSaved) {
   EXPECT_EQ(pauses.start(), begin({0, 1, 2}));
-  for (const std::size_t member : {0U, 1U, 2U}) EXPECT_TRUE(pauses.held(member));
+  for (const std::size_t member : {0U, 1U, 2U}) EXPECT_TRUE(pauses.has_barrier(member));
   EXPECT_EQ(pauses.leaves(0), kNone);
   EXPECT_EQ(pauses.ready(0), kNone);
   EXPECT_EQ(pauses.leaves(1), kNone);
@@ -244,7 +244,7 @@ TEST_F(TransactionTest, OfAPauseOfTagsTheResultDoesNotSayThatTheGroupIsPaused) {
 
 TEST_F(TransactionTest, NoneOpensBeforeEveryOneHasLoaded) {
   EXPECT_EQ(resumes.start(), begin({0, 1, 2}));
-  EXPECT_TRUE(resumes.held(0));
+  EXPECT_TRUE(resumes.has_barrier(0));
   EXPECT_EQ(resumes.ready(2), kNone);
   EXPECT_EQ(resumes.ready(0), kNone);
   EXPECT_EQ(resumes.ready(1), go_on({0, 1, 2}));
@@ -277,7 +277,7 @@ TEST_F(TransactionTest, SetsAreSwappedAtTheSameTime) {
   EXPECT_EQ(sets.leaves(0), kNone);
   EXPECT_EQ(sets.ready(0), kNone);
   EXPECT_EQ(sets.leaves(1), begin({2, 3})) << "all have their cut";
-  EXPECT_TRUE(sets.held(2));
+  EXPECT_TRUE(sets.has_barrier(2));
   EXPECT_EQ(sets.ready(1), go_on({0, 1}));
   EXPECT_EQ(sets.ready(2), kNone);
   EXPECT_EQ(sets.ended(0, kFine), kNone);
@@ -320,7 +320,7 @@ TEST_F(TransactionTest, SetsInTurn) {
   EXPECT_EQ(sets_in_turn.ready(1), go_on({0, 1}));
   EXPECT_EQ(sets_in_turn.ended(0, kFine), kNone);
   EXPECT_EQ(sets_in_turn.ended(1, kFine), begin({2, 3}));
-  EXPECT_TRUE(sets_in_turn.held(2)) << "they still wait for each other";
+  EXPECT_TRUE(sets_in_turn.has_barrier(2)) << "they still wait for each other";
   EXPECT_EQ(sets_in_turn.ready(2), kNone);
   EXPECT_EQ(sets_in_turn.ready(3), go_on({2, 3}));
 }

@@ -4,17 +4,17 @@
 namespace amem {
 namespace {
 
-class HeldTest : public GroupTest {
+class BarrierTest : public GroupTest {
  protected:
-  void to_held_create() {
+  void to_create_with_barrier() {
     to_paused();
-    ASSERT_TRUE(group.start(Operation::kResume, {}, now, Held::kWithinNode).ok());
+    ASSERT_TRUE(group.start(Operation::kResume, {}, now, Barrier::kWithinNode).ok());
     group.admitted(kOk, now);
     drain();
     ASSERT_EQ(group.phase(), Phase::kCreate);
   }
   void to_turn() {
-    to_held_create();
+    to_create_with_barrier();
     group.created(kOk, now);
     both(RankPhase::kMap);
     both(RankPhase::kLoad);
@@ -22,8 +22,8 @@ class HeldTest : public GroupTest {
     EXPECT_NE(find<action::Ready>(), nullptr);
     ASSERT_EQ(group.phase(), Phase::kAwaitPeers);
   }
-  void to_held_save() {
-    ASSERT_TRUE(group.start(Operation::kPause, {}, now, Held::kWithinNode).ok());
+  void to_save_with_barrier() {
+    ASSERT_TRUE(group.start(Operation::kPause, {}, now, Barrier::kWithinNode).ok());
     quiet(1);
     quiet(2);
     group.save_sent(kOk, {1}, now);
@@ -32,7 +32,7 @@ class HeldTest : public GroupTest {
     ASSERT_EQ(group.phase(), Phase::kSave);
   }
   void to_agree() {
-    to_held_save();
+    to_save_with_barrier();
     done(1, RankPhase::kSave);
     drain();
     EXPECT_NE(find<action::Ready>(), nullptr);
@@ -41,7 +41,7 @@ class HeldTest : public GroupTest {
   const Status why{Code::kAborted, "the pause failed"};
 };
 
-TEST_F(HeldTest, ItDoesNotOpenBeforeTheOtherHasLeft) {
+TEST_F(BarrierTest, ItDoesNotOpenBeforeTheOtherHasLeft) {
   to_turn();
   EXPECT_EQ(find<action::Ask>(), nullptr);
   EXPECT_EQ(group.state(), GroupState::kResuming);
@@ -61,8 +61,8 @@ TEST_F(HeldTest, ItDoesNotOpenBeforeTheOtherHasLeft) {
   EXPECT_EQ(to_us(times[3].time), 7000U);
 }
 
-TEST_F(HeldTest, WhenTheOtherLeavesFirstThereIsNoWait) {
-  to_held_create();
+TEST_F(BarrierTest, WhenTheOtherLeavesFirstThereIsNoWait) {
+  to_create_with_barrier();
   group.space(now);
   drain();
   ASSERT_NE(find<action::Vacated>(), nullptr) << "what waits for memory can be created";
@@ -75,7 +75,7 @@ TEST_F(HeldTest, WhenTheOtherLeavesFirstThereIsNoWait) {
   EXPECT_EQ(group.phase(), Phase::kOpen);
 }
 
-TEST_F(HeldTest, GoingOnIsNothingToOthers) {
+TEST_F(BarrierTest, GoingOnIsNothingToOthers) {
   to_create();
   group.go_on(now);
   group.give_up(why, now);
@@ -85,44 +85,44 @@ TEST_F(HeldTest, GoingOnIsNothingToOthers) {
   EXPECT_EQ(group.state(), GroupState::kResuming);
 }
 
-TEST_F(HeldTest, GivenUpWhileCreating) {
-  to_held_create();
+TEST_F(BarrierTest, GivenUpWhileCreating) {
+  to_create_with_barrier();
   group.give_up(why, now);
   expect_rollback_to_paused(Code::kAborted, "create: the pause failed");
 }
 
-TEST_F(HeldTest, CreatesDeadlineSaysThatItMayBeTheOthers) {
-  to_held_create();
+TEST_F(BarrierTest, CreatesDeadlineSaysThatItMayBeTheOthers) {
+  to_create_with_barrier();
   group.tick(now + std::chrono::hours(1));
   expect_rollback_to_paused(Code::kDeadlineExceeded,
                             "other groups of the swap or set still have the memory, or");
 }
 
-TEST_F(HeldTest, GivenUpWhileLoading) {
-  to_held_create();
+TEST_F(BarrierTest, GivenUpWhileLoading) {
+  to_create_with_barrier();
   group.created(kOk, now);
   both(RankPhase::kMap);
   group.give_up(why, now);
   expect_rollback_to_paused(Code::kAborted, "map+load: the pause failed");
 }
 
-TEST_F(HeldTest, GivenUpWhenAllHasBeenLoaded) {
+TEST_F(BarrierTest, GivenUpWhenAllHasBeenLoaded) {
   to_turn();
   group.give_up(why, now);
   expect_rollback_to_paused(Code::kAborted, "turn: the pause failed");
   ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok()) << "and it can be resumed alone";
 }
 
-TEST_F(HeldTest, GivenUpInItsOwnRollbackChangesNothing) {
-  to_held_create();
+TEST_F(BarrierTest, GivenUpInItsOwnRollbackChangesNothing) {
+  to_create_with_barrier();
   group.created({Code::kInternal, "own failure"}, now);
   group.give_up(why, now);
   expect_rollback_to_paused(Code::kInternal, "own failure");
   EXPECT_EQ(group.note().find("the pause failed"), std::string::npos) << group.note();
 }
 
-TEST_F(HeldTest, TheWaitForTheOtherHasADeadline) {
-  to_held_create();
+TEST_F(BarrierTest, TheWaitForTheOtherHasADeadline) {
+  to_create_with_barrier();
   // Of its own creating, and of all that the others have still to do.
   Duration limit = seconds(60) + seconds(60) + seconds(30) + seconds(60);
   EXPECT_EQ(group.wakeup(), now + limit);
@@ -135,14 +135,14 @@ TEST_F(HeldTest, TheWaitForTheOtherHasADeadline) {
   expect_rollback_to_paused(Code::kDeadlineExceeded, "other groups have not left");
 }
 
-TEST_F(HeldTest, OnItsWayBackItIsReadyNoMore) {
+TEST_F(BarrierTest, OnItsWayBackItIsReadyNoMore) {
   to_turn();
   group.tick(group.wakeup());
   ASSERT_EQ(group.phase(), Phase::kRollback);
   expect<action::Unready>("Unready");
 }
 
-TEST_F(HeldTest, GivenUpItNeedNotSaySo) {
+TEST_F(BarrierTest, GivenUpItNeedNotSaySo) {
   to_turn();
   group.give_up(why, now);
   ASSERT_EQ(group.phase(), Phase::kRollback);
@@ -150,7 +150,7 @@ TEST_F(HeldTest, GivenUpItNeedNotSaySo) {
   EXPECT_EQ(find<action::Unready>(), nullptr);
 }
 
-TEST_F(HeldTest, ARankThatDiesWhileAllWaitIsNotMissed) {
+TEST_F(BarrierTest, ARankThatDiesWhileAllWaitIsNotMissed) {
   to_turn();
   group.leave(2, true, now);
   EXPECT_EQ(group.phase(), Phase::kAwaitPeers) << "it had loaded";
@@ -159,7 +159,7 @@ TEST_F(HeldTest, ARankThatDiesWhileAllWaitIsNotMissed) {
   EXPECT_EQ(find<action::Ask>()->ranks, (std::vector<RankId>{1}));
 }
 
-TEST_F(HeldTest, WhenTheLastRankDiesItEnds) {
+TEST_F(BarrierTest, WhenTheLastRankDiesItEnds) {
   to_turn();
   group.leave(1, false, now);
   group.leave(2, false, now);
@@ -172,7 +172,7 @@ TEST_F(HeldTest, WhenTheLastRankDiesItEnds) {
 
 // ---- a pause ------------------------------------------------------------------------------------
 
-TEST_F(HeldTest, ItDoesNotReleaseBeforeTheOthersHaveSaved) {
+TEST_F(BarrierTest, ItDoesNotReleaseBeforeTheOthersHaveSaved) {
   to_agree();
   EXPECT_EQ(find<action::Release>(), nullptr);
   EXPECT_EQ(group.state(), GroupState::kPausing);
@@ -186,11 +186,11 @@ TEST_F(HeldTest, ItDoesNotReleaseBeforeTheOthersHaveSaved) {
   expect_finished(Code::kOk, GroupState::kPaused);
 }
 
-TEST_F(HeldTest, APauseIsCalledOffAtAnyTimeBefore) {
-  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Held::kWithinNode).ok());
+TEST_F(BarrierTest, APauseIsCalledOffAtAnyTimeBefore) {
+  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Barrier::kWithinNode).ok());
   group.give_up(why, now);
   expect_called_off(Code::kAborted, "quiesce: the pause failed");
-  to_held_save();
+  to_save_with_barrier();
   group.give_up(why, now);
   expect_called_off(Code::kAborted, "save: the pause failed");
   to_agree();
@@ -198,14 +198,14 @@ TEST_F(HeldTest, APauseIsCalledOffAtAnyTimeBefore) {
   expect_called_off(Code::kAborted, "agree: the pause failed");
 }
 
-TEST_F(HeldTest, ARankThatDiesBeforeTheOthersHaveSavedCallsItOff) {
+TEST_F(BarrierTest, ARankThatDiesBeforeTheOthersHaveSavedCallsItOff) {
   to_agree();
   group.leave(2, false, now);
   expect_called_off(Code::kAborted, "rank 1 (pid 22) ended during agree");
 }
 
-TEST_F(HeldTest, TheWaitForTheOthersSavesHasADeadline) {
-  ASSERT_TRUE(group.start(Operation::kPause, seconds(5), now, Held::kWithinNode).ok());
+TEST_F(BarrierTest, TheWaitForTheOthersSavesHasADeadline) {
+  ASSERT_TRUE(group.start(Operation::kPause, seconds(5), now, Barrier::kWithinNode).ok());
   quiet(1);
   quiet(2);
   group.save_sent(kOk, {}, now);
@@ -217,7 +217,7 @@ TEST_F(HeldTest, TheWaitForTheOthersSavesHasADeadline) {
   expect_called_off(Code::kDeadlineExceeded, "other groups have not saved yet");
 }
 
-TEST_F(HeldTest, OnceItReleasesNothingTakesItBack) {
+TEST_F(BarrierTest, OnceItReleasesNothingTakesItBack) {
   to_agree();
   group.go_on(now);
   group.give_up(why, now);
