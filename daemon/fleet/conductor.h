@@ -1,6 +1,6 @@
 // Conductor: leads one operation on groups that several nodes have.
 //
-// Each node takes part by the phases that it always takes, held
+// Each node takes part by the phases that it always takes, with a barrier
 // (daemon/transactions/transaction.h). The conductor takes one cut of all ranks, and lets nobody
 // release before all nodes have saved, nobody open before all have loaded and let go of what goes
 // out. Until it has told somebody to release, all others give up when one node fails or is lost.

@@ -39,7 +39,7 @@ Presence presence_of(const GroupEntry& group) {
     case GroupState::kRunning:
       return Presence::kIn;
     case GroupState::kPaused:
-      return group.paused_by_stage ? Presence::kOut : Presence::kHeld;
+      return group.paused_by_stage ? Presence::kOut : Presence::kPausedByOthers;
     case GroupState::kPausing:
       return Presence::kLeaves;
     case GroupState::kResuming:
@@ -84,11 +84,11 @@ GroupView StageViews::view(const StageRules& stage, const GroupEntry& group) con
       const std::uint64_t can = leaves(node_, sums);
       on.needs += sums.all;
       // What an operator has left there of a group that is paused stays until it is resumed.
-      on.stays += view.presence == Presence::kHeld ? sums.resident : sums.resident - can;
+      on.stays += view.presence == Presence::kPausedByOthers ? sums.resident : sums.resident - can;
       if (view.presence == Presence::kOut) on.remainder += can;
     }
   }
-  if (view.presence == Presence::kOut || view.presence == Presence::kHeld)
+  if (view.presence == Presence::kOut || view.presence == Presence::kPausedByOthers)
     for (const auto& [device, bytes] : group.restore_needs)
       if (const std::optional<std::size_t> index = index_of(stage, device))
         view.on[*index].restore = bytes;

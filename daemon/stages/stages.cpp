@@ -694,7 +694,7 @@ void Stages::hand_back_to_stage(const Operations::Groups& groups) {
   for (const NamedGroup& each : groups) {
     const auto it = node_.groups.find(each.id);
     if (it == node_.groups.end() || !takes_turns(it->second) ||
-        presence_of(it->second) != Presence::kHeld)
+        presence_of(it->second) != Presence::kPausedByOthers)
       continue;
     it->second.paused_by_stage = true;
     if (it->second.machine.members().empty()) it->second.first_turn = FirstTurn::kDue;

@@ -21,7 +21,7 @@ std::string turn_of(const StageMemory& memory, const GroupView& group) {
       return group.first_turn == FirstTurn::kDue ? "starts" : "runs";
     case Presence::kOut:
       return waits(memory, group) ? "waits" : "idle";
-    case Presence::kHeld:
+    case Presence::kPausedByOthers:
       return "paused";
     case Presence::kLeaves:
       return "leaves";

@@ -133,7 +133,7 @@ void follow_work(const StageView& view, const StageMemory& memory, const GroupVi
   if (wants && !m.wants) begin_turn_if_idle();
   if (!wants && m.wants) m.worked = now;
   m.wants = wants;
-  if (!wants || place == TurnPlace::kIn || place == TurnPlace::kHeld)
+  if (!wants || place == TurnPlace::kIn || place == TurnPlace::kPausedByOthers)
     m.asked.reset();
   else if (!m.asked)
     m.asked = now;
@@ -273,9 +273,9 @@ std::vector<std::pair<GroupId, FirstTurn>> first_turns(const StageView& view,
       changes.emplace_back(group.id, FirstTurn::kDue);
     if (group.first_turn != FirstTurn::kDue || !m.first_turn) continue;
     // Who pauses it, or pauses itself, says that it has started.
-    const bool held = group.presence == Presence::kHeld;
-    if (!held && (!in || stage.first_turn_ends(group, m) > now)) continue;
-    if (!group.has_ranks && !held)
+    const bool by_others = group.presence == Presence::kPausedByOthers;
+    if (!by_others && (!in || stage.first_turn_ends(group, m) > now)) continue;
+    if (!group.has_ranks && !by_others)
       changes.emplace_back(group.id, FirstTurn::kLapsed);
     else
       changes.emplace_back(group.id, after_first_turn(view.rules, group));

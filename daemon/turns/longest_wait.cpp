@@ -103,7 +103,7 @@ Audience audience_of(const StageView& view, Terms terms) {
   return audience;
 }
 
-bool holds_against(const GroupView& group, const GroupView& other) {
+bool counts_against(const GroupView& group, const GroupView& other) {
   return group.wishes.by_operator || group.owner == other.owner;
 }
 
@@ -111,7 +111,7 @@ bool holds_against(const GroupView& group, const GroupView& other) {
 Terms against(const Terms& terms, const GroupView& group) {
   Terms found;
   for (const TurnTaker& each : terms)
-    if (holds_against(group, *each.group)) found.push_back(each);
+    if (counts_against(group, *each.group)) found.push_back(each);
   return found;
 }
 
@@ -133,7 +133,7 @@ WorstWait worst_wait(const TurnRules& rules, const Audience& audience, const Gro
     for (std::size_t i = 0; i < audience.terms.size(); ++i) {
       const GroupView& other = *audience.terms[i].group;
       if (&other == &group) continue;
-      const bool weighs = holds_against(other, group);
+      const bool weighs = counts_against(other, group);
       const std::optional<Duration>& limit =
           weighs ? audience.limits[i].weighted : audience.limits[i].plain;
       if (!limit) {
@@ -220,7 +220,7 @@ Status check_longest_waits(const StageView& view, const std::vector<TurnTaker>& 
   for (const TurnTaker& each : terms) {
     const GroupView& group = *each.group;
     if (group.wishes.longest_wait == Duration{}) continue;
-    if (other != nullptr && !holds_against(group, *other)) continue;
+    if (other != nullptr && !counts_against(group, *other)) continue;
     const std::uint64_t key = group.wishes.by_operator ? kEverybody : group.owner;
     auto audience = audiences.find(key);
     if (audience == audiences.end())

@@ -45,9 +45,9 @@ struct WorstWait {
 WorstWait worst_wait(const StageView& view, const std::vector<TurnTaker>& terms, std::size_t index);
 
 /// kFailedPrecondition: a longest wait cannot be promised; the text says whose, how long it may
-/// take, and what to change. `holds_against`: only those that hold against this group; null: all.
+/// take, and what to change. `counts_against`: only those that hold against this group; null: all.
 /// `whose`: is told which, if not null.
 Status check_longest_waits(const StageView& view, const std::vector<TurnTaker>& terms,
-                           const GroupView* holds_against = nullptr, GroupId* whose = nullptr);
+                           const GroupView* counts_against = nullptr, GroupId* whose = nullptr);
 
 }  // namespace amem

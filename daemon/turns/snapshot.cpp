@@ -5,7 +5,7 @@
 namespace amem {
 namespace {
 
-bool holds(const StageMember& m, std::uint64_t of) {
+bool counts(const StageMember& m, std::uint64_t of) {
   return of != StageSnapshot::kEverybody || m.group->wishes.by_operator;
 }
 
@@ -22,13 +22,13 @@ TurnPlace place_of(const StageMemory& memory, const GroupView& group, const Grou
       return TurnPlace::kIn;
     case Presence::kOut:
       return TurnPlace::kOut;
-    case Presence::kHeld:
-      return TurnPlace::kHeld;
+    case Presence::kPausedByOthers:
+      return TurnPlace::kPausedByOthers;
     case Presence::kLeaves:
     case Presence::kComes:
       break;
   }
-  return m.presence == Presence::kIn ? TurnPlace::kIn : TurnPlace::kHeld;
+  return m.presence == Presence::kIn ? TurnPlace::kIn : TurnPlace::kPausedByOthers;
 }
 
 bool has(const StageMembers& members, const StageMember* member) {
@@ -155,7 +155,7 @@ StageMembers StageSnapshot::queue() const {
 
 bool StageSnapshot::promised_first(const StageMember& m, std::uint64_t of) const {
   return rules_.policy == TurnPolicy::kSlice ||
-         (m.group->wishes.longest_wait > Duration{} && holds(m, of));
+         (m.group->wishes.longest_wait > Duration{} && counts(m, of));
 }
 
 StageMembers StageSnapshot::in_order(const StageMembers& asking, std::uint64_t of) const {
@@ -178,7 +178,7 @@ StageMembers StageSnapshot::in_order(const StageMembers& asking, std::uint64_t o
     return std::tuple(since(*a), a->memory->joined) < std::tuple(since(*b), b->memory->joined);
   });
   const auto place = [&](const StageMember& m) {
-    const std::int32_t priority = holds(m, of) ? m.group->wishes.priority : 0;
+    const std::int32_t priority = counts(m, of) ? m.group->wishes.priority : 0;
     return std::tuple(since(m) - rules_.ageing * priority, m.memory->joined);
   };
   std::sort(others.begin(), others.end(),

@@ -21,7 +21,7 @@ namespace amem {
 Time later(Time at, Duration by);
 
 /// Where a group is in the course of turns.
-enum class TurnPlace : std::uint8_t { kOut, kComing, kIn, kLeaving, kHeld };
+enum class TurnPlace : std::uint8_t { kOut, kComing, kIn, kLeaving, kPausedByOthers };
 
 TurnPlace place_of(const StageMemory& memory, const GroupView& group, const GroupMemory& m);
 
@@ -37,7 +37,7 @@ struct StageMember {
   DeviceShares is_out;  // what is there while it is out
 
   bool starts() const { return group->first_turn == FirstTurn::kDue; }
-  bool present() const { return place != TurnPlace::kOut && place != TurnPlace::kHeld; }
+  bool present() const { return place != TurnPlace::kOut && place != TurnPlace::kPausedByOthers; }
   bool has_remainder() const {
     return place == TurnPlace::kOut &&
            std::any_of(is_out.begin(), is_out.end(),

@@ -34,9 +34,9 @@ struct Footprint {
 };
 
 enum class Presence : std::uint8_t {
-  kIn,    // it runs
-  kOut,   // its stage has paused it
-  kHeld,  // an operator has, or its own ranks: nobody else resumes it
+  kIn,              // it runs
+  kOut,             // its stage has paused it
+  kPausedByOthers,  // an operator has, or its own ranks: nobody else resumes it
   // An operation is under way on all of it, its stage's or somebody else's.
   kLeaves,
   kComes,

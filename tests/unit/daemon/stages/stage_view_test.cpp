@@ -90,7 +90,7 @@ TEST_F(StageViewTest, OfAGroupThatIsOutTheRestCanLeave) {
   EXPECT_EQ(see(1).on[0], (Footprint{20 * kMiB, 0, 4 * kMiB, 0, true}));
   EXPECT_EQ(remainder_of(node, out), 4 * kMiB);
   out.paused_by_stage = false;
-  EXPECT_EQ(see(1).presence, Presence::kHeld);
+  EXPECT_EQ(see(1).presence, Presence::kPausedByOthers);
   EXPECT_EQ(see(1).on[0], (Footprint{20 * kMiB, 4 * kMiB, 0, 0, true}))
       << "its stage does not move what an operator has left there";
   out.restore_needs[some_device(2)] = kMiB;
