@@ -44,7 +44,7 @@ class Run : public std::enable_shared_from_this<Run> {
         return each.state == ProcessState::kCheckpointed && each.target.lives();
       };
       if (std::none_of(each_.begin(), each_.end(), checkpointed)) return bring_back();
-      make_space([self = shared_from_this()](const Result<RestoreHold>& space) {
+      make_space([self = shared_from_this()](const Result<RestoreClaim>& space) {
         if (!space.ok()) return self->done_(space.status(), false);
         self->space_ = space.value();
         self->bring_back();
@@ -115,7 +115,7 @@ class Run : public std::enable_shared_from_this<Run> {
   const Duration limit_;
   const Evictor::EvictDone done_;
   std::vector<Each> each_;
-  RestoreHold space_;
+  RestoreClaim space_;
   Status error_;
 };
 

@@ -149,7 +149,7 @@ void RankRequests::asked_to_create(Rank& rank, Packet& packet) {
 /// The rank is inside a call: until it is answered, a pause of its group waits in quiesce, too.
 bool RankRequests::waits_for_restore(Rank& rank, const PendingCreatePtr& request) {
   const DeviceUuid device = make_uuid(request->message.device);
-  if (!context_.restore_space.held(device) || !may_allocate(rank).ok()) return false;
+  if (!context_.restore_space.claimed(device) || !may_allocate(rank).ok()) return false;
   const Time now = Clock::now();
   const Duration limit = std::min(kRestoreLimit, context_.create_limit);
   if (request->until == Time{}) request->until = now + limit;

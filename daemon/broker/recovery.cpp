@@ -572,13 +572,13 @@ void Recovery::put_on_device(Allocation& a, HolderKind kind,
 /// Memory whose sharers have all gone, and which ranks of other groups have open still.
 void Recovery::take_guests_memory(HolderDescriptors& descriptors) {
   for (const auto& [id, row] : allocations_read_) {
-    const auto is_held = [this, of = row.group()](RankId rank) {
+    const auto is_of_group = [this, of = row.group()](RankId rank) {
       return group_of_.contains(rank) && group_of_[rank] == of;
     };
-    const bool held = std::any_of(row.sharers().begin(), row.sharers().end(), is_held);
+    const bool shared = std::any_of(row.sharers().begin(), row.sharers().end(), is_of_group);
     const auto guest = std::find_if(row.guests().begin(), row.guests().end(),
                                     [&](RankId rank) { return group_of_.contains(rank); });
-    if (held || guest == row.guests().end()) continue;
+    if (shared || guest == row.guests().end()) continue;
     HolderKind kind = HolderKind::kMemory;
     if (!descriptors.contains(holder_key(kind, id))) kind = HolderKind::kIncoming;
     if (!descriptors.contains(holder_key(kind, id))) continue;

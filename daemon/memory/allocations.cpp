@@ -26,7 +26,7 @@ void forget_tag(std::map<std::string, std::size_t>& tags, const std::string& tag
   if (--count->second == 0) tags.erase(count);
 }
 
-Status not_held(AllocationId id) {
+Status not_known(AllocationId id) {
   return {Code::kNotFound, "this rank does not hold allocation " + std::to_string(id)};
 }
 
@@ -170,7 +170,7 @@ Allocation& Allocations::add(Allocation allocation) {
   const auto charge = [&](Index& index, RankId rank, bool first) {
     index[rank].emplace(id, owner != nullptr && !first ? owner->charge(one) : Charge());
   };
-  for (const RankId rank : added.sharers) charge(held_, rank, rank == added.sharers.front());
+  for (const RankId rank : added.sharers) charge(shared_, rank, rank == added.sharers.front());
   for (const Guest& guest : added.guests) charge(opened_, guest.rank, false);
   return added;
 }
@@ -192,7 +192,7 @@ Result<Allocation*> Allocations::redeem(AllocationId id, const Token& token, Gro
   Result<Charge> charge = charge_for_another(*allocation);
   if (!charge.ok()) return charge.status();
   allocation->sharers.push_back(rank);
-  held_[rank].emplace(id, std::move(charge).value());
+  shared_[rank].emplace(id, std::move(charge).value());
   return allocation;
 }
 
@@ -212,7 +212,7 @@ Result<Allocation*> Allocations::open(AllocationId id, const Token& token, const
 
 std::vector<const Allocation*> Allocations::shared_by(RankId rank) const {
   std::vector<const Allocation*> found;
-  if (const auto it = held_.find(rank); it != held_.end())
+  if (const auto it = shared_.find(rank); it != shared_.end())
     for (const auto& [id, charge] : it->second) found.push_back(by_id_.at(id));
   return found;
 }
@@ -249,7 +249,7 @@ void Allocations::detach(Allocation& allocation, RankId rank) {
     opened = std::erase_if(allocation.guests, is_rank);
   });
   if (opened > 0) forget(opened_, rank, allocation.id);
-  if (std::erase(allocation.sharers, rank) > 0) forget(held_, rank, allocation.id);
+  if (std::erase(allocation.sharers, rank) > 0) forget(shared_, rank, allocation.id);
   // Who has what it had made no more has bound none of it.
   if (allocation.maker == rank) allocation.maker = 0;
 }
@@ -285,7 +285,7 @@ std::optional<Allocation> Allocations::drop_or_orphan(
 Result<std::optional<Allocation>> Allocations::free(AllocationId id, RankId rank) {
   Allocation* allocation = find(id);
   if (allocation == nullptr || !(allocation->shared_by(rank) || allocation->opened_by(rank)))
-    return not_held(id);
+    return not_known(id);
   detach(*allocation, rank);
   const auto group = groups_.find(allocation->group);
   std::optional<Allocation> orphan = drop_or_orphan(group->second, group->second.by_id.find(id));
@@ -295,7 +295,7 @@ Result<std::optional<Allocation>> Allocations::free(AllocationId id, RankId rank
 
 std::vector<Allocation> Allocations::drop_rank(RankId rank) {
   std::vector<AllocationId> ids;
-  for (const Index* index : {&held_, &opened_})
+  for (const Index* index : {&shared_, &opened_})
     if (const auto has = index->find(rank); has != index->end())
       for (const auto& [id, charge] : has->second) ids.push_back(id);
   std::vector<Allocation> orphans;
@@ -308,7 +308,7 @@ std::vector<Allocation> Allocations::drop_rank(RankId rank) {
 
 Status Allocations::pin(AllocationId id, const Pinner& pinner) {
   Allocation* allocation = find(id);
-  if (allocation == nullptr || !allocation->shared_by(pinner.rank)) return not_held(id);
+  if (allocation == nullptr || !allocation->shared_by(pinner.rank)) return not_known(id);
   std::vector<Pinner>& pinners = allocation->pinners;
   if (std::find(pinners.begin(), pinners.end(), pinner) == pinners.end())
     move(*allocation, [&] { pinners.push_back(pinner); });
@@ -317,7 +317,7 @@ Status Allocations::pin(AllocationId id, const Pinner& pinner) {
 
 Status Allocations::unpin(AllocationId id, const Pinner& pinner) {
   Allocation* allocation = find(id);
-  if (allocation == nullptr || !allocation->shared_by(pinner.rank)) return not_held(id);
+  if (allocation == nullptr || !allocation->shared_by(pinner.rank)) return not_known(id);
   std::size_t unpinned = 0;
   move(*allocation, [&] { unpinned = std::erase(allocation->pinners, pinner); });
   if (unpinned > 0) return {};

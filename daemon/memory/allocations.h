@@ -282,7 +282,7 @@ class Allocations {
 
   std::map<GroupId, Table> groups_;  // none of them empty
   std::unordered_map<AllocationId, Allocation*> by_id_;
-  Index held_;
+  Index shared_;
   Index opened_;  // by guests
   AllocationId next_id_ = 1;
 };

@@ -48,20 +48,20 @@ class PreferredNode {
     if (node < 0 || node >= kMostNodes) return;
     Mask mask{};
     mask[static_cast<std::size_t>(node) / kBits] = 1UL << (static_cast<unsigned>(node) % kBits);
-    holds_ = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, mask.data(), kMostNodes + 1) == 0;
+    set_ = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, mask.data(), kMostNodes + 1) == 0;
   }
   ~PreferredNode() {
-    if (holds_) ::syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0);
+    if (set_) ::syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0);
   }
   PreferredNode(const PreferredNode&) = delete;
   PreferredNode& operator=(const PreferredNode&) = delete;
-  bool holds() const { return holds_; }
+  bool is_set() const { return set_; }
 
  private:
   static constexpr int kMostNodes = 1024;
   static constexpr std::size_t kBits = 8 * sizeof(unsigned long);
   using Mask = std::array<unsigned long, kMostNodes / kBits>;
-  bool holds_ = false;
+  bool set_ = false;
 };
 
 class MemfdSource final : public SegmentSource {
@@ -87,7 +87,7 @@ class MemfdSource final : public SegmentSource {
     if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
       return errno_status(Code::kInternal, "sealing " + format_size(size) + " of memfd", errno);
     return PoolSegment{std::make_shared<const Fd>(std::move(fd)), size, place_,
-                       preferred.holds() ? numa_node : -1};
+                       preferred.is_set() ? numa_node : -1};
   }
   /// The pages go even where somebody has kept a descriptor or a mapping.
   void give_back(const PoolSegment& segment) override {

@@ -444,19 +444,19 @@ struct Workers::Ending {
 };
 
 std::shared_ptr<Workers::Ending> Workers::ending(const DeviceUuid& device, Ended what) {
-  auto held = std::make_shared<Ending>(std::move(what));
+  auto ending_object = std::make_shared<Ending>(std::move(what));
   const auto lane = lanes_.find(device);
   if (runs_ == Runs::kThreads && lane != lanes_.end()) {
-    held->lane = lane->second;
-    held->mailbox = mailbox_;
+    ending_object->lane = lane->second;
+    ending_object->mailbox = mailbox_;
   }
-  return held;
+  return ending_object;
 }
 
 SharedFd Workers::closing(const DeviceUuid& device, Fd fd) {
-  std::shared_ptr<Ending> held = ending(device, std::move(fd));
-  const Fd* const part = &std::get<Fd>(held->what);
-  return {std::move(held), part};
+  std::shared_ptr<Ending> ending_object = ending(device, std::move(fd));
+  const Fd* const part = &std::get<Fd>(ending_object->what);
+  return {std::move(ending_object), part};
 }
 
 std::shared_ptr<const void> Workers::releasing(const DeviceUuid& device, MemoryHandle handle) {

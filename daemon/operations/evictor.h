@@ -37,7 +37,7 @@ struct EvictedProcess {
 };
 
 /// What a restore has to itself until it has answered.
-using RestoreHold = std::shared_ptr<const void>;
+using RestoreClaim = std::shared_ptr<const void>;
 
 class Evictor {
  public:
@@ -49,8 +49,8 @@ class Evictor {
   /// Lives while calls for these processes are under way, or are to come. REQUIRES: one at a time
   /// for a process.
   using Calls = std::weak_ptr<const void>;
-  /// Asks for the space that a restore needs. The answer is a hold, or why it may not begin.
-  using MakeSpace = std::function<void(std::function<void(const Result<RestoreHold>&)>)>;
+  /// Asks for the space that a restore needs. The answer is a claim, or why it may not begin.
+  using MakeSpace = std::function<void(std::function<void(const Result<RestoreClaim>&)>)>;
 
   virtual ~Evictor() = default;
 

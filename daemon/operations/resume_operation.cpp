@@ -66,14 +66,14 @@ void ResumeOperation::make_space_for_restore(Time by, const Space& answer) {
 void ResumeOperation::try_restore_space(Time until, const Space& answer) {
   std::set<DeviceUuid> devices;
   for (const auto& [device, bytes] : group_.restore_needs) devices.insert(device);
-  const auto tried = later([this, until, answer](const Result<RestoreHold>& hold) {
-    const Code code = hold.status().code();
+  const auto tried = later([this, until, answer](const Result<RestoreClaim>& claim) {
+    const Code code = claim.status().code();
     if (code == Code::kResourceExhausted || code == Code::kUnavailable)
       return await_restore_space("there is no space to restore the processes of group '" +
-                                     group_.machine.name() + "': " + hold.status().text(),
+                                     group_.machine.name() + "': " + claim.status().text(),
                                  until, answer);
     group_.waits_for.clear();
-    answer(hold);
+    answer(claim);
   });
   context_.workers.look(devices, later([this, until, answer, tried](const Workers::Uses& uses) {
                           if (const std::string lack = lack_for_restore(uses); !lack.empty())
@@ -109,10 +109,10 @@ std::string ResumeOperation::lack_for_restore(const Workers::Uses& uses) const {
 bool ResumeOperation::waits_for_restore(const std::vector<GroupId>& groups,
                                         const std::function<void()>& again) {
   // For each slice that is created, so without a look at all allocations where nobody restores.
-  if (!context_.restore_space.any_held()) return false;
+  if (!context_.restore_space.any_claimed()) return false;
   const BytesByDevice needed = needs_of(groups, what_);
   if (std::none_of(needed.begin(), needed.end(),
-                   [this](const auto& each) { return context_.restore_space.held(each.first); }))
+                   [this](const auto& each) { return context_.restore_space.claimed(each.first); }))
     return false;
   if (std::exchange(restore_poll_scheduled_, true)) return true;
   context_.loop.at(Clock::now() + RestoreSpace::kPollInterval, later([this, again] {
@@ -429,7 +429,7 @@ void ResumeOperation::ask(RankId maker, Batch batch) {
   const DeviceUuid device = batch.items.front().device;
   const EventLoop::TimerId late = context_.loop.at(Clock::now() + context_.create_limit,
                                                    later([this, number] { not_made(number); }));
-  RestoreSpace::Hold making = context_.restore_space.making(device);
+  RestoreSpace::Claim making = context_.restore_space.making(device);
   asked_.emplace(number, Asked{maker, std::move(batch), late, std::move(making)});
   const auto tell = [this, maker, number, ids] {
     if (asked_.contains(number)) context_.outbox.send_make(maker, epoch_, number, ids);

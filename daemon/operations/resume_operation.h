@@ -54,7 +54,7 @@ class ResumeOperation final : public GroupOperation {
   void run(const action::Drop& drop);
   void run(const action::Arrived& arrived);
 
-  using Space = std::function<void(const Result<RestoreHold>&)>;
+  using Space = std::function<void(const Result<RestoreClaim>&)>;
   /// Answers once the trial has found space for the restore; in time for it to be done `by`.
   void make_space_for_restore(Time by, const Space& answer);
   void try_restore_space(Time until, const Space& answer);
@@ -82,7 +82,7 @@ class ResumeOperation final : public GroupOperation {
     RankId maker = 0;
     Batch batch;
     EventLoop::TimerId late = {};
-    RestoreSpace::Hold making = {};
+    RestoreSpace::Claim making = {};
   };
   using Taken = std::map<AllocationId, Spare>;
   /// `spares`: of these items, what takes the place of new memory.

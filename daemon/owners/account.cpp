@@ -69,13 +69,13 @@ void Account::give_back(const Amounts& amounts) {
 }
 
 SharedFd charged(SharedFd fd, Charge charge) {
-  struct Held {
+  struct ChargedFd {
     SharedFd fd;
     Charge charge;
   };
-  auto held = std::make_shared<Held>(Held{std::move(fd), std::move(charge)});
-  const Fd* part = held->fd.get();
-  return {std::move(held), part};
+  auto charged_fd = std::make_shared<ChargedFd>(ChargedFd{std::move(fd), std::move(charge)});
+  const Fd* part = charged_fd->fd.get();
+  return {std::move(charged_fd), part};
 }
 
 Amounts Accounts::most_of(const Owner& owner) const {

@@ -92,7 +92,7 @@ class GroupCheckpointTest : public ::testing::Test {
   }
   static void restore(ProcessCalls& made, std::vector<EvictedProcess> targets, Duration limit,
                       Evictor::Done done) {
-    const auto space = [](const auto& answer) { answer(RestoreHold()); };
+    const auto space = [](const auto& answer) { answer(RestoreClaim()); };
     restore_all(made, std::move(targets), limit, space, std::move(done));
   }
   void expect_states(ProcessState first, ProcessState second) {
@@ -163,7 +163,7 @@ TEST_F(GroupCheckpointTest, ItLivesWhileCallsAreUnderWay) {
   calls.states = {{11, kCheckpointed}, {22, kCheckpointed}};
   const Evictor::Calls under_way = restore_all(
       calls, {{11, "rank 0"}}, std::chrono::seconds(54),
-      [](const auto& answer) { answer(RestoreHold()); }, [](const Status&) {});
+      [](const auto& answer) { answer(RestoreClaim()); }, [](const Status&) {});
   EXPECT_FALSE(under_way.expired());
   calls.run();
   EXPECT_TRUE(under_way.expired());
@@ -198,7 +198,7 @@ class RestoreSpaceTest : public GroupCheckpointTest {
         [this](const Status& status) { ended = status; });
     calls.run();
   }
-  std::function<void(const Result<RestoreHold>&)> answer;
+  std::function<void(const Result<RestoreClaim>&)> answer;
   std::optional<Status> ended;
   bool first_lives = true;
 };
@@ -210,7 +210,7 @@ TEST_F(RestoreSpaceTest, NothingIsRestoredBeforeThereIsSpaceWhichIsHeldUntilAllR
   EXPECT_THAT(calls.made, ElementsAre());
   auto hold = std::make_shared<int>(1);
   const std::weak_ptr<int> held = hold;
-  answer(RestoreHold(std::move(hold)));
+  answer(RestoreClaim(std::move(hold)));
   EXPECT_FALSE(held.expired());
   calls.run();
   EXPECT_TRUE(ended.has_value() && ended->ok());
@@ -241,7 +241,7 @@ TEST_F(RestoreSpaceTest, AProcessThatEndsMeanwhileIsLeftOut) {
   begin();
   ASSERT_TRUE(answer);
   first_lives = false;
-  answer(RestoreHold());
+  answer(RestoreClaim());
   calls.run();
   EXPECT_TRUE(ended.has_value() && ended->ok());
   expect_states(kCheckpointed, kRunning);

@@ -181,22 +181,22 @@ TEST_F(WorkersTest, MakesMemoryWhichIsClosedOnTheDevicesThread) {
 TEST_F(WorkersTest, ARestoreThatOneDeviceHasNoSpaceForHoldsNone) {
   RestoreSpace space(*workers);
   const std::uint64_t size = devices.all()[0].granularity;
-  Result<RestoreSpace::Hold> attempt = RestoreSpace::Hold();
-  const auto told = [&](Result<RestoreSpace::Hold> result) {
+  Result<RestoreSpace::Claim> attempt = RestoreSpace::Claim();
+  const auto told = [&](Result<RestoreSpace::Claim> result) {
     attempt = std::move(result);
     loop.stop();
   };
   space.attempt({{gpu(0), size}, {gpu(1), devices.all()[1].total * 2}}, kLong, told);
-  EXPECT_TRUE(space.held(gpu(0))) << "while it is tried";
+  EXPECT_TRUE(space.claimed(gpu(0))) << "while it is tried";
   run();
   EXPECT_EQ(attempt.status().code(), Code::kResourceExhausted) << attempt.status().text();
-  EXPECT_FALSE(space.any_held());
+  EXPECT_FALSE(space.any_claimed());
   space.attempt({{gpu(0), size}, {gpu(1), size}}, kLong, told);
   run();
   ASSERT_TRUE(attempt.ok()) << attempt.status().text();
-  EXPECT_TRUE(space.held(gpu(0)) && space.held(gpu(1)));
-  attempt = RestoreSpace::Hold();
-  EXPECT_FALSE(space.any_held());
+  EXPECT_TRUE(space.claimed(gpu(0)) && space.claimed(gpu(1)));
+  attempt = RestoreSpace::Claim();
+  EXPECT_FALSE(space.any_claimed());
 }
 
 TEST_F(WorkersTest, ItsEndDoesNotWaitForWhatHangs) {
