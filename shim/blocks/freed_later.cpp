@@ -53,7 +53,7 @@ std::vector<HeapBlock> FreedLater::collect_if(const Goes& goes) {
   return blocks;
 }
 
-std::vector<HeapBlock> FreedLater::collect_held() {
+std::vector<HeapBlock> FreedLater::collect_captured() {
   return collect_if([](const Freed& freed) { return freed.event == nullptr; });
 }
 

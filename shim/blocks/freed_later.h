@@ -41,7 +41,7 @@ class FreedLater {
   bool empty() const { return freed_.empty(); }
   bool any_behind_streams() const;
   /// What waited for captures. REQUIRES: the caller waits for the blocks' contexts.
-  std::vector<HeapBlock> collect_held();
+  std::vector<HeapBlock> collect_captured();
   /// What was behind streams that have come so far. REQUIRES: no capture is open. `wait`: for all
   /// streams, without the lock meanwhile. Else memory that is on its way back is left here: whoever
   /// frees it waits until it is there, and may be who brings it.

@@ -468,19 +468,19 @@ void Heap::flush_frees(Streams streams) {
 
 void Heap::release_deferred(std::uint32_t captures) {
   std::vector<Block> blocks;
-  std::vector<Block> held;
+  std::vector<Block> captured;
   {
     std::unique_lock lock(mutex_);
     if (freed_later_.empty() || gate_.captures() > captures) return;
     if (gate_.captures() == 0) blocks = freed_later_.collect_passed(lock, false);
-    held = freed_later_.collect_held();
+    captured = freed_later_.collect_captured();
   }
   CUresult r = CUDA_SUCCESS;
   std::set<std::pair<int, CUcontext>> waited;
-  for (const Block& block : held)
+  for (const Block& block : captured)
     if (r == CUDA_SUCCESS && waited.emplace(block.device, block.context).second)
       r = wait_until_unused(block);
-  blocks.insert(blocks.end(), held.begin(), held.end());
+  blocks.insert(blocks.end(), captured.begin(), captured.end());
   if (blocks.empty()) return;
   if (r == CUDA_SUCCESS) r = pass_and_release(blocks);
   if (r != CUDA_SUCCESS)

@@ -306,7 +306,7 @@ Slabs::Contents Slabs::contents(std::uint64_t least) {
   return {book_.own(), book_.unused(least)};
 }
 
-bool Slabs::holds(CUdeviceptr address) {
+bool Slabs::contains(CUdeviceptr address) {
   if (!told_) return false;
   std::lock_guard lock(mutex_);
   return book_.slab_at(address) != nullptr;

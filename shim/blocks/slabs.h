@@ -59,10 +59,10 @@ class Slabs {
   CUresult import(CUmemGenericAllocationHandle* handle, const Ticket& ticket);
   std::optional<CUresult> reserve(CUdeviceptr* address, std::size_t size, std::size_t alignment,
                                   CUdeviceptr wish, unsigned long long flags);
-  /// REQUIRES, where holds(address): the caller is inside the gate, for a slab may go with it.
+  /// REQUIRES, where contains(address): the caller is inside the gate, for a slab may go with it.
   std::optional<CUresult> free_address(CUdeviceptr address, std::size_t size);
   /// The address lies in a slab.
-  bool holds(CUdeviceptr address);
+  bool contains(CUdeviceptr address);
 
   /// The contents of the slabs made here. What a resume restores where no buffer is does not
   /// matter, if it is not another allocation's: a buffer that gets used space is zeroed first, and

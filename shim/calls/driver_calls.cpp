@@ -238,13 +238,13 @@ struct Destroys<row, CUresult (*)(Args...)> : Frees<row, &to_driver<row, Args...
 // ---- calls that give a device something to do, but not work for the gate ----
 
 template <CallRow row, class Function = typename Signature<row>::Function>
-struct HeldUp;
+struct Delayed;
 
 template <CallRow row, class... Args>
-struct HeldUp<row, CUresult (*)(Args...)> {
+struct Delayed<row, CUresult (*)(Args...)> {
   static CUresult call(Args... args) {
-    const DeepCalls::Held held;
-    if (held.result() != CUDA_SUCCESS) return held.result();
+    const DeepCalls::Delayed delayed;
+    if (delayed.result() != CUDA_SUCCESS) return delayed.result();
     return real<row>()(args...);
   }
 };
@@ -304,8 +304,8 @@ const Call kCalls[] = {
 #define DESTROYS(api, version, type, symbol)                                        \
   {#api, version, #symbol, reinterpret_cast<void*>(&Destroys<kRow_##symbol>::call), \
    &real_functions[kRow_##symbol]},
-#define HELD(api, version, type, symbol)                                          \
-  {#api, version, #symbol, reinterpret_cast<void*>(&HeldUp<kRow_##symbol>::call), \
+#define DELAYED(api, version, type, symbol)                                        \
+  {#api, version, #symbol, reinterpret_cast<void*>(&Delayed<kRow_##symbol>::call), \
    &real_functions[kRow_##symbol]},
 #define WRAPPED(api, version, type, symbol)                           \
   {#api, version, #symbol, reinterpret_cast<void*>(&answer_##symbol), \

@@ -92,7 +92,7 @@ auto real() {
 #define RETRIED(...)
 #define WATCHED(...)
 #define DESTROYS(...)
-#define HELD(...)
+#define DELAYED(...)
 #define WRAPPED(api, version, type, symbol) \
   std::remove_pointer_t<PFN_##api##_##type> answer_##symbol;
 #include "shim/calls/driver_calls.inc"

@@ -362,7 +362,7 @@ CUresult answer_cuMemAddressFree(CUdeviceptr address, std::size_t size) {
   if (!Runtime::get().forked()) {
     Slabs& slabs = Runtime::get().slabs();
     std::optional<FreePass> pass;
-    const bool of_slab = slabs.holds(address);
+    const bool of_slab = slabs.contains(address);
     // What is mapped is not freed. The driver does not know that paused memory is mapped.
     if (!of_slab && Runtime::get().memory().mappings.brokered(address, size))
       return CUDA_ERROR_INVALID_VALUE;

@@ -91,11 +91,12 @@ CUresult bind_memory(CUmemGenericAllocationHandle object, std::size_t at,
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   if (buffer)
     if (CUresult r = runtime.slabs().own_handle(&memory, memory); r != CUDA_SUCCESS) return r;
-  Mappings::Held held;
-  if (CUresult r = runtime.memory().mappings.hold(memory, held); r != CUDA_SUCCESS) return r;
+  Mappings::Bound bound;
+  if (CUresult r = runtime.memory().mappings.add_bindings(memory, bound); r != CUDA_SUCCESS)
+    return r;
   // Waits until all devices of the object's team were added, so no lock is held.
-  const CUresult r = bind(held.real);
-  return finish_bind(r, object, {{held.id, held.device, at, from, size}}, held.own);
+  const CUresult r = bind(bound.real);
+  return finish_bind(r, object, {{bound.id, bound.device, at, from, size}}, bound.own);
 }
 
 /// The same of mapped memory.
@@ -109,10 +110,10 @@ CUresult bind_address(CUmemGenericAllocationHandle object, std::size_t at, CUdev
   if (pass.result() != CUDA_SUCCESS) return pass.result();
   std::vector<Multicast::Binding> bindings;
   bool own = true;
-  for (const Mappings::Held& held : runtime.memory().mappings.hold(address, size)) {
+  for (const Mappings::Bound& bound : runtime.memory().mappings.add_bindings(address, size)) {
     bindings.push_back(
-        {held.id, held.device, at + (held.address - address), held.offset, held.size});
-    own = own && held.own;
+        {bound.id, bound.device, at + (bound.address - address), bound.offset, bound.size});
+    own = own && bound.own;
   }
   const CUresult r = bind();
   return finish_bind(r, object, bindings, own);

@@ -64,9 +64,9 @@ void DeepCalls::leave() noexcept {
   changed_.notify_all();
 }
 
-bool DeepCalls::hold(std::chrono::steady_clock::time_point until) {
+bool DeepCalls::delay_calls(std::chrono::steady_clock::time_point until) {
   std::unique_lock lock(mutex_);
-  state_.store(State::kHolds, std::memory_order_seq_cst);
+  state_.store(State::kDelays, std::memory_order_seq_cst);
   return changed_.wait_until(lock, until,
                              [&] { return inside_.load(std::memory_order_seq_cst) == 0; });
 }

@@ -1,9 +1,9 @@
 // DeepCalls: what becomes of the program's calls while the driver may have put this process away (a
 // deep pause). A call that reaches the driver then waits there for the resume.
 //
-// From hold() to end() the gate is shut, so nobody gives the devices work through it. Calls that
-// give a device something to do without passing the gate (host functions, external semaphores) wait
-// for end(). From goes_away() on, which says that all work has ended:
+// From delay_calls() to end() the gate is shut, so nobody gives the devices work through it. Calls
+// that give a device something to do without passing the gate (host functions, external semaphores)
+// wait for end(). From goes_away() on, which says that all work has ended:
 //
 // - Calls that only free or destroy are noted. end() makes them, in their order, before the gate
 //   opens. A noted call takes 48 bytes.
@@ -12,9 +12,9 @@
 //
 // Before goes_away() both go to the driver as usual: what they wait for may need their answer.
 //
-// on() is for the fast path of these calls: one load. hold(), goes_away(), end(): the service
-// thread; process_ends(): the thread that calls exit(); the rest: any thread. One per process,
-// never destroyed.
+// on() is for the fast path of these calls: one load. delay_calls(), goes_away(), end(): the
+// service thread; process_ends(): the thread that calls exit(); the rest: any thread. One per
+// process, never destroyed.
 #pragma once
 
 #include <cuda.h>
@@ -62,14 +62,14 @@ class DeepCalls {
   static void shares_events() noexcept { shares_events_.store(true, std::memory_order_relaxed); }
 
   /// Around a call that gives a device something to do and passes no gate. Waits for end().
-  class Held {
+  class Delayed {
    public:
-    Held() noexcept : result_(get().enter()) {}
-    ~Held() {
+    Delayed() noexcept : result_(get().enter()) {}
+    ~Delayed() {
       if (result_ == CUDA_SUCCESS) get().leave();
     }
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
+    Delayed(const Delayed&) = delete;
+    Delayed& operator=(const Delayed&) = delete;
     /// CUDA_ERROR_DEINITIALIZED: the process is ending.
     CUresult result() const { return result_; }
 
@@ -79,8 +79,9 @@ class DeepCalls {
 
   /// From here on no call gives a device anything to do. False: one that began before is not done
   /// by then.
-  bool hold(std::chrono::steady_clock::time_point until);
-  /// After hold(): all work of the process has ended, and the driver may put the process away.
+  bool delay_calls(std::chrono::steady_clock::time_point until);
+  /// After delay_calls(): all work of the process has ended, and the driver may put the process
+  /// away.
   void goes_away();
   /// The driver makes calls again. `make`: makes a noted one.
   void end(const std::function<void(const Call&)>& make);
@@ -91,7 +92,7 @@ class DeepCalls {
   static void reset_after_fork();
 
  private:
-  enum class State : std::uint8_t { kOff, kHolds, kAway };
+  enum class State : std::uint8_t { kOff, kDelays, kAway };
   static State state() noexcept { return state_.load(std::memory_order_relaxed); }
   CUresult enter() noexcept;
   void leave() noexcept;
@@ -99,7 +100,7 @@ class DeepCalls {
   static std::atomic<State> state_;
   static std::atomic<bool> shares_events_;
 
-  std::atomic<unsigned> inside_{0};  // calls of Held
+  std::atomic<unsigned> inside_{0};  // calls of Delayed
   std::mutex mutex_;                 // guards everything below, and every change of state_
   std::condition_variable changed_;
   bool ending_ = false;

@@ -188,12 +188,12 @@ class Gate {
   /// Who passes. While a stream capture is under way all pass, or it could never end.
   enum class Mode : std::uint8_t {
     kOpen,
-    kShut,       // nobody: a pause begins, which may be called off
-    kHeld,       // nobody, and the policy may answer with an error: memory has left
-    kFreesPass,  // the same, but who only frees passes: the group is paused and no phase is under
-                 // way
-    kAway,       // as kHeld, and the driver may have put the process away: it is asked nothing
-    kFailed,     // who only frees; all others always get CUDA_ERROR_SYSTEM_NOT_READY
+    kShut,        // nobody: a pause begins, which may be called off
+    kMemoryLeft,  // nobody, and the policy may answer with an error: memory has left
+    kFreesPass,   // the same, but who only frees passes: the group is paused and no phase is under
+                  // way
+    kAway,    // as kMemoryLeft, and the driver may have put the process away: it is asked nothing
+    kFailed,  // who only frees; all others always get CUDA_ERROR_SYSTEM_NOT_READY
   };
   Mode mode() const { return mode_.load(std::memory_order_relaxed); }
   bool shut() const { return mode() != Mode::kOpen; }

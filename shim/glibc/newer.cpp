@@ -145,17 +145,17 @@ struct Search {
 int look_in(dl_phdr_info* object, std::size_t /*size*/, void* data) {
   const auto& search = *static_cast<Search*>(data);
   FoundObject facts;
-  bool holds = false;
+  bool contains = false;
   for (int i = 0; i < object->dlpi_phnum; ++i) {
     const ElfW(Phdr)& segment = object->dlpi_phdr[i];
     const std::uintptr_t begin = object->dlpi_addr + segment.p_vaddr;
     if (segment.p_type == PT_GNU_EH_FRAME) facts.eh_frame = reinterpret_cast<void*>(begin);
     if (segment.p_type != PT_LOAD || search.code - begin >= segment.p_memsz) continue;
-    holds = true;
+    contains = true;
     facts.begin = reinterpret_cast<void*>(begin);
     facts.end = reinterpret_cast<void*>(begin + segment.p_memsz);
   }
-  if (!holds || facts.eh_frame == nullptr) return 0;
+  if (!contains || facts.eh_frame == nullptr) return 0;
   *search.found = facts;
   return 1;
 }

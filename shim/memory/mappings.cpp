@@ -198,19 +198,19 @@ void Mappings::set_sync_memops(CUdeviceptr address, bool on) {
     m->sync_memops.erase(address);
 }
 
-CUresult Mappings::hold(CUmemGenericAllocationHandle handle, Held& held) {
+CUresult Mappings::add_bindings(CUmemGenericAllocationHandle handle, Bound& bound) {
   std::lock_guard lock(brokered_.mutex);
   BrokeredAllocation* a = brokered_.table.of_handle(handle);
   if (a == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = brokered_.ensure_real(*a); r != CUDA_SUCCESS) return r;
   ++a->bindings;
-  held = {a->id, a->real, a->device, 0, 0, a->size, a->own};
+  bound = {a->id, a->real, a->device, 0, 0, a->size, a->own};
   return CUDA_SUCCESS;
 }
 
-std::vector<Mappings::Held> Mappings::hold(CUdeviceptr address, std::size_t size) {
+std::vector<Mappings::Bound> Mappings::add_bindings(CUdeviceptr address, std::size_t size) {
   std::lock_guard lock(brokered_.mutex);
-  std::vector<Held> pieces;
+  std::vector<Bound> pieces;
   for (const Mapping* m : brokered_.table.overlapping(address, size)) {
     BrokeredAllocation& a = *brokered_.table.find(m->id);
     ++a.bindings;

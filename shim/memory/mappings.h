@@ -69,7 +69,7 @@ class Mappings {
   void set_sync_memops(CUdeviceptr address, bool on);
 
   /// Memory that is being bound to a multicast object: it stays until release().
-  struct Held {
+  struct Bound {
     std::uint64_t id = 0;
     CUmemGenericAllocationHandle real = 0;
     int device = 0;
@@ -78,10 +78,10 @@ class Mappings {
     std::size_t size = 0;     // and how long it is
     bool own = false;         // this process has made it
   };
-  CUresult hold(CUmemGenericAllocationHandle handle, Held& held);
+  CUresult add_bindings(CUmemGenericAllocationHandle handle, Bound& bound);
   /// The mappings of a range: one entry for each brokered mapping.
-  std::vector<Held> hold(CUdeviceptr address, std::size_t size);
-  /// Once for each hold.
+  std::vector<Bound> add_bindings(CUdeviceptr address, std::size_t size);
+  /// Once for each of add_bindings().
   void release(const Multicast::Freed& ids);
 
  private:

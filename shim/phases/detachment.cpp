@@ -62,7 +62,8 @@ Status Detachment::detach() {
 }
 
 Status Detachment::idle(Clock::time_point until) {
-  if (!DeepCalls::get().hold(until)) return cannot("a driver call of this process does not end");
+  if (!DeepCalls::get().delay_calls(until))
+    return cannot("a driver call of this process does not end");
   for (const int device : devices_.active()) {
     // Asked, not waited for: a host function may wait for a thread at the gate, and so for a
     // command that this thread is to carry out.

@@ -27,7 +27,7 @@ bool Orphan::shares_memory() {
   return std::any_of(all.begin(), all.end(), [](const auto& a) { return is_shared(a.second); });
 }
 
-bool Orphan::holds_out(RankState state, const Status& why, bool hope) {
+bool Orphan::waits_for_broker(RankState state, const Status& why, bool hope) {
   const std::uint64_t paused = memory_.brokered.bytes_paused();
   if (paused == 0 && !(state != RankState::kRuns && shares_memory())) return false;
   const std::string lost =

@@ -26,8 +26,8 @@ class Orphan {
          std::chrono::milliseconds reminder = kReminder)
       : memory_(memory), mover_(mover), session_(session), options_(options), reminder_(reminder) {}
 
-  /// Session::Handler::holds_out(). False also after all memory has been brought back here.
-  bool holds_out(RankState state, const Status& why, bool hope);
+  /// Session::Handler::waits_for_broker(). False also after all memory has been brought back here.
+  bool waits_for_broker(RankState state, const Status& why, bool hope);
   /// A broker serves the rank again.
   void ends() { ++waits_; }
 

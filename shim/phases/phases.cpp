@@ -34,7 +34,7 @@ void Phases::command(Packet& packet) {
       if (const Result<RankState> next = begin(RankCommand::kQuiesce); !next.ok())
         return done(m.body.quiesce.epoch, RankPhase::kQuiet, next.status(), 0);
       exit_.arm();  // in front of what libraries loaded meanwhile have registered
-      report_.hold();
+      report_.defer();
       heap_.keep(false);
       // Nothing here may wait for the lock of the brokered memory: who has it may wait in the
       // driver for work that only the cut lets through.
@@ -456,10 +456,10 @@ void Phases::returned() {
   report_.changed();  // what has changed while there was nobody to tell
 }
 
-bool Phases::holds_out(const Status& why, bool hope) {
+bool Phases::waits_for_broker(const Status& why, bool hope) {
   // It may bring the memory back.
-  if (state_ == RankState::kPaused) gate_.set(Gate::Mode::kHeld);
-  const bool waits = orphan_.holds_out(state_, why, hope);
+  if (state_ == RankState::kPaused) gate_.set(Gate::Mode::kMemoryLeft);
+  const bool waits = orphan_.waits_for_broker(state_, why, hope);
   gate_.set(gate_of(state_));
   return waits;
 }

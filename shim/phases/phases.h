@@ -59,7 +59,7 @@ class Phases final : public Session::Handler {
   void disconnected() override;
   Comeback comes_back(const Session::Mark& mark) override;
   void returned() override;
-  bool holds_out(const Status& why, bool hope) override;
+  bool waits_for_broker(const Status& why, bool hope) override;
   void lost() override;
 
  private:

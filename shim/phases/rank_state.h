@@ -85,7 +85,7 @@ constexpr Gate::Mode gate_of(RankState state) {
       return Gate::Mode::kShut;
     case RankState::kLeaves:
     case RankState::kReturns:
-      return Gate::Mode::kHeld;
+      return Gate::Mode::kMemoryLeft;
     case RankState::kPaused:
       return Gate::Mode::kFreesPass;
     case RankState::kDetached:

@@ -120,13 +120,13 @@ void Report::changed() {
 }
 
 void Report::go_on() {
-  held_ = false;
+  deferred_ = false;
   if (std::exchange(missed_, false)) changed();
 }
 
 void Report::send(bool always) {
   due_.store(false);  // what changes from here on is the next report's
-  if (!always && held_) {
+  if (!always && deferred_) {
     missed_ = true;
     return;
   }

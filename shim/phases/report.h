@@ -27,13 +27,13 @@ class Report {
   /// What is not brokered, or the unknown calls, may have changed: the broker hears of it, at most
   /// once a second.
   void changed();
-  /// Tells the broker what is not brokered; unless `always`, only when it is news and not on hold.
+  /// Tells the broker what is not brokered; unless `always`, only when it is news and not deferred.
   void send(bool always);
   /// Adds for the next broker what the last one was told. Asks the driver nothing.
   void tell_again(std::vector<SendQueue::Parcel>& first);
   /// From here to go_on() the driver is not asked for news: the service thread has commands to see
   /// to, and who is inside the driver may wait there for what one of them lets through.
-  void hold() { held_ = true; }
+  void defer() { deferred_ = true; }
   void go_on();
 
   /// Returns what is not brokered, as counted and as the driver says of pools and graphs.
@@ -57,8 +57,8 @@ class Report {
   std::mutex mutex_;                                           // guards sent_
   std::vector<UnbrokeredAmount> sent_;                         // changed on the service thread
   std::vector<UnknownCalls::Call> sent_calls_;                 // service thread
-  bool held_ = false;                                          // service thread
-  bool missed_ = false;                                        // service thread; changed while held
+  bool deferred_ = false;                                      // service thread
+  bool missed_ = false;  // service thread; changed while deferred
 };
 
 }  // namespace amem::shim

@@ -61,7 +61,7 @@ Dynamic dynamic_of(const LoadedObject& object) {
 }
 
 /// The loader writes the symbol's address there as it is.
-bool holds_address(const ElfW(Rela) & relocation) {
+bool is_address(const ElfW(Rela) & relocation) {
   switch (ELF64_R_TYPE(relocation.r_info)) {
     case R_X86_64_JUMP_SLOT:
     case R_X86_64_GLOB_DAT:
@@ -103,7 +103,7 @@ std::vector<Reference> references(const LoadedObject& object, bool (*wanted)(con
   const auto look = [&](const ElfW(Rela) * first, std::size_t bytes, std::size_t skipped) {
     const std::size_t count = first != nullptr ? bytes / sizeof *first : 0;
     for (std::size_t i = skipped; i < count; ++i) {
-      if (!holds_address(first[i])) continue;
+      if (!is_address(first[i])) continue;
       const ElfW(Sym)& symbol = d.symbols[ELF64_R_SYM(first[i].r_info)];
       const char* name = d.names + symbol.st_name;
       if (symbol.st_shndx == SHN_UNDEF && wanted(name))

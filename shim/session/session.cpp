@@ -467,13 +467,13 @@ bool Session::come_back(const Status& end) {
     hope = !final_refusal(why.code());
     if (!hope || !retries.over(Clock::now())) continue;
     set_alive(false);
-    bool holds_out = false;
-    if (!ending()) work([&] { holds_out = handler_->holds_out(why, true); });
-    if (!holds_out) return false;
+    bool waits_for_broker = false;
+    if (!ending()) work([&] { waits_for_broker = handler_->waits_for_broker(why, true); });
+    if (!waits_for_broker) return false;
     retries.go_on();
   }
   set_alive(false);
-  if (!ending()) work([&] { handler_->holds_out(why, false); });
+  if (!ending()) work([&] { handler_->waits_for_broker(why, false); });
   return false;
 }
 

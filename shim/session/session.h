@@ -82,7 +82,7 @@ class Session {
     virtual void returned() = 0;
     /// No broker has come in time; or, without `hope`, none will ever serve this rank. True: the
     /// session is to go on trying, which it does if there is hope.
-    virtual bool holds_out(const Status& why, bool hope) = 0;
+    virtual bool waits_for_broker(const Status& why, bool hope) = 0;
     /// The session is lost; the service thread ends afterwards. Not called once the driver is about
     /// to end (stop()).
     virtual void lost() = 0;

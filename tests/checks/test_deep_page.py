@@ -14,7 +14,7 @@ SECTIONS = (  # title, classes of driver_calls.inc, what happens
      "`cuIpcCloseMemHandle` and `cuMulticastUnbind` do so for brokered memory only; for other memory they wait in the driver."),
     ("Answered", ("WATCHED",), "The call returns `CUDA_SUCCESS`, because all work has ended. In a process that has shared an event with "
      "another process (`cuIpcGetEventHandle`, `cuIpcOpenEventHandle`) the calls about events wait in the shim."),
-    ("Waiting at the gate or in the shim", ("GATED", "HELD"), "The call waits for the resume and does not reach the driver. After "
+    ("Waiting at the gate or in the shim", ("GATED", "DELAYED"), "The call waits for the resume and does not reach the driver. After "
      "`exit()` it returns `CUDA_ERROR_DEINITIALIZED`."),
     ("Waiting at the gate or in the driver", ("ANSWERED", "COUNTED", "POOLED"), "The call waits at the gate if it is about brokered "
      "memory, and otherwise in the driver. A few of these calls need no driver for brokered memory and return at once."),

@@ -118,7 +118,7 @@ TEST_F(ShimFreedLater, EachStreamsBlocksGoWhenItHasComeSoFar) {
   EXPECT_EQ(passed(false), (Ids{1, 3}));
   EXPECT_EQ(passed(true), Ids{2}) << "it waits";
   EXPECT_FALSE(later.any_behind_streams());
-  EXPECT_EQ(ids(later.collect_held()), Ids{4});
+  EXPECT_EQ(ids(later.collect_captured()), Ids{4});
   EXPECT_TRUE(later.empty());
   EXPECT_TRUE(streams.events.empty()) << "no event is left";
 }

@@ -1,4 +1,4 @@
-// DeepCalls: what is noted, what waits and what is answered between hold() and end().
+// DeepCalls: what is noted, what waits and what is answered between delay_calls() and end().
 #include <gmock/gmock.h>
 
 #include <chrono>
@@ -34,11 +34,11 @@ class ShimDeepCalls : public testing::Test {
   static bool note(const char* name, std::uint64_t argument = 0) {
     return calls().note({name, &nothing, {argument}});
   }
-  static bool hold(std::chrono::milliseconds patience = 0ms) {
-    return calls().hold(std::chrono::steady_clock::now() + patience);
+  static bool delay_calls(std::chrono::milliseconds patience = 0ms) {
+    return calls().delay_calls(std::chrono::steady_clock::now() + patience);
   }
   static void go_away() {
-    ASSERT_TRUE(hold());
+    ASSERT_TRUE(delay_calls());
     calls().goes_away();
   }
   template <class Call>
@@ -51,7 +51,7 @@ TEST_F(ShimDeepCalls, OtherwiseNothingIsNotedAnsweredOrHeld) {
   EXPECT_FALSE(DeepCalls::on());
   EXPECT_FALSE(note("a"));
   EXPECT_EQ(calls().ended(true), std::nullopt);
-  EXPECT_EQ(DeepCalls::Held().result(), CUDA_SUCCESS);
+  EXPECT_EQ(DeepCalls::Delayed().result(), CUDA_SUCCESS);
   EXPECT_THAT(end(), ElementsAre());
 }
 
@@ -88,7 +88,7 @@ TEST_F(ShimDeepCalls, ManyAreNotedButNotWithoutEnd) {
 }
 
 TEST_F(ShimDeepCalls, WhetherWorkHasEndedIsSaidOnceItHas) {
-  ASSERT_TRUE(hold());
+  ASSERT_TRUE(delay_calls());
   EXPECT_EQ(calls().ended(true), std::nullopt) << "the driver is asked: work may wait for this";
   EXPECT_FALSE(note("a")) << "likewise";
   calls().goes_away();
@@ -100,29 +100,29 @@ TEST_F(ShimDeepCalls, WhetherWorkHasEndedIsSaidOnceItHas) {
 
 TEST_F(ShimDeepCalls, WhatGivesWorkWaits) {
   go_away();
-  auto held = in_a_thread([] { return DeepCalls::Held().result(); });
-  EXPECT_EQ(held.wait_for(kSoon), std::future_status::timeout);
+  auto delayed = in_a_thread([] { return DeepCalls::Delayed().result(); });
+  EXPECT_EQ(delayed.wait_for(kSoon), std::future_status::timeout);
   end();
-  EXPECT_EQ(held.get(), CUDA_SUCCESS);
+  EXPECT_EQ(delayed.get(), CUDA_SUCCESS);
 }
 
 TEST_F(ShimDeepCalls, TheBeginningWaitsForWhatHasBegun) {
-  auto held = std::make_unique<DeepCalls::Held>();
-  ASSERT_EQ(held->result(), CUDA_SUCCESS);
-  EXPECT_FALSE(hold(kSoon));
+  auto delayed = std::make_unique<DeepCalls::Delayed>();
+  ASSERT_EQ(delayed->result(), CUDA_SUCCESS);
+  EXPECT_FALSE(delay_calls(kSoon));
   end();
-  auto began = in_a_thread([] { return hold(10s); });
+  auto began = in_a_thread([] { return delay_calls(10s); });
   EXPECT_EQ(began.wait_for(kSoon), std::future_status::timeout);
-  held.reset();
+  delayed.reset();
   EXPECT_TRUE(began.get());
 }
 
 TEST_F(ShimDeepCalls, NobodyWaitsWhenTheProcessEnds) {
   go_away();
-  auto held = in_a_thread([] { return DeepCalls::Held().result(); });
-  EXPECT_EQ(held.wait_for(kSoon), std::future_status::timeout);
+  auto delayed = in_a_thread([] { return DeepCalls::Delayed().result(); });
+  EXPECT_EQ(delayed.wait_for(kSoon), std::future_status::timeout);
   calls().process_ends();
-  EXPECT_EQ(held.get(), CUDA_ERROR_DEINITIALIZED);
+  EXPECT_EQ(delayed.get(), CUDA_ERROR_DEINITIALIZED);
   EXPECT_EQ(calls().ended(true), CUDA_SUCCESS);
   EXPECT_TRUE(note("a")) << "and never made";
   EXPECT_THAT(end(), ElementsAre());

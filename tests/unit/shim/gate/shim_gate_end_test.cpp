@@ -9,7 +9,7 @@ namespace {
 
 TEST_F(GateTest, AShutGateAnswersWhoeverWaitsAndComesWhenTheProcessEnds) {
   gate_.close();
-  gate_.set(Gate::Mode::kHeld);
+  gate_.set(Gate::Mode::kMemoryLeft);
   std::thread caller([&] { EXPECT_EQ(gate_.enter(), CUDA_ERROR_DEINITIALIZED); });
   std::thread capturer([&] { EXPECT_EQ(gate_.enter_capture(), CUDA_ERROR_DEINITIALIZED); });
   ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
@@ -39,7 +39,7 @@ TEST_F(GateTest, TheEndChangesNoOtherError) {
   gate_.prepare({false, 10s, &device_of_test});
   gate_.end();
   gate_.close();
-  gate_.set(Gate::Mode::kHeld);
+  gate_.set(Gate::Mode::kMemoryLeft);
   EXPECT_EQ(gate_.enter(), CUDA_ERROR_NOT_READY);
   gate_.set(Gate::Mode::kFailed);
   EXPECT_NE(gate_.enter(), CUDA_ERROR_DEINITIALIZED);

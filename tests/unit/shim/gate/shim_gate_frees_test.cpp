@@ -51,7 +51,7 @@ TEST_F(GateFreesTest, AFreeThatWaitsPassesOnceFreesPass) {
   gate_.close();
   begins_to_free();
   ASSERT_TRUE(waits());
-  gate_.set(Gate::Mode::kHeld);
+  gate_.set(Gate::Mode::kMemoryLeft);
   EXPECT_FALSE(passed_);
   gate_.set(Gate::Mode::kFreesPass);
   EXPECT_TRUE(passes());
@@ -80,7 +80,7 @@ TEST_F(GateFreesTest, OthersGoOnWaitingWhileFreesPass) {
 TEST_F(GateFreesTest, AFreeThatComesAfterAStepHasBegunWaits) {
   gate_.close();
   gate_.set(Gate::Mode::kFreesPass);
-  gate_.set(Gate::Mode::kHeld);
+  gate_.set(Gate::Mode::kMemoryLeft);
   begins_to_free();
   EXPECT_TRUE(waits());
   EXPECT_FALSE(passed_);
@@ -100,7 +100,7 @@ TEST_F(GateFreesTest, AFreePassesWhereOthersGetAnError) {
   Gate strict;
   strict.prepare({false, 10s, &device_of_test});
   strict.close();
-  strict.set(Gate::Mode::kHeld);
+  strict.set(Gate::Mode::kMemoryLeft);
   std::thread caller([&] {
     EXPECT_EQ(strict.enter_to_free(), CUDA_SUCCESS) << "it waits for a step, and gets no error";
     strict.leave();

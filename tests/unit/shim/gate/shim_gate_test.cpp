@@ -367,7 +367,7 @@ TEST_F(GateTest, ErrorPolicyAnswersOncePaused) {
   gate_.close();
   std::thread caller([&] { EXPECT_EQ(gate_.enter(), CUDA_ERROR_NOT_READY); });
   ASSERT_TRUE(eventually([](const auto& s) { return waiting(s, 0) == 1; }));
-  gate_.set(Gate::Mode::kHeld);
+  gate_.set(Gate::Mode::kMemoryLeft);
   caller.join();
   EXPECT_EQ(gate_.enter(), CUDA_ERROR_NOT_READY);
   gate_.open();

@@ -37,7 +37,7 @@ TEST_F(LongWaitTest, OneLineATimeSaysThatTheProcessWaitsAndForWhom) {
   wait_log().paused_by("pid 12 of uid 1000");
   testing::internal::CaptureStderr();
   gate_.close();
-  gate_.set(Gate::Mode::kHeld);
+  gate_.set(Gate::Mode::kMemoryLeft);
   std::vector<std::thread> callers;
   for (int i = 0; i < 5; ++i)
     callers.emplace_back([&] {
@@ -102,7 +102,7 @@ TEST_F(LongWaitTest, PatienceBeginsAnewWithEachPause) {
 TEST_F(LongWaitTest, AThreadThatHasPausedItsGroupAndWaitsForItIsNamedOnce) {
   policy(50ms, 1min);
   gate_.close();
-  gate_.set(Gate::Mode::kHeld);
+  gate_.set(Gate::Mode::kMemoryLeft);
   testing::internal::CaptureStderr();
   EXPECT_EQ(gate_.enter(), CUDA_ERROR_TIMEOUT);
   EXPECT_EQ(lines_with(testing::internal::GetCapturedStderr(), "itself"), 0);

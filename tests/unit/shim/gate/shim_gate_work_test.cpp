@@ -158,7 +158,7 @@ TEST_F(GateWorkTest, WhoPassesTheShutGateBecauseOfACaptureIsNoDemand) {
 TEST_F(GateWorkTest, AnErrorInPlaceOfAWaitIsDemandToo) {
   gate_.prepare({false, 10s, &device_of_test});
   gate_.close();
-  gate_.set(Gate::Mode::kHeld);
+  gate_.set(Gate::Mode::kMemoryLeft);
   const std::uint64_t before = gate_.demand().waits;
   EXPECT_EQ(gate_.enter(), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(gate_.demand().waits, before + 1);

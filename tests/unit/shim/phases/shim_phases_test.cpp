@@ -416,7 +416,7 @@ TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {
   rank.memory.brokered.table.move(rank.memory.brokered.table.add(a), Where::kAway);
   testing::internal::CaptureStderr();
   on_service_thread([&] {
-    EXPECT_TRUE(orphan.holds_out(RankState::kPaused, {Code::kUnavailable, "no"}, true));
+    EXPECT_TRUE(orphan.waits_for_broker(RankState::kPaused, {Code::kUnavailable, "no"}, true));
   });
   std::this_thread::sleep_for(300ms);
   on_service_thread([&] { orphan.ends(); });
@@ -428,9 +428,9 @@ TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {
   std::this_thread::sleep_for(200ms);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "it has come back";
   on_service_thread([&] {
-    EXPECT_FALSE(orphan.holds_out(RankState::kPaused, {Code::kNotFound, "no"}, false))
+    EXPECT_FALSE(orphan.waits_for_broker(RankState::kPaused, {Code::kNotFound, "no"}, false))
         << "no broker will come";
-    EXPECT_FALSE(rank.phases.holds_out({Code::kNotFound, "no"}, false));
+    EXPECT_FALSE(rank.phases.waits_for_broker({Code::kNotFound, "no"}, false));
   });
 }
 
@@ -442,14 +442,14 @@ TEST_F(ShimPhases, WhoHoldsOutWithAllMemoryHere) {
   BrokeredAllocation& mine = rank.memory.brokered.table.add(a);
   auto& orphan = for_good<Orphan>(rank.memory, rank.mover, rank.session, rank.options);
   const Status why(Code::kUnavailable, "no");
-  EXPECT_FALSE(orphan.holds_out(RankState::kRuns, why, true));
-  EXPECT_FALSE(orphan.holds_out(RankState::kPaused, why, true));
+  EXPECT_FALSE(orphan.waits_for_broker(RankState::kRuns, why, true));
+  EXPECT_FALSE(orphan.waits_for_broker(RankState::kPaused, why, true));
   for (bool BrokeredAllocation::*shared :
        {&BrokeredAllocation::shared, &BrokeredAllocation::imported, &BrokeredAllocation::guest}) {
     mine.*shared = true;
-    EXPECT_TRUE(orphan.holds_out(RankState::kPaused, why, true));
-    EXPECT_FALSE(orphan.holds_out(RankState::kRuns, why, true)) << "an open gate stays open";
-    EXPECT_FALSE(orphan.holds_out(RankState::kPaused, why, false));
+    EXPECT_TRUE(orphan.waits_for_broker(RankState::kPaused, why, true));
+    EXPECT_FALSE(orphan.waits_for_broker(RankState::kRuns, why, true)) << "an open gate stays open";
+    EXPECT_FALSE(orphan.waits_for_broker(RankState::kPaused, why, false));
     mine.*shared = false;
   }
 }

@@ -214,7 +214,7 @@ TEST_F(WorkReportTest, AnErrorInPlaceOfAWaitIsSaid) {
   connect(false);
   begins_idle();
   rank->gate.close();
-  rank->gate.set(Gate::Mode::kHeld);
+  rank->gate.set(Gate::Mode::kMemoryLeft);
   EXPECT_EQ(rank->gate.enter(), CUDA_ERROR_NOT_READY);
   expect(true, false);
   expect(false, false);

@@ -88,7 +88,7 @@ struct Listener : Session::Handler {
   void disconnected() override {}
   Comeback comes_back(const Session::Mark&) override { return {}; }
   void returned() override {}
-  bool holds_out(const Status&, bool) override { return false; }
+  bool waits_for_broker(const Status&, bool) override { return false; }
   void lost() override { is_lost = true; }
   std::atomic<bool> thread_ended{false};  // that of the first command
   std::atomic<int> commands{0};
