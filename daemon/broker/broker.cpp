@@ -21,7 +21,7 @@ constexpr Duration kTellTrouble = std::chrono::minutes(1);  // no more often
 
 /// Returns the chunk size of what is in the pool already; else the configured one.
 std::uint64_t chunk_of(const Config& config, const Record* record) {
-  if (record == nullptr || !record->keeps()) return config.pool_chunk;
+  if (record == nullptr || !record->has_log()) return config.pool_chunk;
   const Result<std::uint64_t> recorded = recorded_chunk(*record->log());
   if (!recorded.ok() || recorded.value() == 0 || recorded.value() == config.pool_chunk)
     return config.pool_chunk;
@@ -108,7 +108,7 @@ Broker::~Broker() { shut(); }
 Status Broker::recover(HolderDescriptors descriptors) {
   if (!stages_are_good_.ok()) return stages_are_good_;
   Records& records = node_.records;
-  if (!records.record().keeps()) return {};
+  if (!records.record().has_log()) return {};
   if (records.record().log()->rows() == 0) {
     records.begin(node_.pools.chunk());
     return {};
@@ -147,12 +147,12 @@ Status Broker::start() {
 void Broker::hold_again() {
   Record& record = node_.records.record();
   for (const Allocation* a : node_.allocations.select([](const Allocation&) { return true; }))
-    if (a->resident()) record.keep_again(a->kept, a->fd, devices_.lane(a->device));
+    if (a->resident()) record.hold_again(a->holder_entry, a->fd, devices_.lane(a->device));
   for (const auto& [id, rank] : node_.ranks)
-    if (rank.peer.process) record.keep_again(rank.kept, rank.peer.process);
+    if (rank.peer.process) record.hold_again(rank.holder_entry, rank.peer.process);
   saved_.hold_again();
   node_.pools.each([&](const RecordedSegment& segment) {
-    if (segment.segment.fd) record.keep_again(segment.kept, segment.segment.fd);
+    if (segment.segment.fd) record.hold_again(segment.holder_entry, segment.segment.fd);
   });
   record.flush_soon();
 }

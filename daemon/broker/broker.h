@@ -74,7 +74,7 @@ class Broker {
   /// Returns the shares that groups have, or had, of transactions over several nodes.
   std::vector<FleetShare> shares() const;
   /// Has, by its record, what the amemd before it knew of them.
-  bool remembers() const { return node_.records.record().keeps(); }
+  bool remembers() const { return node_.records.record().has_log(); }
   /// kNotFound, kFailedPrecondition (the tag is paused), kInvalidArgument (no such policy, or one
   /// that this tag cannot have).
   Status set_policy(const Caller& caller, const std::string& group, const std::string& tag,

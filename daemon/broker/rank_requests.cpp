@@ -283,7 +283,7 @@ void RankRequests::not_created(Rank& rank, const PendingCreatePtr& request, cons
 void RankRequests::let_reach_pool(const Allocation& a) {
   if (a.region == RegionPolicy::kDiscard) return;
   const Rank& keeper = node_.ranks.at(a.keeper());
-  node_.pool_of(keeper).reach.keep(keeper.id, context_.devices.numa_node(a.device), a.size);
+  node_.pool_of(keeper).reach.add_need(keeper.id, context_.devices.numa_node(a.device), a.size);
   context_.outbox.extend_reach(keeper.id);
 }
 
@@ -312,8 +312,8 @@ Result<Allocation*> RankRequests::enter(Rank& rank, PendingCreate& request, Work
   }
   Status status = node_.records.used_allocation(entered.back()->id);
   for (Allocation* each : entered)
-    each->kept =
-        record.keep(HolderKind::kMemory, each->id, each->fd, context_.devices.lane(each->device));
+    each->holder_entry =
+        record.hold(HolderKind::kMemory, each->id, each->fd, context_.devices.lane(each->device));
   record.flush();
   for (Allocation* each : entered)
     if (status.ok()) status = node_.records.write(*each);

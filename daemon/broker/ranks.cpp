@@ -207,7 +207,7 @@ void Ranks::forget_unwelcomed(const PeerCredentials& peer, const amem_v1_Hello& 
 Status Ranks::put_on_record(Rank& rank) {
   if (Status status = node_.records.used_rank(rank.id); !status.ok()) return status;
   Record& record = node_.records.record();
-  if (!record.keeps()) return {};
+  if (!record.has_log()) return {};
   if (!rank.peer.process) {
     rank.peer.account->log().warn(
         "pid {} cannot reconnect to another amemd, because amemd cannot identify the process. Run "
@@ -219,7 +219,7 @@ Status Ranks::put_on_record(Rank& rank) {
   Result<Token> key = random_token();
   if (!key.ok()) return key.status();
   rank.key = key.value();
-  rank.kept = record.keep(HolderKind::kProcess, rank.id, rank.peer.process);
+  rank.holder_entry = record.hold(HolderKind::kProcess, rank.id, rank.peer.process);
   record.flush();
   return node_.records.write(rank);
 }

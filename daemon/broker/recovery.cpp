@@ -194,7 +194,7 @@ void Recovery::take_pool(HolderDescriptors& descriptors) {
                      row.numa_node()};
     taken.id = id;
     taken.row = adopt(RowKind::kSegment, id);
-    taken.kept = node_.records.record().adopt(HolderKind::kSegment, id);
+    taken.holder_entry = node_.records.record().adopt(HolderKind::kSegment, id);
     return taken;
   };
   const auto descriptor = [&](std::uint64_t id, const v1::record::Segment& row) {
@@ -290,8 +290,8 @@ void Recovery::take_limbo(HolderDescriptors& descriptors) {
       of.set_pid(rank_row->second.pid());
       of.set_pid_namespace(rank_row->second.pid_namespace());
     }
-    Row kept_row = adopt(RowKind::kLimbo, id);
-    (void)node_.records.write_limbo(kept_row, id, taken, account->owner(), of);
+    Row limbo_row = adopt(RowKind::kLimbo, id);
+    (void)node_.records.write_limbo(limbo_row, id, taken, account->owner(), of);
     Process process = find_process(descriptors, id, of.pid(), of.pid_namespace());
     if (process.lost) {
       spdlog::warn(
@@ -301,13 +301,13 @@ void Recovery::take_limbo(HolderDescriptors& descriptors) {
               taken.begin(), taken.end(), std::uint64_t{0},
               [](std::uint64_t sum, const Extent& extent) { return sum + extent.length; })),
           of.pid());
-      saved_.keep(account, std::move(taken), std::move(kept_row));
+      saved_.write_off(account, std::move(taken), std::move(limbo_row));
       continue;
     }
     SharedFd fd = process.fd ? std::make_shared<const Fd>(std::move(process.fd)) : nullptr;
-    Kept kept = fd != nullptr ? keep(id, process.held, fd) : Kept();
-    saved_.await_end(std::move(fd), account, std::move(taken), std::move(kept_row),
-                     std::move(kept));
+    HolderEntry holder_entry = fd != nullptr ? hold_process(id, process.held, fd) : HolderEntry();
+    saved_.await_end(std::move(fd), account, std::move(taken), std::move(limbo_row),
+                     std::move(holder_entry));
   }
 }
 
@@ -327,10 +327,10 @@ Recovery::Process Recovery::find_process(HolderDescriptors& descriptors, RankId 
   return {std::move(found.process), false, lost};
 }
 
-Kept Recovery::keep(RankId id, bool held, const SharedFd& process) {
+HolderEntry Recovery::hold_process(RankId id, bool held, const SharedFd& process) {
   Record& record = node_.records.record();
   return held ? record.adopt(HolderKind::kProcess, id)
-              : record.keep(HolderKind::kProcess, id, process);
+              : record.hold(HolderKind::kProcess, id, process);
 }
 
 void Recovery::find_members(HolderDescriptors& descriptors) {
@@ -400,7 +400,7 @@ void Recovery::take_group(GroupId id, std::map<RankId, Member>& members,
     rank.shim_version = member.row.shim_version();
     rank.key = token_of(member.row.session());
     rank.row = adopt(RowKind::kRank, rank_id);
-    rank.kept = keep(rank_id, member.process.held, rank.peer.process);
+    rank.holder_entry = hold_process(rank_id, member.process.held, rank.peer.process);
     // What is known; it says more when it reconnects.
     if (may_be_saving(row)) rank.saving.insert(Epoch(row.epoch()));
     labels.add(rank_id, rank_label(rank));
@@ -566,7 +566,7 @@ void Recovery::put_on_device(Allocation& a, HolderKind kind,
   std::optional<Fd> fd = take(descriptors, kind, a.id);
   a.fd = charged(workers_.closing(a.device, std::move(*fd)),
                  account->charge(of_device_memory(a.size)));
-  a.kept = node_.records.record().adopt(kind, a.id);
+  a.holder_entry = node_.records.record().adopt(kind, a.id);
 }
 
 /// Memory whose sharers have all gone, and which ranks of other groups have open still.

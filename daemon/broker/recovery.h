@@ -71,7 +71,7 @@ class Recovery {
   Process find_process(HolderDescriptors& descriptors, RankId id, pid_t pid,
                        std::uint64_t pid_namespace);
   /// The holder keeps the process, which it may have got from the broker before.
-  Kept keep(RankId id, bool held, const SharedFd& process);
+  HolderEntry hold_process(RankId id, bool held, const SharedFd& process);
   void find_members(HolderDescriptors& descriptors);
   /// Which of the group's processes may live and are not known any more. Empty: none.
   std::string find_lost(GroupId group) const;

@@ -92,10 +92,10 @@ struct AllocationIdentity {
 
 /// Whether it is on its device.
 struct Residence {
-  SharedFd fd;          // null: not on the device
-  Kept kept;            // of the same memory
-  bool paused = false;  // the ranks have let go of it, except for those that pinned it
-  bool stayed = false;  // paused, or about to be, but on the device with its bytes in place
+  SharedFd fd;               // null: not on the device
+  HolderEntry holder_entry;  // of the same memory
+  bool paused = false;       // the ranks have let go of it, except for those that pinned it
+  bool stayed = false;       // paused, or about to be, but on the device with its bytes in place
   /// Nobody can have it mapped but its sharers and guests: this amemd has made it, and who had it
   /// and has it no longer has said so. False: also where a process ended without a word.
   bool holders_known = false;

@@ -20,7 +20,7 @@ void Pools::add(PoolSegment segment, std::uint64_t id) {
   if (segment.anew) renewing_ -= segment.size;
   RecordedSegment recorded{std::move(segment), id, {}, {}};
   if (recorded.segment.fd)
-    recorded.kept = record_.keep(HolderKind::kSegment, id, recorded.segment.fd);
+    recorded.holder_entry = record_.hold(HolderKind::kSegment, id, recorded.segment.fd);
   record_.flush();
   write(recorded, std::nullopt, std::nullopt);
   stock_.push_back({std::move(recorded), std::nullopt});

@@ -35,7 +35,7 @@ struct RecordedSegment {
   PoolSegment segment;
   std::uint64_t id = 0;  // never used twice
   Row row;
-  Kept kept;
+  HolderEntry holder_entry;
 };
 
 /// An owner's part. Segments are numbered from 0 in each, as its ranks know them.

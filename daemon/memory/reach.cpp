@@ -11,7 +11,7 @@ void Reach::add_segment(std::uint64_t size, int node) { segments_.push_back({siz
 
 void Reach::join(RankId rank, GroupId group) { ranks_[rank].group = group; }
 
-void Reach::keep(RankId rank, int node, std::uint64_t bytes) {
+void Reach::add_need(RankId rank, int node, std::uint64_t bytes) {
   RankReach& reach = ranks_[rank];
   reach.needs[node].bytes += bytes;
   to_save_[reach.group] += bytes;

@@ -27,7 +27,7 @@ class Reach {
   /// The rank pauses together with the others of its group.
   void join(RankId rank, GroupId group);
   /// The rank has so many bytes more to save, of a device that is best served from `node`.
-  void keep(RankId rank, int node, std::uint64_t bytes);
+  void add_need(RankId rank, int node, std::uint64_t bytes);
   /// So many fewer. More than it has: none are left.
   void release(RankId rank, int node, std::uint64_t bytes);
   /// Adds a segment that was nobody's, with add_segment(): of this node, or, unless `only`, of

@@ -93,7 +93,7 @@ struct Rank {
 
   Token key{};  // with which it may reconnect to the next broker; a rank that waits for that has no
                 // session
-  Kept kept;    // of the process
+  HolderEntry holder_entry;  // of the process
   Row row;
   Row limbo_row;
 

@@ -124,7 +124,7 @@ void to_record(const Allocation& allocation, bool leaves, v1::record::Saved& row
 }  // namespace
 
 Status Records::write(GroupEntry& group, bool waves, RowReservation* space) {
-  if (!record_.keeps()) return {};
+  if (!record_.has_log()) return {};
   return record_.write(group.row, RowKind::kGroup, group.id, row_of(group, waves), space);
 }
 
@@ -143,7 +143,7 @@ std::uint64_t Records::bytes_of_release(const Allocation& allocation) const {
 }
 
 Status Records::write(Rank& rank) {
-  if (!record_.keeps()) return {};
+  if (!record_.has_log()) return {};
   v1::record::Rank row;
   row.set_group(rank.group);
   row.set_pid(rank.peer.pid);
@@ -158,7 +158,7 @@ Status Records::write(Rank& rank) {
 }
 
 Status Records::write(Allocation& allocation) {
-  if (!record_.keeps()) return {};
+  if (!record_.has_log()) return {};
   v1::record::Allocation& row = allocation_;
   row.Clear();
   row.set_group(allocation.group);
@@ -175,7 +175,7 @@ Status Records::write(Allocation& allocation) {
 }
 
 Status Records::write_saved(Allocation& allocation, bool leaves, RowReservation* space) {
-  if (!record_.keeps()) return {};
+  if (!record_.has_log()) return {};
   to_record(allocation, leaves, saved_);
   return record_.write(allocation.saved.row, RowKind::kSaved, allocation.id, saved_, space);
 }
@@ -189,7 +189,7 @@ Status Records::write_limbo(Rank& rank) {
 
 Status Records::write_limbo(Row& row, RankId rank, const Extents& extents, const Owner& owner,
                             v1::record::Limbo limbo) {
-  if (!record_.keeps()) return {};
+  if (!record_.has_log()) return {};
   limbo.clear_extents();
   to_record(extents, *limbo.mutable_extents());
   to_record(owner, *limbo.mutable_owner());

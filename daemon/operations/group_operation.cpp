@@ -99,7 +99,7 @@ struct GroupOperation::Leaving {
   struct Memory {
     MemoryKind kind;
     Spare spare;
-    Kept kept;
+    HolderEntry holder_entry;
   };
   Leaves how;
   std::uint64_t number = 0;
@@ -133,15 +133,16 @@ void GroupOperation::drop(Leaves leaves) {
       continue;
     }
     (handed_on ? leaving->handed_on : leaving->closing)
-        .push_back(
-            {kind_of(*a), {std::move(fd), a->id, a->saved.attempt}, std::exchange(a->kept, {})});
+        .push_back({kind_of(*a),
+                    {std::move(fd), a->id, a->saved.attempt},
+                    std::exchange(a->holder_entry, {})});
   }
   leaving->number = ++drops_;
   if (leaving->handed_on.empty()) return close(leaving);
   std::set<DeviceUuid> devices;
   for (Leaving::Memory& each : leaving->handed_on) {
     devices.insert(each.kind.device);
-    each.kept.drop();
+    each.holder_entry.drop();
   }
   // While the holder has it as this group's, the next amemd would take it for that.
   const auto hand_on = later([this, leaving](bool all) {
@@ -169,7 +170,7 @@ void GroupOperation::close(const std::shared_ptr<Leaving>& leaving) {
     leaving->before = before;
     for (Leaving::Memory& each : leaving->closing) {
       each.spare.fd = nullptr;
-      each.kept.drop();
+      each.holder_entry.drop();
     }
     context.node.records.record().await_closed(lanes, kClosing, [&context, devices, report](bool) {
       context.workers.look(devices, report);

@@ -545,9 +545,9 @@ void ResumeOperation::run(const action::Load& load) {
   // While they load. Before they open, a restart takes all of it back.
   Records& records = context_.node.records;
   for (Allocation* a : context_.node.allocations.of_group(group_.id))
-    if (a->resident() && !a->kept)
-      a->kept = records.record().keep(HolderKind::kIncoming, a->id, a->fd,
-                                      context_.devices.lane(a->device));
+    if (a->resident() && !a->holder_entry)
+      a->holder_entry = records.record().hold(HolderKind::kIncoming, a->id, a->fd,
+                                              context_.devices.lane(a->device));
   records.record().flush();
 }
 

@@ -353,25 +353,25 @@ void SavedBytes::rank_gone(const GroupEntry& group, Rank& rank) {
   rank.saving.clear();             // nobody writes to what else it has saved
   if (rank.limbo.empty()) return;  // what there is may be of before a restart
   await_end(rank.peer.process, rank.peer.account, std::exchange(rank.limbo, {}),
-            std::move(rank.limbo_row), std::move(rank.kept));
+            std::move(rank.limbo_row), std::move(rank.holder_entry));
 }
 
 void SavedBytes::await_end(SharedFd process, std::shared_ptr<Account> account, Extents extents,
-                           Row row, Kept kept) {
+                           Row row, HolderEntry holder_entry) {
   const std::uint64_t key = next_key_++;
   Ended& ended = ended_[key];
   ended.process = std::move(process);
   ended.account = std::move(account);
   ended.extents = std::move(extents);
   ended.row = std::move(row);
-  ended.kept = std::move(kept);
+  ended.holder_entry = std::move(holder_entry);
   if (ended.process)
     ended.watch =
         loop_.watch(ended.process->get(), EPOLLIN, [this, key](std::uint32_t) { free_ended(key); });
   if (ended.watch == 0) loop_.at(Clock::now() + kTeardown, [this, key] { free_ended(key); });
 }
 
-void SavedBytes::keep(std::shared_ptr<Account> account, Extents extents, Row row) {
+void SavedBytes::write_off(std::shared_ptr<Account> account, Extents extents, Row row) {
   Ended& ended = ended_[next_key_++];
   ended.account = std::move(account);
   ended.extents = std::move(extents);
@@ -388,7 +388,7 @@ void SavedBytes::free_ended(std::uint64_t key) {
 
 void SavedBytes::hold_again() {
   for (const auto& [key, ended] : ended_)
-    if (ended.process) node_.records.record().keep_again(ended.kept, ended.process);
+    if (ended.process) node_.records.record().hold_again(ended.holder_entry, ended.process);
 }
 
 void SavedBytes::free(const std::shared_ptr<Account>& account, const Extents& extents) {

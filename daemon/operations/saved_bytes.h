@@ -68,9 +68,9 @@ class SavedBytes {
   void rank_gone(const GroupEntry& group, Rank& rank);
   /// The extents go back to the pool when the process has ended; null: when it surely has.
   void await_end(SharedFd process, std::shared_ptr<Account> account, Extents extents, Row row,
-                 Kept kept);
+                 HolderEntry holder_entry);
   /// The extents never go back: nobody can say when the process ends.
-  void keep(std::shared_ptr<Account> account, Extents extents, Row row);
+  void write_off(std::shared_ptr<Account> account, Extents extents, Row row);
   /// Gives another holder the processes whose ends are awaited.
   void hold_again();
 
@@ -80,8 +80,8 @@ class SavedBytes {
     EventLoop::WatchId watch = 0;
     std::shared_ptr<Account> account;
     Extents extents;
-    Kept kept;  // of the process
-    Row row;    // goes first: without the process the next broker would have to wait for a time
+    HolderEntry holder_entry;  // of the process
+    Row row;  // goes first: without the process the next broker would have to wait for a time
   };
 
   /// In which orders the pool's segments are used best, and which of them is whose.

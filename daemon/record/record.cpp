@@ -24,7 +24,7 @@ RowReservation::~RowReservation() {
   if (record_ != nullptr && record_->log_) record_->log_->release(bytes_);
 }
 
-void Kept::drop() {
+void HolderEntry::drop() {
   if (Record* const record = std::exchange(record_, nullptr)) record->drop(key_);
 }
 
@@ -54,7 +54,7 @@ std::uint64_t Record::bytes_of(const google::protobuf::MessageLite& message) {
   return RecordLog::bytes_of(message.ByteSizeLong());
 }
 
-Kept Record::keep(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane) {
+HolderEntry Record::hold(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane) {
   if (!holder_) return {};
   holder_->put(holder_key(kind, id), std::move(fd), lane);
   return {this, holder_key(kind, id)};
@@ -149,8 +149,8 @@ void Record::replace(std::shared_ptr<HolderClient> holder) {
   while (!questions_.empty()) all_closed(questions_.begin()->first);
 }
 
-void Record::keep_again(const Kept& kept, SharedFd fd, std::uint32_t lane) {
-  if (kept && holder_) holder_->put(kept.key_, std::move(fd), lane);
+void Record::hold_again(const HolderEntry& holder_entry, SharedFd fd, std::uint32_t lane) {
+  if (holder_entry && holder_) holder_->put(holder_entry.key_, std::move(fd), lane);
 }
 
 }  // namespace amem

@@ -1,12 +1,12 @@
 // Record: what the next amemd needs of this one: rows in a RecordLog, and descriptors that the
 // holder (daemon/holder) keeps beside its memory.
 //
-// A Row and a Kept belong to the object that they are of, and end with it: nobody has to remember
-// to erase. Everything is written before a rank is told, so a rank never knows more than the next
-// amemd. A Record that keeps nothing (tests; amemd without a holder) takes everything and does
-// nothing.
+// A Row and a HolderEntry belong to the object that they are of, and end with it: nobody has to
+// remember to erase. Everything is written before a rank is told, so a rank never knows more than
+// the next amemd. A Record that keeps nothing (tests; amemd without a holder) takes everything and
+// does nothing.
 //
-// For the loop's thread. Outlives every Row, RowReservation and Kept.
+// For the loop's thread. Outlives every Row, RowReservation and HolderEntry.
 #pragma once
 
 #include <cstdint>
@@ -96,16 +96,17 @@ class Row {
 };
 
 /// A descriptor that the holder keeps; dropped there at its end. Move-only.
-class Kept {
+class HolderEntry {
  public:
-  Kept() = default;
-  Kept(Kept&& other) noexcept : record_(std::exchange(other.record_, nullptr)), key_(other.key_) {}
-  Kept& operator=(Kept&& other) noexcept {
+  HolderEntry() = default;
+  HolderEntry(HolderEntry&& other) noexcept
+      : record_(std::exchange(other.record_, nullptr)), key_(other.key_) {}
+  HolderEntry& operator=(HolderEntry&& other) noexcept {
     std::swap(record_, other.record_);
     std::swap(key_, other.key_);
     return *this;
   }
-  ~Kept() { drop(); }
+  ~HolderEntry() { drop(); }
 
   /// Whether there is one.
   explicit operator bool() const { return record_ != nullptr; }
@@ -113,7 +114,7 @@ class Kept {
 
  private:
   friend class Record;
-  Kept(Record* record, HolderKey key) : record_(record), key_(key) {}
+  HolderEntry(Record* record, HolderKey key) : record_(record), key_(key) {}
 
   Record* record_ = nullptr;
   HolderKey key_ = 0;
@@ -133,7 +134,7 @@ class Record {
   Record& operator=(const Record&) = delete;
 
   /// Whether there is a log of rows; a holder need not have it at the moment.
-  bool keeps() const { return log_.has_value(); }
+  bool has_log() const { return log_.has_value(); }
   /// Whether all of this outlives the process, should it end now. Not OK: why not, and what to do.
   Status outlives() const;
   const std::optional<RecordLog>& log() const { return log_; }
@@ -149,9 +150,9 @@ class Record {
   Row adopt_row(RowKind kind, std::uint64_t id) { return {this, row_key(kind, id)}; }
 
   /// The holder gets the descriptor with the next flush(). `lane`: in which it closes it.
-  Kept keep(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane = 0);
+  HolderEntry hold(HolderKind kind, std::uint64_t id, SharedFd fd, std::uint32_t lane = 0);
   /// Takes over what the holder has already.
-  Kept adopt(HolderKind kind, std::uint64_t id) { return {this, holder_key(kind, id)}; }
+  HolderEntry adopt(HolderKind kind, std::uint64_t id) { return {this, holder_key(kind, id)}; }
   /// Once this has returned, what was kept before survives this process, unless the holder is lost,
   /// or takes nothing for a second. Such a holder is given the rest as soon as it takes it, and
   /// nobody waits for it again until it has everything.
@@ -168,15 +169,15 @@ class Record {
   /// with what there is.
   void detach();
   /// Another holder has taken the place of one that has ended, and has nothing yet but the log's
-  /// memory. What there is goes there by keep_again(), then flush().
+  /// memory. What there is goes there by hold_again(), then flush().
   void replace(std::shared_ptr<HolderClient> holder);
-  void keep_again(const Kept& kept, SharedFd fd, std::uint32_t lane = 0);
+  void hold_again(const HolderEntry& holder_entry, SharedFd fd, std::uint32_t lane = 0);
   HolderClient* holder() const { return holder_.get(); }
 
  private:
   friend class Row;
   friend class RowReservation;
-  friend class Kept;
+  friend class HolderEntry;
   void drop(HolderKey key);
 
   struct PendingClose {

@@ -32,7 +32,7 @@ class PoolsTest : public testing::Test {
   std::shared_ptr<Account> owner(uid_t uid) { return accounts.of({uid, {}}); }
   /// A rank of the owner that may have so much to save, near node 0.
   Segments keep(const std::shared_ptr<Account>& account, RankId rank, std::uint64_t bytes) {
-    pools.of(account).reach.keep(rank, 0, bytes);
+    pools.of(account).reach.add_need(rank, 0, bytes);
     return pools.extend(account, rank);
   }
 

@@ -23,11 +23,11 @@ Reach two_nodes() {
 TEST(Reach, GrowsWithWhatThereIsToSave) {
   Reach reach = two_nodes();
   EXPECT_EQ(reach.extend(1, kAll), Segments());
-  reach.keep(1, 0, 1);
+  reach.add_need(1, 0, 1);
   EXPECT_EQ(reach.extend(1, kAll), Segments{0});
-  reach.keep(1, 0, kSize - 1);
+  reach.add_need(1, 0, kSize - 1);
   EXPECT_EQ(reach.extend(1, kAll), Segments()) << "one segment holds it all";
-  reach.keep(1, 0, 1);
+  reach.add_need(1, 0, 1);
   EXPECT_EQ(reach.extend(1, kAll), Segments{1});
   EXPECT_EQ(reach.extend(1, kAll), Segments());
 }
@@ -35,38 +35,38 @@ TEST(Reach, GrowsWithWhatThereIsToSave) {
 TEST(Reach, WhatIsFreedMakesSpaceForWhatComes) {
   Reach reach = two_nodes();
   for (int i = 0; i < 10; ++i) {
-    reach.keep(1, 1, kSize);
+    reach.add_need(1, 1, kSize);
     EXPECT_EQ(reach.extend(1, kAll), i == 0 ? Segments{2} : Segments());
     reach.release(1, 1, kSize);
   }
   reach.release(1, 1, kSize);
-  reach.keep(1, 1, kSize);
+  reach.add_need(1, 1, kSize);
   EXPECT_EQ(reach.extend(1, kAll), Segments()) << "never less than nothing";
 }
 
 TEST(Reach, RanksGetSegmentsOfTheirOwnOnTheirNodeFirst) {
   Reach reach = two_nodes();
-  for (const RankId rank : {1U, 2U, 3U}) reach.keep(rank, 1, kSize);
+  for (const RankId rank : {1U, 2U, 3U}) reach.add_need(rank, 1, kSize);
   EXPECT_EQ(reach.extend(1, kAll), Segments{2});
   EXPECT_EQ(reach.extend(2, kAll), Segments{3});
   EXPECT_EQ(reach.extend(3, kAll), Segments{2}) << "shared, but of the right node";
-  reach.keep(3, 1, 2 * kSize);
+  reach.add_need(3, 1, 2 * kSize);
   EXPECT_EQ(reach.extend(3, kAll), (Segments{3, 0}));
 }
 
 TEST(Reach, WhatALeavingRankHadIsFree) {
   Reach reach = two_nodes();
-  reach.keep(1, 0, kSize);
+  reach.add_need(1, 0, kSize);
   EXPECT_EQ(reach.extend(1, kAll), Segments{0});
   reach.forget(1);
   reach.forget(7);
-  reach.keep(2, 0, kSize);
+  reach.add_need(2, 0, kSize);
   EXPECT_EQ(reach.extend(2, kAll), Segments{0});
 }
 
 TEST(Reach, APoolThatGrowsServesWhoWaitedForIt) {
   Reach reach;
-  reach.keep(1, 0, 3 * kSize);
+  reach.add_need(1, 0, 3 * kSize);
   EXPECT_EQ(reach.extend(1, kAll), Segments());
   reach.add_segment(kSize, 0);
   EXPECT_EQ(reach.extend(1, kAll), Segments{0});
@@ -83,7 +83,7 @@ TEST(Reach, RanksOfAGroupShareAPoolThatIsSmallerThanWhatTheyHave) {
   reach.join(5, 8);
   std::set<std::uint32_t> reached;
   for (int i = 0; i < 8; ++i) {
-    for (const RankId rank : {1U, 2U, 3U, 4U}) reach.keep(rank, rank < 3 ? 0 : 1, kSize);
+    for (const RankId rank : {1U, 2U, 3U, 4U}) reach.add_need(rank, rank < 3 ? 0 : 1, kSize);
     for (const RankId rank : {1U, 2U, 3U, 4U}) {
       const Segments added = reach.extend(rank, kAll);
       EXPECT_EQ(added.size(), i == 0 ? 1U : 0U) << "rank " << rank << ", " << i;
@@ -91,7 +91,7 @@ TEST(Reach, RanksOfAGroupShareAPoolThatIsSmallerThanWhatTheyHave) {
     }
   }
   EXPECT_EQ(reached.size(), 4U);
-  reach.keep(5, 0, 2 * kSize);
+  reach.add_need(5, 0, 2 * kSize);
   EXPECT_EQ(reach.extend(5, kAll).size(), 2U) << "another group has space for all that it has";
   for (const RankId rank : {2U, 3U, 4U}) reach.forget(rank);
   EXPECT_EQ(reach.extend(1, kAll).size(), 3U) << "nobody is left to share with";
@@ -99,14 +99,14 @@ TEST(Reach, RanksOfAGroupShareAPoolThatIsSmallerThanWhatTheyHave) {
 
 TEST(Reach, ARankOnTwoNodesGetsSpaceOnBoth) {
   Reach reach = two_nodes();
-  reach.keep(1, 0, 1);
-  reach.keep(1, 1, kSize + 1);
+  reach.add_need(1, 0, 1);
+  reach.add_need(1, 1, kSize + 1);
   EXPECT_EQ(reach.extend(1, kAll), (Segments{0, 2, 3}));
 }
 
 TEST(Reach, ASegmentOutsideItsPlaceIsToldOnce) {
   Reach reach = two_nodes();
-  reach.keep(1, 0, 1);
+  reach.add_need(1, 0, 1);
   EXPECT_EQ(reach.extend(1, kAll), Segments{0});
   EXPECT_FALSE(reach.add(1, 0));
   EXPECT_TRUE(reach.add(1, 3));
@@ -117,7 +117,7 @@ TEST(Reach, ASegmentOutsideItsPlaceIsToldOnce) {
 
 TEST(Reach, ARankInDoubtIsToldAgain) {
   Reach reach = two_nodes();
-  reach.keep(1, 0, kSize + 1);
+  reach.add_need(1, 0, kSize + 1);
   EXPECT_EQ(reach.extend(1, kAll), (Segments{0, 1}));
   reach.doubt(1);
   EXPECT_EQ(reach.extend(1, kAll), Segments()) << "it needs no more than before";
@@ -128,7 +128,7 @@ TEST(Reach, ARankInDoubtIsToldAgain) {
   reach.doubt(1);
   reach.doubt(7);
   reach.forget(1);
-  reach.keep(2, 0, 1);
+  reach.add_need(2, 0, 1);
   EXPECT_EQ(reach.extend(2, kAll), Segments{0}) << "nobody is counted there any more";
 }
 
