@@ -203,8 +203,8 @@ const v1::PoolShare* share_of(const v1::PoolStatus& pool, const std::string& own
 }
 
 /// Which owners that have none of these groups have how much of the pool, as far as amemd tells.
-std::string keepers(const v1::PoolStatus& pool,
-                    const std::map<std::string, std::uint64_t>& by_owner) {
+std::string pool_users(const v1::PoolStatus& pool,
+                       const std::map<std::string, std::uint64_t>& by_owner) {
   std::string text;
   std::uint64_t told = 0;
   for (const v1::PoolShare& share : pool.shares()) {
@@ -248,7 +248,7 @@ Status limit(const v1::NodeStatus& node, const std::map<std::string, std::uint64
   }
   const bool fits = had == forecast.copied_bytes;
   forecast.free_bytes = fits ? std::min(at_most, allowed) : had;
-  if (!fits && forecast.limit == "the pool") forecast.keepers = keepers(pool, by_owner);
+  if (!fits && forecast.limit == "the pool") forecast.pool_users = pool_users(pool, by_owner);
   return {};
 }
 
@@ -339,9 +339,9 @@ std::string forecast_view(const Forecast& forecast) {
       break;
   }
   return text + "may not fit: " + has + ", and " + needs + " (blocks of zeros need no space). " +
-         (forecast.keepers.empty()
+         (forecast.pool_users.empty()
               ? ""
-              : "Of the pool, " + forecast.keepers +
+              : "Of the pool, " + forecast.pool_users +
                     ". An owner keeps its part until its last process ends. ") +
          "Resume or end a paused group, or restart amemd with a larger pool.size\n";
 }
@@ -367,7 +367,7 @@ std::string to_json(const Forecast& forecast) {
                           {"copied_bytes", forecast.copied_bytes},
                           {"free_bytes", forecast.free_bytes},
                           {"limit", forecast.limit},
-                          {"keepers", forecast.keepers},
+                          {"keepers", forecast.pool_users},
                           {"groups", groups}});
 }
 

@@ -167,7 +167,8 @@ void Groups::drive(GroupEntry& group) {
   }
   operations_.look_at_guests();
   // One without ranks ends when what is under way has.
-  if (group.machine.members().empty() && !stages_.keeps(group.id) && !group.machine.under_way())
+  if (group.machine.members().empty() && !stages_.awaits_first_rank(group.id) &&
+      !group.machine.under_way())
     return forget(group.id);
 
   if (group.timer) loop_.cancel(*group.timer);

@@ -561,7 +561,7 @@ void RankRequests::unknown_calls(Rank& rank, const amem_v1_UnknownCalls& message
   };
   std::vector<UnknownCall>& known = rank.unknown_calls;
   const bool first = known.empty();
-  std::uint64_t not_kept = 0;
+  std::uint64_t left_out = 0;
   for (pb_size_t i = 0; i < message.calls_count; ++i) {
     const amem_v1_UnknownCalls_Call& call = message.calls[i];
     UnknownCall told{printable(call.name), fate_name(call.fate), printable(call.library)};
@@ -573,18 +573,18 @@ void RankRequests::unknown_calls(Rank& rank, const amem_v1_UnknownCalls& message
     else if (known.size() < kMostUnknownCalls)
       known.push_back(std::move(told));
     else
-      ++not_kept;
+      ++left_out;
   }
   GroupEntry& group = node_.group_of(rank);
   if (first && !known.empty())
     group.log().warn("group '{}': {} asks for driver calls that its shim does not know, such as {}",
                      group.machine.name(), node_.label(rank), known.front().name);
-  if (not_kept == 0 || std::exchange(rank.unknown_calls_full, true)) return;
-  not_kept += message.more;  // in the messages that follow are new names, too
+  if (left_out == 0 || std::exchange(rank.unknown_calls_full, true)) return;
+  left_out += message.more;  // in the messages that follow are new names, too
   group.log().warn(
       "group '{}': {} reports more unknown driver calls than the {} that amemd keeps for a rank. "
       "amemd does not keep {} of them",
-      group.machine.name(), node_.label(rank), kMostUnknownCalls, not_kept);
+      group.machine.name(), node_.label(rank), kMostUnknownCalls, left_out);
 }
 
 void RankRequests::phase_done(Rank& rank, const amem_v1_PhaseDone& message) {

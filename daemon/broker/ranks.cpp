@@ -22,7 +22,7 @@ constexpr Duration kHelloDeadline = std::chrono::seconds(10);
 
 Offers offers_of(const Node& node) {
   return {.hashes = node.retain != Retain::kOff,
-          .keeps_spares = node.keeps_spares(),
+          .has_spares = node.has_spares(),
           .takes_parts = node.hand_on};
 }
 

@@ -91,7 +91,7 @@ class HolderClient {
     Key key;
     bool puts;
     int fd;
-    SharedFd kept;  // may be null
+    SharedFd descriptor;  // may be null
     std::uint32_t lane;
   };
 

@@ -75,13 +75,14 @@ std::string describe(const Shortage& shortage) {
   std::stable_sort(tags.begin(), tags.end(), [](const NamedTag& a, const NamedTag& b) {
     return a.second.stored > b.second.stored;
   });
-  std::string text = "the host pool is too small, even without zeros: it has " +
-                     format_size(shortage.free) + " of " + format_size(shortage.total) +
-                     " free, but " + format_size(shortage.free + shortage.missing) + " are needed" +
-                     (shortage.kept > 0 ? ", and other owners keep " + format_size(shortage.kept) +
-                                              " until their last processes end"
-                                        : "") +
-                     ". The pause must save " + name_tags(tags);
+  std::string text =
+      "the host pool is too small, even without zeros: it has " + format_size(shortage.free) +
+      " of " + format_size(shortage.total) + " free, but " +
+      format_size(shortage.free + shortage.missing) + " are needed" +
+      (shortage.of_others > 0 ? ", and other owners keep " + format_size(shortage.of_others) +
+                                    " until their last processes end"
+                              : "") +
+      ". The pause must save " + name_tags(tags);
   if (shortage.not_seen > 0)
     text += ". Ranks could not look for zeros in " + format_size(shortage.not_seen) +
             " of it, because amem's kernels are not loaded there (the ranks' warnings say why)";

@@ -19,8 +19,8 @@ struct Shortage {
   std::uint64_t missing = 0;  // bytes of the pool
   std::uint64_t free = 0;     // of the owner's part, like `total`
   std::uint64_t total = 0;
-  std::uint64_t kept = 0;      // of the pool, in segments of other owners
-  std::uint64_t not_seen = 0;  // bytes that ranks could not look at
+  std::uint64_t of_others = 0;  // of the pool, in segments of other owners
+  std::uint64_t not_seen = 0;   // bytes that ranks could not look at
   std::map<std::string, Tag> tags;
   std::map<std::string, std::uint64_t> others;  // other groups with bytes in the pool
 

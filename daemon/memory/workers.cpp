@@ -328,7 +328,7 @@ void Workers::take(const Device& device, std::vector<Brought> brought, Duration 
       });
 }
 
-void Workers::keep_spare(const MemoryKind& kind, Spare spare, Time until) {
+void Workers::add_spare(const MemoryKind& kind, Spare spare, Time until) {
   spares_.put(kind, std::move(spare), until);
   watch_spares();
 }

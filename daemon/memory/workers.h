@@ -106,7 +106,7 @@ class Workers {
             std::function<void(AllMade)> done);
 
   /// The spare waits until then.
-  void keep_spare(const MemoryKind& kind, Spare spare, Time until);
+  void add_spare(const MemoryKind& kind, Spare spare, Time until);
   /// As Spares::take().
   Spare take_spare(const MemoryKind& kind, AllocationId of);
   /// Closes the spares for which `goes`, which is called once for each. Returns their devices.

@@ -205,7 +205,7 @@ struct Node {
   std::map<std::string, StageFigures> stages;  // by name
   std::set<const Spares*> spares;              // of the swaps under way
 
-  bool keeps_spares() const { return spare_idle > Duration{}; }
+  bool has_spares() const { return spare_idle > Duration{}; }
 
   /// How a pause saves this allocation's bytes.
   Form form(const GroupEntry& group, const Allocation& a) const {

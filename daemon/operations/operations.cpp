@@ -15,7 +15,7 @@ namespace {
 
 /// The shares kept of a group, for nodes that ask late: after the next operation on it, and two
 /// more.
-constexpr std::size_t kSharesKept = 4;
+constexpr std::size_t kMostShares = 4;
 
 }  // namespace
 
@@ -285,7 +285,7 @@ void Operations::began(GroupEntry& group, const action::Begun& begun) {
   if (command != nullptr)
     if (std::optional<FleetShare> share = command->new_share(of.member)) {
       group.shares.push_front(*std::move(share));
-      if (group.shares.size() > kSharesKept) group.shares.pop_back();
+      if (group.shares.size() > kMostShares) group.shares.pop_back();
     }
   // A pause of tags leaves the group running, so whose it was says nothing.
   // Whose one is that an earlier amemd has begun is on record.

@@ -110,7 +110,7 @@ void PauseOperation::run(const action::Permit& permit) {
 void PauseOperation::run(const action::Measure& measure) {
   std::map<RankId, std::vector<MeasureRange>> ranges;
   measured_.emplace();
-  for (const Allocation* a : context_.saved.kept(group_, task_)) {
+  for (const Allocation* a : context_.saved.find_to_save(group_, task_)) {
     if (!allows(context_.node.form(group_, *a), Form::kSparse)) continue;
     measured_->ask(a->id, a->keeper(), a->size);
     ranges[a->keeper()].push_back({a->id, a->size});
@@ -185,9 +185,9 @@ void PauseOperation::save(Epoch epoch) {
 
 Status PauseOperation::for_operators(const Status& status) const {
   if (!pool_is_short_ || status.ok()) return status;
-  const std::string keepers = context_.saved.keepers(group_);
-  return keepers.empty() ? status
-                         : Status(status.code(), status.text() + "; of the pool, " + keepers);
+  const std::string pool_users = context_.saved.pool_users(group_);
+  return pool_users.empty() ? status
+                            : Status(status.code(), status.text() + "; of the pool, " + pool_users);
 }
 
 Status PauseOperation::prepare() {
@@ -312,7 +312,7 @@ void PauseOperation::run(const action::Release& release) {
     Allocation* a = context_.node.allocations.find(id);
     if (a == nullptr || !can_be_released(*a)) return true;
     for (RankId rank : a->sharers)
-      if (!keeps(rank, *a)) lists[rank].push_back(id);
+      if (!stays_at(rank, *a)) lists[rank].push_back(id);
     a->saved.attempt = release.epoch.attempt;
     (void)records.write_saved(*a, true, &space_);
     return false;
@@ -324,19 +324,19 @@ void PauseOperation::run(const action::Release& release) {
 
 void PauseOperation::release_all(const action::Release& release) {
   const Allocations& table = context_.node.allocations;
-  std::set<RankId> keepers;  // of something
+  std::set<RankId> stay_makers;  // of something
   for (const Allocation* a : table.of_group(group_.id))
-    if (what_.takes(a->tag, a->sharers) && a->maker != 0 && keeps(a->maker, *a))
-      keepers.insert(a->maker);
+    if (what_.takes(a->tag, a->sharers) && a->maker != 0 && stays_at(a->maker, *a))
+      stay_makers.insert(a->maker);
   for (const RankId rank : release.ranks) {
     // With tags alone a rank would take it that its group runs on.
-    if (!keepers.contains(rank) && !task_.partial) {
+    if (!stay_makers.contains(rank) && !task_.partial) {
       context_.outbox.send(rank, release_message(release.epoch, what_, false));
       continue;
     }
     std::vector<AllocationId> ids;
     for (const Allocation* a : table.of_group(group_.id))
-      if (what_.takes(a->tag, a->sharers) && a->shared_by(rank) && !keeps(rank, *a) &&
+      if (what_.takes(a->tag, a->sharers) && a->shared_by(rank) && !stays_at(rank, *a) &&
           !left_for_later(*a))
         ids.push_back(a->id);
     if (what_.all())
@@ -381,10 +381,10 @@ void PauseOperation::run(const action::Drop&) {
       for (const auto& [device, size] : bytes) exchange_->closing[device] += size;
     };
     how.gone = [this](const BytesByDevice& bytes) { ResumeOperation::left(*exchange_, bytes); };
-  } else if (keeps_spares()) {
+  } else if (has_spares()) {
     how.handed_on = [this](const Allocation& a) { return is_let_go(a); };
     how.take = [this](const MemoryKind& kind, Spare spare) {
-      context_.workers.keep_spare(kind, std::move(spare), Clock::now() + context_.node.spare_idle);
+      context_.workers.add_spare(kind, std::move(spare), Clock::now() + context_.node.spare_idle);
     };
   }
   drop(std::move(how));

@@ -64,7 +64,7 @@ class PauseOperation final : public GroupOperation {
   void stay(Allocation& a);
   /// It stays, and the rank, its maker, could not bind again what it would have to import: it is
   /// not told to let go of it.
-  static bool keeps(RankId rank, const Allocation& a) { return a.stayed && a.maker == rank; }
+  static bool stays_at(RankId rank, const Allocation& a) { return a.stayed && a.maker == rank; }
   void release_all(const action::Release& release);
   /// In use beside the memory of ranks, which others create and free while processes are
   /// checkpointed.
@@ -102,8 +102,8 @@ class PauseOperation final : public GroupOperation {
   Allocations::Filter handed_on() const;
   /// The memory that leaves waits for a resume. Deep pauses and stages free a device for others, so
   /// they keep nothing.
-  bool keeps_spares() const {
-    return context_.node.keeps_spares() && !task_.deep && !group_.paused_by_stage;
+  bool has_spares() const {
+    return context_.node.has_spares() && !task_.deep && !group_.paused_by_stage;
   }
   /// Returns whether what comes in has no space before this group leaves. REQUIRES: exchange_.
   bool lacks_space(const Workers::Uses& uses) const;

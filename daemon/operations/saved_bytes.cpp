@@ -18,18 +18,18 @@ constexpr Duration kTeardown = std::chrono::seconds(60);
 
 }  // namespace
 
-std::vector<Allocation*> SavedBytes::kept(const GroupEntry& group, const Task& pause) {
+std::vector<Allocation*> SavedBytes::find_to_save(const GroupEntry& group, const Task& pause) {
   return to_save(node_.allocations, group.id, pause.selection,
                  [&](const Allocation& a) { return !group.discards(a, pause.discard); });
 }
 
 std::vector<SegmentOrder> SavedBytes::orders(const OwnPool& pool,
-                                             const std::vector<Allocation*>& keep,
+                                             const std::vector<Allocation*>& to_save,
                                              const Devices& devices,
                                              std::vector<std::size_t>& order_of) const {
   std::vector<SegmentOrder> orders;
   std::map<std::pair<RankId, DeviceUuid>, std::size_t> known;
-  for (const Allocation* a : keep) {
+  for (const Allocation* a : to_save) {
     const auto [it, first] = known.try_emplace({a->keeper(), a->device}, orders.size());
     if (first) orders.push_back(pool.reach.order(a->keeper(), devices.numa_node(a->device)));
     order_of.push_back(it->second);
@@ -50,7 +50,7 @@ Status SavedBytes::take(const GroupEntry& group, const Task& pause, const Device
   for (const RankId id : group.machine.members().ids())
     if (const Rank* rank = node_.find_rank(id); rank != nullptr && !rank->passes_gates())
       gated.insert(id);
-  for (Allocation* a : kept(group, pause)) {
+  for (Allocation* a : find_to_save(group, pause)) {
     a->saved.hash = hashes(group, *a, gated);
     std::optional<RetainedCopy> copy = pool.retained.take(a->id);
     if (copy && a->saved.hash && copy->saver == a->keeper() && measured == nullptr) {
@@ -93,30 +93,31 @@ bool SavedBytes::hashes(const GroupEntry& group, const Allocation& a,
 }
 
 Result<std::vector<TakenSpace>> SavedBytes::whole(const GroupEntry& group,
-                                                  const std::vector<Allocation*>& keep,
+                                                  const std::vector<Allocation*>& to_save,
                                                   const Devices& devices) {
   std::uint64_t need = 0;
-  for (const Allocation* a : keep) need += round_up(a->size, node_.pools.chunk());
+  for (const Allocation* a : to_save) need += round_up(a->size, node_.pools.chunk());
   if (const Status space = node_.pools.make_space(group.account, need); !space.ok()) return space;
   OwnPool& pool = node_.pools.of(group.account);
-  clear_reached(pool, keep);
+  clear_reached(pool, to_save);
   std::vector<std::size_t> order_of;
-  std::vector<SegmentOrder> all = orders(pool, keep, devices, order_of);
+  std::vector<SegmentOrder> all = orders(pool, to_save, devices, order_of);
   std::vector<ExtentAllocator::SpaceWanted> requests;
-  requests.reserve(keep.size());
-  for (std::size_t i = 0; i < keep.size(); ++i) requests.push_back({keep[i]->size, order_of[i]});
+  requests.reserve(to_save.size());
+  for (std::size_t i = 0; i < to_save.size(); ++i)
+    requests.push_back({to_save[i]->size, order_of[i]});
   Result<std::vector<Extents>> taken = pool.extents.take(requests, std::move(all));
   if (!taken.ok()) return taken.status();
   std::vector<TakenSpace> spaces;
-  spaces.reserve(keep.size());
+  spaces.reserve(to_save.size());
   for (Extents& extents : taken.value()) spaces.push_back({std::move(extents), {}});
   return spaces;
 }
 
-void SavedBytes::clear_reached(OwnPool& pool, const std::vector<Allocation*>& keep) {
+void SavedBytes::clear_reached(OwnPool& pool, const std::vector<Allocation*>& to_save) {
   if (pool.retained.bytes() == 0) return;
   std::map<RankId, std::uint64_t> need;
-  for (const Allocation* a : keep) need[a->keeper()] += round_up(a->size, pool.extents.chunk());
+  for (const Allocation* a : to_save) need[a->keeper()] += round_up(a->size, pool.extents.chunk());
   for (const auto& [rank, bytes] : need) {
     const auto reached = [&pool, keeper = rank](std::uint32_t segment) {
       return pool.reach.reaches(keeper, segment);
@@ -136,23 +137,23 @@ void SavedBytes::clear_reached(OwnPool& pool, const std::vector<Allocation*>& ke
 }
 
 Result<std::vector<TakenSpace>> SavedBytes::packed(const GroupEntry& group,
-                                                   const std::vector<Allocation*>& keep,
+                                                   const std::vector<Allocation*>& to_save,
                                                    const Devices& devices,
                                                    const Measurement& measured) {
   // As much as there is, where it is not enough either: the figures are of what there is then.
   std::uint64_t need = 0;
-  for (const Allocation* a : keep)
+  for (const Allocation* a : to_save)
     need += packed_size({a->size, 0, node_.form(group, *a), measured.blocks(a->id)},
                         node_.pools.chunk());
   (void)node_.pools.make_space(group.account, need);
   OwnPool& pool = node_.pools.of(group.account);
   std::vector<std::size_t> order_of;
-  const std::vector<SegmentOrder> all = orders(pool, keep, devices, order_of);
+  const std::vector<SegmentOrder> all = orders(pool, to_save, devices, order_of);
   std::vector<PackRequest> requests;
-  requests.reserve(keep.size());
-  for (std::size_t i = 0; i < keep.size(); ++i)
-    requests.push_back(
-        {keep[i]->size, order_of[i], node_.form(group, *keep[i]), measured.blocks(keep[i]->id)});
+  requests.reserve(to_save.size());
+  for (std::size_t i = 0; i < to_save.size(); ++i)
+    requests.push_back({to_save[i]->size, order_of[i], node_.form(group, *to_save[i]),
+                        measured.blocks(to_save[i]->id)});
   Packing packing = pack(pool.extents, requests, all);
   if (packing.missing == 0) return std::move(packing.spaces);
   if (packing.missing <= node_.pools.coming(*group.account))
@@ -164,13 +165,13 @@ Result<std::vector<TakenSpace>> SavedBytes::packed(const GroupEntry& group,
   shortage.free = pool.available();
   shortage.total = pool.extents.total();
   shortage.not_seen = measured.not_seen();
-  for (std::size_t i = 0; i < keep.size(); ++i) {
-    Shortage::Tag& tag = shortage.tags[keep[i]->tag];
-    tag.size += keep[i]->size;
+  for (std::size_t i = 0; i < to_save.size(); ++i) {
+    Shortage::Tag& tag = shortage.tags[to_save[i]->tag];
+    tag.size += to_save[i]->size;
     tag.stored += packed_size(requests[i], node_.pools.chunk());
     // It is kept all the same where somebody has set the policy of the tag.
-    tag.cache = tag.cache && keep[i]->region == RegionPolicy::kDiscard &&
-                keep[i]->tag != kHeapTag && keep[i]->tag != kNcclTag;
+    tag.cache = tag.cache && to_save[i]->region == RegionPolicy::kDiscard &&
+                to_save[i]->tag != kHeapTag && to_save[i]->tag != kNcclTag;
   }
   shortage.others = others_bytes(group);
   find_remedies(*group.account, shortage);
@@ -185,7 +186,7 @@ void SavedBytes::find_remedies(const Account& account, Shortage& shortage) const
   std::uint64_t others_lack = 0;
   pools.each_owner([&](const std::shared_ptr<Account>& owner, const OwnPool& pool) {
     if (owner.get() == &account) return;
-    shortage.kept += pool.extents.total();
+    shortage.of_others += pool.extents.total();
     // Its quota may grow with the pool.
     const std::uint64_t wanted = pool.reach.to_save();
     if (wanted > pool.extents.total())
@@ -201,10 +202,11 @@ void SavedBytes::find_remedies(const Account& account, Shortage& shortage) const
   if (to_create > 0) shortage.trouble = node_.pool_error;
   shortage.coming = to_create >= more && node_.pool_error.empty();
   if (to_create < more)
-    shortage.pool_size = there + (shortage.kept > 0 ? round_up(more, segment) + others_lack : more);
+    shortage.pool_size =
+        there + (shortage.of_others > 0 ? round_up(more, segment) + others_lack : more);
 }
 
-std::string SavedBytes::keepers(const GroupEntry& group) const {
+std::string SavedBytes::pool_users(const GroupEntry& group) const {
   std::vector<std::pair<std::uint64_t, std::string>> all;
   node_.pools.each_owner([&](const std::shared_ptr<Account>& owner, const OwnPool& pool) {
     if (owner != group.account && pool.extents.total() > 0)

@@ -29,7 +29,7 @@ class SavedBytes {
   SavedBytes(Node& node, EventLoop& loop) : node_(node), loop_(loop) {}
 
   /// Returns what this pause must keep.
-  std::vector<Allocation*> kept(const GroupEntry& group, const Task& pause);
+  std::vector<Allocation*> find_to_save(const GroupEntry& group, const Task& pause);
   /// Takes extents for all of that: retained ones, or else extents that the keepers reach, if there
   /// is space. With `measured` no more than that says is needed. kResourceExhausted: the pool is
   /// too small, nothing has changed. kUnavailable, with `measured`: nothing has changed, but what
@@ -39,7 +39,7 @@ class SavedBytes {
 
   /// Which other owners have how much of the pool, for operators: "uid 1000 keeps 64 MiB". Empty:
   /// nobody has any.
-  std::string keepers(const GroupEntry& group) const;
+  std::string pool_users(const GroupEntry& group) const;
 
   /// The rank says how it has stored what it was to save in this epoch; what that leaves of the
   /// extents goes back to the pool. kInvalidArgument: it was not to save that, or not there.
@@ -85,19 +85,19 @@ class SavedBytes {
   };
 
   /// In which orders the pool's segments are used best, and which of them is whose.
-  std::vector<SegmentOrder> orders(const OwnPool& pool, const std::vector<Allocation*>& keep,
+  std::vector<SegmentOrder> orders(const OwnPool& pool, const std::vector<Allocation*>& to_save,
                                    const Devices& devices,
                                    std::vector<std::size_t>& order_of) const;
   /// Places for all bytes as they are, or, measured, for what is left of them without zeros.
   Result<std::vector<TakenSpace>> whole(const GroupEntry& group,
-                                        const std::vector<Allocation*>& keep,
+                                        const std::vector<Allocation*>& to_save,
                                         const Devices& devices);
   Result<std::vector<TakenSpace>> packed(const GroupEntry& group,
-                                         const std::vector<Allocation*>& keep,
+                                         const std::vector<Allocation*>& to_save,
                                          const Devices& devices, const Measurement& measured);
   /// Makes space in the segments that the keepers reach, at the cost of retained copies there. So
   /// retained copies never make a keeper reach another segment.
-  static void clear_reached(OwnPool& pool, const std::vector<Allocation*>& keep);
+  static void clear_reached(OwnPool& pool, const std::vector<Allocation*>& to_save);
   /// Whether the pause takes hashes of the allocation. `gated`: the ranks whose calls all pass a
   /// gate.
   bool hashes(const GroupEntry& group, const Allocation& a, const std::set<RankId>& gated) const;

@@ -86,9 +86,9 @@ Status may_drop(const Allocations& table, GroupId group, const std::string& tag,
 }
 
 std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
-                                 const Allocations::Filter& keeps) {
+                                 const Allocations::Filter& needs_save) {
   return table.of_group(group, [&](const Allocation& a) {
-    return what.takes(a.tag, a.sharers) && a.can_leave() && keeps(a);
+    return what.takes(a.tag, a.sharers) && a.can_leave() && needs_save(a);
   });
 }
 

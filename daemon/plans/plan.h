@@ -60,9 +60,9 @@ constexpr TagDrop tag_drop(bool discard, bool force) {
 }
 
 /// The allocations of a group whose bytes a pause must keep: on a device, free to leave it, and
-/// `keeps` is true.
+/// `needs_save` is true.
 std::vector<Allocation*> to_save(Allocations& table, GroupId group, const Selection& what,
-                                 const Allocations::Filter& keeps);
+                                 const Allocations::Filter& needs_save);
 
 /// Save: every allocation of the group that is on a device, has extents and is `chosen`, copied by
 /// its keeper in the form that `form` says; sparsely where its place is shorter.
@@ -82,9 +82,9 @@ std::vector<Creation::Item> to_bring_back(const Allocations& table, GroupId grou
                                           const Selection& what,
                                           const std::vector<std::string>& order = {});
 
-/// Map and load: each keeper maps what it keeps of `slice`, which is on its device again, and fills
-/// it. Memory that stayed on the device because some rank pinned it is mapped and not filled; a
-/// rank never released what it pinned itself. `in_place`: what has its saved bytes still.
+/// Map and load: each keeper maps what it keeps of `slice`, which is on its device again, and
+/// fills it. Memory that stayed on the device because some rank pinned it is mapped and not filled;
+/// a rank never released what it pinned itself. `in_place`: what has its saved bytes still.
 Plan plan_load(const std::vector<const Allocation*>& slice,
                const std::set<AllocationId>& in_place = {});
 

@@ -103,7 +103,7 @@ Message welcome_message(std::uint64_t seq, RankId rank, bool gate_shut, Epoch ep
   welcome.gate_shut = gate_shut;
   welcome.epoch = epoch.attempt;
   welcome.hashes = offers.hashes;
-  welcome.keeps_spares = offers.keeps_spares;
+  welcome.has_spares = offers.has_spares;
   welcome.takes_parts = offers.takes_parts;
   welcome.withdraws = true;
   welcome.first_turn = first_turn;

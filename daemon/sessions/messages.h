@@ -35,7 +35,7 @@ Message all_closed_message(std::uint64_t seq, std::uint64_t spare_bytes);
 /// What this amemd does or may ask for by its settings: the fields of Welcome.
 struct Offers {
   bool hashes = false;
-  bool keeps_spares = false;
+  bool has_spares = false;
   bool takes_parts = false;
 };
 /// `key`: with which the rank may reconnect to the next broker. `paused_by`: of a gate that is

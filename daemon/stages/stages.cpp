@@ -301,7 +301,8 @@ GroupEntry* Stages::started_for(const Account& account, const std::string& name)
   // Who asks before a launcher has begun knows less of the job: the part before that launcher's.
   for (std::string asked = name;; asked.resize(asked.find_last_of(".:"))) {
     GroupEntry* const group = own_group(node_, account, asked);
-    if (group != nullptr && group->machine.members().empty() && keeps(group->id)) return group;
+    if (group != nullptr && group->machine.members().empty() && awaits_first_rank(group->id))
+      return group;
     if (name_of_group(asked) == asked) return nullptr;
   }
 }
@@ -764,7 +765,7 @@ Status Stages::set(const Caller& caller, GroupEntry& group, const Change& change
 
 /// It is in no stage any more, so its ranks may begin.
 void Stages::let_start(GroupEntry& group) {
-  if (!keeps(group.id)) return;
+  if (!awaits_first_rank(group.id)) return;
   for (const WaitId id : waits_.of(group.id, StageWaits::For::kStart))
     if (waits_.waits(id)) waits_.answer_start(id, kUnseen);
   if (presence_of(group) != Presence::kOut) return;

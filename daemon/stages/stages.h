@@ -67,7 +67,7 @@ class Stages {
   void ended(const GroupEntry& group);
   void work(Rank& rank, const amem_v1_Work& work);
   /// Somebody is to start the group's first rank.
-  bool keeps(GroupId group) const { return waits_.any(group, StageWaits::For::kStart); }
+  bool awaits_first_rank(GroupId group) const { return waits_.any(group, StageWaits::For::kStart); }
 
   // ---- what is waited for ----
   using WaitId = StageWaits::Number;

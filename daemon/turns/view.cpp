@@ -6,7 +6,7 @@ namespace amem {
 namespace {
 
 /// A switch that took long once does not always count.
-constexpr std::size_t kCostsKept = 8;
+constexpr std::size_t kMostCosts = 8;
 
 Duration worst_of(const std::deque<Duration>& costs) {
   const auto it = std::max_element(costs.begin(), costs.end());
@@ -25,7 +25,7 @@ bool Switch::comes(GroupId id) const { return contains(in, id); }
 void Costs::add(Duration cost, bool whole) {
   std::deque<Duration>& costs = whole ? whole_ : parts_;
   costs.push_back(cost);
-  if (costs.size() > kCostsKept) costs.pop_front();
+  if (costs.size() > kMostCosts) costs.pop_front();
 }
 
 Duration Costs::worst() const { return worst_of(whole_.empty() ? parts_ : whole_); }

@@ -131,14 +131,14 @@ std::uint64_t BrokeredMemory::ask_to_await_closed(const amem_v1_AwaitClosed& wha
 }
 
 std::uint64_t BrokeredMemory::spare_bytes(const DeviceUuid& device) {
-  if (!session_.keeps_spares()) return 0;
+  if (!session_.has_spares()) return 0;
   amem_v1_AwaitClosed what{};
   std::memcpy(what.device, device.bytes.data(), device.bytes.size());
   return ask_to_await_closed(what, "asking for memory that waits for a resume");
 }
 
 void BrokeredMemory::close_spares() {
-  if (!session_.keeps_spares()) return;
+  if (!session_.has_spares()) return;
   amem_v1_AwaitClosed what{};
   what.close_spares = true;
   ask_to_await_closed(what, "having memory closed that waits for a resume");

@@ -254,7 +254,7 @@ Status Session::send(const Message& message, std::vector<Fd> fds, Unanswered* re
 /// Notes what this broker does and another may not do.
 void Session::heed(const amem_v1_Welcome& welcome) {
   withdraws_ = welcome.withdraws;
-  keeps_spares_ = welcome.keeps_spares;
+  has_spares_ = welcome.has_spares;
   takes_parts_ = welcome.takes_parts;
 }
 

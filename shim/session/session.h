@@ -148,7 +148,7 @@ class Session {
   /// The first one.
   const amem_v1_Welcome& welcome() const { return welcome_; }
   /// This broker may keep free memory for a resume.
-  bool keeps_spares() const { return keeps_spares_; }
+  bool has_spares() const { return has_spares_; }
   /// This broker wants large blocks in parts.
   bool takes_parts() const { return takes_parts_; }
 
@@ -220,7 +220,7 @@ class Session {
   std::atomic<bool> alive_{false};
   std::atomic<bool> ended_{false};
   std::atomic<bool> online_{false};  // changes while reading_ is held
-  std::atomic<bool> keeps_spares_{false};
+  std::atomic<bool> has_spares_{false};
   std::atomic<bool> takes_parts_{false};
   std::atomic<int> joining_{-1};  // a socket that is not socket_ yet
   SendQueue outgoing_;

@@ -102,10 +102,10 @@ std::string top_view(const v1::NodeStatus& status, std::size_t columns, const St
 std::string fit_rows(const std::string& text, std::size_t rows) {
   const auto lines = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
   if (lines <= rows) return text;
-  const std::size_t kept = rows > 0 ? rows - 1 : 0;
+  const std::size_t shown = rows > 0 ? rows - 1 : 0;
   std::size_t end = 0;
-  for (std::size_t i = 0; i < kept; ++i) end = text.find('\n', end) + 1;
-  return text.substr(0, end) + (rows > 0 ? std::to_string(lines - kept) + " more lines\n" : "");
+  for (std::size_t i = 0; i < shown; ++i) end = text.find('\n', end) + 1;
+  return text.substr(0, end) + (rows > 0 ? std::to_string(lines - shown) + " more lines\n" : "");
 }
 
 void Trends::add(const v1::NodeStatus& status) {

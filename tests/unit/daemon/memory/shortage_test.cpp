@@ -29,7 +29,7 @@ TEST(ShortageTest, SaysHowMuchWhoseAndWhatWouldHelp) {
 TEST(ShortageTest, SaysWhatOtherOwnersKeep) {
   Shortage shortage;
   shortage.missing = kGiB;
-  shortage.kept = 3 * kGiB;
+  shortage.of_others = 3 * kGiB;
   EXPECT_NE(describe(shortage).find(
                 "it has 0 B of 0 B free, but 1 GiB are needed, and other owners keep 3 GiB until "
                 "their last processes end. The pause"),
