@@ -24,7 +24,7 @@ constexpr std::size_t kPitchAlignment = 512;
 // Numbers of the driver's own buffers count up from 1.
 constexpr std::uint64_t kFirstBlockId = 1ULL << 62U;
 
-constexpr std::chrono::milliseconds kKeepFor{500};
+constexpr std::chrono::milliseconds kCacheFor{500};
 
 }  // namespace
 
@@ -82,7 +82,7 @@ bool Heap::rdma_capable(int device) {
 }
 
 /// NCCL's memory has one handle for each block: it asks for handles.
-std::uint64_t Heap::part_of(const KeptSegments::Kind& kind, bool shared) const {
+std::uint64_t Heap::part_of(const SegmentCache::Kind& kind, bool shared) const {
   if (shared || kind.label.tag == kNcclTag || !session_.takes_parts()) return 0;
   std::size_t memory = 0;
   if (driver_.cuDeviceTotalMem_(&memory, kind.device) != CUDA_SUCCESS) return 0;
@@ -118,7 +118,7 @@ CUresult Heap::map_segment(Address address,
 }
 
 /// Physical memory at an address of its own. The caller is inside the gate.
-CUresult Heap::add_segment(const KeptSegments::Kind& kind, bool shared, Address* address) {
+CUresult Heap::add_segment(const SegmentCache::Kind& kind, bool shared, Address* address) {
   CUdeviceptr at = 0;
   if (CUresult r = driver_.cuMemAddressReserve_(&at, kind.size, 0, 0, 0); r != CUDA_SUCCESS)
     return r;
@@ -157,9 +157,9 @@ CUresult Heap::place(Block& block, const Label& label) {
     if (!piece) {
       const std::uint64_t size = round_up(small ? SmallBlocks::kChunk : block.size,
                                           memory_.handles.granularity(block.device));
-      const KeptSegments::Kind kind{block.device, size, label};
+      const SegmentCache::Kind kind{block.device, size, label};
       std::optional<Address> segment =
-          kept_.take(kind, [this](Address kept) { return reusable(kept); });
+          cache_.take(kind, [this](Address cached) { return reusable(cached); });
       if (!segment) {
         lock.unlock();
         Address added = 0;
@@ -337,8 +337,8 @@ std::vector<AddressRange> Heap::retire(const Block& block) {
     segment->second.shared = false;
   }
   std::vector<Address> gone = {segment->first};
-  if (keeps_ && reusable(segment->first))
-    gone = kept_.keep(segment->second.kind(), segment->first, std::chrono::steady_clock::now());
+  if (caches_ && reusable(segment->first))
+    gone = cache_.add(segment->second.kind(), segment->first, std::chrono::steady_clock::now());
   return forget(gone);
 }
 
@@ -357,10 +357,10 @@ void Heap::release(const Block& block) {
 void Heap::drop_later() {
   {
     std::lock_guard lock(mutex_);
-    if (!kept_.oldest() && !freed_later_.any_behind_streams()) return;
+    if (!cache_.oldest() && !freed_later_.any_behind_streams()) return;
     if (std::exchange(drop_is_due_, true)) return;
   }
-  session_.run_at(std::chrono::steady_clock::now() + kKeepFor, [this] { drop_old(); });
+  session_.run_at(std::chrono::steady_clock::now() + kCacheFor, [this] { drop_old(); });
 }
 
 /// Takes segments out of the books. REQUIRES: the lock is held, and no block is in them.
@@ -390,7 +390,7 @@ void Heap::drop(const std::vector<AddressRange>& ranges) {
 /// behind streams, and what is kept since then or longer. Not what is on its way back, since
 /// whoever frees it waits until it is there, and may be who brings it. REQUIRES: the lock is held.
 std::vector<AddressRange> Heap::take_unused(std::unique_lock<std::mutex>& lock,
-                                            KeptSegments::Time since, Streams streams) {
+                                            SegmentCache::Time since, Streams streams) {
   std::vector<AddressRange> ranges;
   const auto add = [&ranges](const std::vector<AddressRange>& more) {
     ranges.insert(ranges.end(), more.begin(), more.end());
@@ -398,14 +398,14 @@ std::vector<AddressRange> Heap::take_unused(std::unique_lock<std::mutex>& lock,
   if (gate_.captures() == 0)
     for (const Block& block : freed_later_.collect_passed(lock, streams == Streams::kWaitFor))
       add(retire(block));
-  add(forget(kept_.take_older(since, [this](Address kept) { return reusable(kept); })));
+  add(forget(cache_.take_older(since, [this](Address cached) { return reusable(cached); })));
   return ranges;
 }
 
 /// Frees unused memory that is not paused. Returns false if there was none. Inside the gate.
 bool Heap::drop_unused(Streams streams) {
   std::unique_lock lock(mutex_);
-  const std::vector<AddressRange> unused = take_unused(lock, KeptSegments::Time::max(), streams);
+  const std::vector<AddressRange> unused = take_unused(lock, SegmentCache::Time::max(), streams);
   lock.unlock();
   drop(unused);
   return !unused.empty();
@@ -419,8 +419,8 @@ bool Heap::no_unused_left() {
   {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return false;
-    if (!keeps_)  // else the gate is open again
-      unused = take_unused(lock, KeptSegments::Time::max(), Streams::kDone);
+    if (!caches_)  // else the gate is open again
+      unused = take_unused(lock, SegmentCache::Time::max(), Streams::kDone);
   }
   drop(unused);
   return true;
@@ -430,7 +430,7 @@ void Heap::trim() {
   if (!gate_.try_enter()) return;
   std::vector<AddressRange> unused;
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock)
-    unused = take_unused(lock, KeptSegments::Time::max(), Streams::kDone);
+    unused = take_unused(lock, SegmentCache::Time::max(), Streams::kDone);
   drop(unused);
   gate_.leave_quietly();
 }
@@ -441,13 +441,13 @@ void Heap::drop_old() {
   if (gate_.try_enter()) {  // shut: the memory may be paused; later
     std::vector<AddressRange> old;
     if (std::unique_lock lock(mutex_, std::try_to_lock); lock) {
-      old = take_unused(lock, now - kKeepFor, Streams::kDone);
-      more = drop_is_due_ = kept_.oldest() || freed_later_.any_behind_streams();
+      old = take_unused(lock, now - kCacheFor, Streams::kDone);
+      more = drop_is_due_ = cache_.oldest() || freed_later_.any_behind_streams();
     }
     drop(old);
     gate_.leave_quietly();
   }
-  if (more) session_.run_at(now + kKeepFor, [this] { drop_old(); });
+  if (more) session_.run_at(now + kCacheFor, [this] { drop_old(); });
 }
 
 Gaps Heap::unused(std::uint64_t least) {

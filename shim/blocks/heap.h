@@ -5,7 +5,7 @@
 // segment is one allocation, or several of equal size side by side (part_of()); the program sees no
 // difference.
 // A segment without a block is kept for a moment, while such segments are small in all
-// (KeptSegments). Until then a block of the same kind gets it. It goes at once when the program
+// (SegmentCache). Until then a block of the same kind gets it. It goes at once when the program
 // asks how much memory is free, or finds none.
 // What the driver does besides is done here too: a free waits until the memory is not in use any
 // more, peers get access, and a context that goes takes its blocks along.
@@ -26,8 +26,8 @@
 #include "shim/base/region.h"
 #include "shim/blocks/freed_later.h"
 #include "shim/blocks/heap_block.h"
-#include "shim/blocks/kept_segments.h"
 #include "shim/blocks/peer_access.h"
+#include "shim/blocks/segment_cache.h"
 #include "shim/blocks/small_blocks.h"
 #include "shim/driver/local_devices.h"
 #include "shim/gate/gate.h"
@@ -88,10 +88,10 @@ class Heap {
   /// memory. Service thread.
   void trim();
   /// Whether to keep anything from now on. Service thread.
-  void keep(bool on) { keeps_ = on; }
+  void set_caching(bool on) { caches_ = on; }
   /// Nothing unused is left that a pause would save. False: that is not known while somebody is
   /// inside; ask again. Frees what is unused, so not once the broker may have this rank save.
-  /// REQUIRES: keep(false), the gate is shut.
+  /// REQUIRES: set_caching(false), the gate is shut.
   bool no_unused_left();
   /// Space of segments with small blocks that no block is in, in gaps of `least` bytes and more. A
   /// block that gets it later finds anything there, as it would with the driver. REQUIRES: the gate
@@ -114,13 +114,13 @@ class Heap {
     bool rdma = false;
     bool shared = false;  // among small blocks
     Label label;
-    KeptSegments::Kind kind() const { return {device, size, label}; }
+    SegmentCache::Kind kind() const { return {device, size, label}; }
   };
 
   CUresult unsafe_in_capture();
-  CUresult add_segment(const KeptSegments::Kind& kind, bool shared, Address* address);
+  CUresult add_segment(const SegmentCache::Kind& kind, bool shared, Address* address);
   CUresult place(Block& block, const Label& label);
-  std::uint64_t part_of(const KeptSegments::Kind& kind, bool shared) const;
+  std::uint64_t part_of(const SegmentCache::Kind& kind, bool shared) const;
   CUresult map_segment(Address address, const std::vector<CUmemGenericAllocationHandle>& handles,
                        const Segment& segment);
   bool reusable(Address segment);
@@ -135,7 +135,7 @@ class Heap {
   void release(const Block& block);
   std::vector<AddressRange> forget(const std::vector<Address>& segments);
   std::vector<AddressRange> take_unused(std::unique_lock<std::mutex>& lock,
-                                        KeptSegments::Time since, Streams streams);
+                                        SegmentCache::Time since, Streams streams);
   void drop(const std::vector<AddressRange>& ranges);
   bool drop_unused(Streams streams);
   void drop_old();
@@ -151,14 +151,14 @@ class Heap {
   Gate& gate_;
   Memory& memory_;
   Session& session_;
-  std::atomic<bool> keeps_{true};
+  std::atomic<bool> caches_{true};
 
   std::mutex mutex_;  // guards what follows; taken before BrokeredMemory'
   std::map<Address, Segment> segments_;
   std::map<Address, Block> blocks_;
   FreedLater freed_later_;
   SmallBlocks small_;
-  KeptSegments kept_;
+  SegmentCache cache_;
   bool drop_is_due_ = false;  // drop_old() will be called
   PeerAccessTable peers_;
   std::uint64_t next_id_ = 1;

@@ -32,14 +32,14 @@ std::uint64_t CopyMarks::queued(int device, CUstream stream, std::uint64_t bytes
 
 /// Keeps the second, the fourth and so on: the last one, too.
 void CopyMarks::thin(Device& device) {
-  std::vector<Mark> kept;
+  std::vector<Mark> remaining;
   for (std::size_t i = 0; i < device.marks.size(); ++i) {
     if (i % 2 == 1)
-      kept.push_back(device.marks[i]);
+      remaining.push_back(device.marks[i]);
     else
       device.free.push_back(device.marks[i].event);
   }
-  device.marks = std::move(kept);
+  device.marks = std::move(remaining);
   device.spacing *= 2;
 }
 

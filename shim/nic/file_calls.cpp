@@ -80,7 +80,7 @@ FileError answer_cuFileBufRegister(FileError (*real)(const void*, std::size_t, i
   Registering registering("cuFileBufRegister", kStorage, address_of(base, 0), size);
   if (registering.error() != 0) return error_of(registering.error());
   const FileError result = real(base, size, flags);
-  if (result.code == kSuccess) registering.keep(key_of(real, base));
+  if (result.code == kSuccess) registering.commit(key_of(real, base));
   return result;
 }
 
@@ -148,7 +148,7 @@ FileError answer_cuFileBatchIOSubmit(FileError (*real)(void*, unsigned, FileTran
   // the earlier one's.
   for (auto& [key, registering] : all) {
     const Registrations::All earlier = Registrations::get().take(key);
-    registering.keep(key);
+    registering.commit(key);
     unpin(earlier);
   }
   return result;

@@ -36,7 +36,7 @@ void* register_region(const char* name, const void* address, std::size_t size, c
     return nullptr;
   }
   void* const region = real();
-  if (region != nullptr) registering.keep({region, 0});
+  if (region != nullptr) registering.commit({region, 0});
   return region;
 }
 
@@ -121,7 +121,7 @@ int answer_ibv_rereg_mr(ReregMr real, void* region, int flags, void* pd, void* a
   const int result = call();
   if (result == 0) unpin(Registrations::get().take({region, 0}));
   // After other failures nobody knows which of the two the NIC has: both stay.
-  if (result != kOldIsValid) registering.keep({region, 0});
+  if (result != kOldIsValid) registering.commit({region, 0});
   return result;
 }
 
@@ -162,7 +162,7 @@ int pin_buffer(const char* name, const void* gdr, unsigned long address, std::si
   Registering registering(name, amem_v1_PinReason_PIN_REASON_GDRCOPY, address, size);
   if (registering.error() != 0) return registering.error();
   const int result = real();
-  if (result == 0 && handle != nullptr) registering.keep({gdr, handle->number});
+  if (result == 0 && handle != nullptr) registering.commit({gdr, handle->number});
   return result;
 }
 

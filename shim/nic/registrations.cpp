@@ -111,12 +111,12 @@ Registering::Registering(const char* call, amem_v1_PinReason reason, std::uint64
 
 Registering::~Registering() {
   if (!pinned_) return;
-  const int kept = errno;  // the caller's caller is to see it
+  const int saved_errno = errno;  // the caller's caller is to see it
   runtime_if_made()->memory().pins.unpin(std::move(*pinned_));
-  errno = kept;
+  errno = saved_errno;
 }
 
-void Registering::keep(const Registrations::Key& key) {
+void Registering::commit(const Registrations::Key& key) {
   if (!pinned_) return;
   Registrations::get().add(key, {std::move(*pinned_)});
   pinned_.reset();
@@ -142,9 +142,9 @@ Transferring::Transferring(const char* call, std::uint64_t address, std::size_t 
 void unpin(const Registrations::All& all) {
   Runtime* runtime = runtime_if_made();
   if (runtime == nullptr || runtime->forked()) return;
-  const int kept = errno;
+  const int saved_errno = errno;
   for (const Pins::Pinned& pinned : all) runtime->memory().pins.unpin(pinned);
-  errno = kept;
+  errno = saved_errno;
 }
 
 }  // namespace amem::shim

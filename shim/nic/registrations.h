@@ -59,7 +59,7 @@ class Registering {
   /// As errno's: the call must not be made. 0: it may.
   int error() const { return error_; }
   /// The device knows it now, as this.
-  void keep(const Registrations::Key& key);
+  void commit(const Registrations::Key& key);
 
  private:
   std::optional<Pins::Pinned> pinned_;

@@ -35,7 +35,7 @@ void Phases::command(Packet& packet) {
         return done(m.body.quiesce.epoch, RankPhase::kQuiet, next.status(), 0);
       exit_.arm();  // in front of what libraries loaded meanwhile have registered
       report_.defer();
-      heap_.keep(false);
+      heap_.set_caching(false);
       // Nothing here may wait for the lock of the brokered memory: who has it may wait in the
       // driver for work that only the cut lets through.
       mover_.backups().begin();
@@ -351,7 +351,7 @@ Status Phases::open() {
   if (!next.ok()) return next.status();
   Status mapped = memory_.residency.map_again();
   memory_.residency.arrived();
-  heap_.keep(true);
+  heap_.set_caching(true);
   if (mapped.ok()) {
     enter(next.value());
   } else {

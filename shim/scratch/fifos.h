@@ -33,7 +33,9 @@ struct Fifo {
   /// Bytes at its beginning that must be kept. LL's flags are steps modulo 2^32, so memory of zeros
   /// has the flag of step 2^32 - 1. In half of the steps before it NCCL itself writes all flags of
   /// LL anew (NCCL_LL_CLEAN_MASK), and from there on LL is kept.
-  std::uint64_t kept() const { return static_cast<std::uint32_t>(step) < kLlAnew ? ll : ll128; }
+  std::uint64_t live_bytes() const {
+    return static_cast<std::uint32_t>(step) < kLlAnew ? ll : ll128;
+  }
 
   /// Where the words are that say whether the sender is ahead: how far it is with Simple; and the
   /// flags that LL, and then LL128, have in the first line of each slot, in the order of steps.

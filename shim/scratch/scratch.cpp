@@ -188,8 +188,8 @@ Status Scratch::find(std::vector<OwnBuffer> buffers, const ReadWords& read) {
   std::uint64_t in_use = 0;
   for (std::size_t i = 0; i < fifos.value().size(); ++i) {
     const Fifo& fifo = fifos.value()[i];
-    const std::uint64_t kept = fifo.kept();
-    const Gap gap{fifo.buffer.offset + kept, fifo.buffer.size - kept};
+    const std::uint64_t live_bytes = fifo.live_bytes();
+    const Gap gap{fifo.buffer.offset + live_bytes, fifo.buffer.size - live_bytes};
     if (empty.value()[i]) of_nccl_[fifo.buffer.id].push_back(gap);
     (empty.value()[i] ? dropped : in_use) += gap.size;
   }

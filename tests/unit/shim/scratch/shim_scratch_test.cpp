@@ -58,16 +58,16 @@ TEST(ShimScratch, AReceiveBufferKeepsItsCounters) {
   EXPECT_EQ(fifo.buffer.id, 8U);
   EXPECT_EQ(fifo.buffer.offset, 4 * kSize);
   EXPECT_EQ(fifo.step, kStep);
-  EXPECT_EQ(fifo.kept(), 4096U);
+  EXPECT_EQ(fifo.live_bytes(), 4096U);
 }
 
 TEST(ShimScratch, LlIsKeptWhereZerosCouldBeTakenForItsFlags) {
   constexpr std::uint64_t kRound = std::uint64_t{1} << 32U;
-  EXPECT_EQ(fifo_at(0x7ffffff7).kept(), 4096U);
-  EXPECT_EQ(fifo_at(0x7ffffff8).kept(), 4096 + kLl);
-  EXPECT_EQ(fifo_at(kRound - 1).kept(), 4096 + kLl);
-  EXPECT_EQ(fifo_at(kRound).kept(), 4096U);
-  EXPECT_EQ(fifo_at(5 * kRound + 0x90000000).kept(), 4096 + kLl);
+  EXPECT_EQ(fifo_at(0x7ffffff7).live_bytes(), 4096U);
+  EXPECT_EQ(fifo_at(0x7ffffff8).live_bytes(), 4096 + kLl);
+  EXPECT_EQ(fifo_at(kRound - 1).live_bytes(), 4096 + kLl);
+  EXPECT_EQ(fifo_at(kRound).live_bytes(), 4096U);
+  EXPECT_EQ(fifo_at(5 * kRound + 0x90000000).live_bytes(), 4096 + kLl);
 }
 
 TEST(ShimScratch, TheFirstLineOfEachSlotIsLookedAtInTheOrderOfSteps) {

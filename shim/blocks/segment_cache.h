@@ -1,4 +1,4 @@
-// KeptSegments: memory that the program has freed and is likely to want again at once.
+// SegmentCache: memory that the program has freed and is likely to want again at once.
 //
 // To make an allocation and to free it takes the driver and the broker a dozen calls. Each call
 // queues with those of the device's other processes. Programs that free often allocate the same
@@ -16,7 +16,7 @@
 
 namespace amem::shim {
 
-class KeptSegments {
+class SegmentCache {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
@@ -33,7 +33,7 @@ class KeptSegments {
 
   /// Keeps a segment. Answers those for which there is no space then, which are the caller's again:
   /// the oldest, or this one alone where it is larger than all that may be kept.
-  std::vector<Address> keep(const Kind& kind, Address address, Time now);
+  std::vector<Address> add(const Kind& kind, Address address, Time now);
   /// The one of this kind that was kept last, of those that are `usable`; it is the caller's.
   std::optional<Address> take(const Kind& kind, const std::function<bool(Address address)>& usable);
   /// Takes the `usable` ones of those that were kept at this time or before; they are the caller's.
@@ -42,13 +42,13 @@ class KeptSegments {
   std::optional<Time> oldest() const;
 
  private:
-  struct Kept {
+  struct Entry {
     Kind kind;
     Address address = 0;
     Time since;
   };
 
-  std::vector<Kept> kept_;  // the oldest first
+  std::vector<Entry> entries_;  // the oldest first
   std::uint64_t bytes_ = 0;
 };
 
