@@ -1,10 +1,10 @@
 // Operations as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
 //
-// For each node, a process for the broker, with a lane for each group: the operation, and in it its
-// phases. A process for each group, with a lane for each rank: what it was asked for, and in that
-// its copies. Loads have a lane of their own, since they run while memory is mapped, and so has
-// each kind of driver call, since they take turns. Times are Unix time, as PyTorch's profiler has
-// it; those of several nodes agree as well as their clocks.
+// For each node, a process for the broker, with a track for each group: the operation, and in it
+// its phases. A process for each group, with a track for each rank: what it was asked for, and in
+// that its copies. Loads have a track of their own, since they run while memory is mapped, and so
+// has each kind of driver call, since they take turns. Times are Unix time, as PyTorch's profiler
+// has it; those of several nodes agree as well as their clocks.
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -22,7 +22,7 @@ namespace {
 using client::Json;
 
 /// Where an event is shown; those of one process stand by number.
-struct Lane {
+struct Track {
   int process = 0;
   int thread = 0;
 };
@@ -33,15 +33,15 @@ class Trace {
     meta({process, 0}, "process_name", {{"name", name}});
     meta({process, 0}, "process_sort_index", {{"sort_index", process}});
   }
-  void lane(Lane lane, const std::string& name) {
-    meta(lane, "thread_name", {{"name", name}});
-    meta(lane, "thread_sort_index", {{"sort_index", lane.thread}});
+  void track(Track track, const std::string& name) {
+    meta(track, "thread_name", {{"name", name}});
+    meta(track, "thread_sort_index", {{"sort_index", track.thread}});
   }
-  void slice(Lane lane, const std::string& name, std::uint64_t begin_us, std::uint64_t us,
+  void slice(Track track, const std::string& name, std::uint64_t begin_us, std::uint64_t us,
              const Json& args) {
     add({{"ph", "X"},
-         {"pid", lane.process},
-         {"tid", lane.thread},
+         {"pid", track.process},
+         {"tid", track.thread},
          {"ts", begin_us},
          {"dur", us},
          {"name", name},
@@ -53,8 +53,12 @@ class Trace {
   }
 
  private:
-  void meta(Lane lane, const std::string& what, const Json& args) {
-    add({{"ph", "M"}, {"pid", lane.process}, {"tid", lane.thread}, {"name", what}, {"args", args}});
+  void meta(Track track, const std::string& what, const Json& args) {
+    add({{"ph", "M"},
+         {"pid", track.process},
+         {"tid", track.thread},
+         {"name", what},
+         {"args", args}});
   }
   void add(const Json& event) {
     events_ += (events_.empty() ? "" : ",\n") + client::text_of(event);
@@ -63,22 +67,22 @@ class Trace {
   std::string events_;
 };
 
-/// Numbers of processes and lanes of one node, given out as they are first asked for.
-class Lanes {
+/// Numbers of processes and tracks of one node, given out as they are first asked for.
+class Tracks {
  public:
   /// Its processes have the numbers from `first` on. `node`: empty: there are no others.
-  Lanes(Trace& trace, int first, const std::string& node)
+  Tracks(Trace& trace, int first, const std::string& node)
       : trace_(trace), broker_(first), prefix_(node.empty() ? "" : node + ": ") {
     trace_.process(broker_, prefix_ + "amemd");
   }
 
   /// The first number that is left.
   int next() const { return broker_ + static_cast<int>(groups_.size()) + 1; }
-  Lane broker(const std::string& group) {
+  Track broker(const std::string& group) {
     return of(broker_, group_of(group).number, "group " + group);
   }
-  /// `row`: of the rank's lanes.
-  Lane rank(const std::string& group, const v1::RankSpan& span, int row, const std::string& what) {
+  /// `row`: of the rank's tracks.
+  Track rank(const std::string& group, const v1::RankSpan& span, int row, const std::string& what) {
     Group& known = group_of(group);
     const int next = static_cast<int>(known.ranks.size());
     const int place = known.ranks.try_emplace(span.id(), next).first->second;
@@ -89,7 +93,7 @@ class Lanes {
   }
 
  private:
-  static constexpr int kRows = 10;  // a rank has no more lanes
+  static constexpr int kRows = 10;  // a rank has no more tracks
   struct Group {
     int number = 0;
     int process = 0;
@@ -102,8 +106,8 @@ class Lanes {
     if (fresh) trace_.process(it->second.process, prefix_ + "group " + name);
     return it->second;
   }
-  Lane of(int process, int thread, const std::string& name) {
-    if (known_.emplace(process, thread).second) trace_.lane({process, thread}, name);
+  Track of(int process, int thread, const std::string& name) {
+    if (known_.emplace(process, thread).second) trace_.track({process, thread}, name);
     return {process, thread};
   }
 
@@ -114,7 +118,7 @@ class Lanes {
   std::set<std::pair<int, int>> known_;
 };
 
-// The rows of a rank's lanes.
+// The rows of a rank's tracks.
 constexpr int kWork = 0;
 constexpr int kLoads = 1;
 constexpr int kFirstCalls = 2;
@@ -134,29 +138,29 @@ std::string copy_rate(std::uint64_t bytes, std::uint64_t us) {
   return us == 0 ? "" : format_bytes(bytes * 1'000'000 / us) + "/s";
 }
 
-void add_rank(Trace& trace, Lanes& lanes, const v1::PastOperation& operation,
+void add_rank(Trace& trace, Tracks& tracks, const v1::PastOperation& operation,
               const v1::RankSpan& span) {
   const bool loads = span.work() == "load";
-  const Lane lane =
-      lanes.rank(operation.group(), span, loads ? kLoads : kWork, loads ? "load" : "");
+  const Track track =
+      tracks.rank(operation.group(), span, loads ? kLoads : kWork, loads ? "load" : "");
   Json args = {{"rank id", span.id()}, {"pid", span.pid()}};
   if (span.bytes() > 0) args["bytes"] = span.bytes();
-  trace.slice(lane, span.work(), operation.began_us() + span.begin_us(), span.us(), args);
+  trace.slice(track, span.work(), operation.began_us() + span.begin_us(), span.us(), args);
   for (const v1::CallSpan& call : span.calls()) {
     const std::uint64_t begin = operation.began_us() + call.begin_us();
     if (call.name() == "copy") {
-      trace.slice(lane, call.name(), begin, call.us(),
+      trace.slice(track, call.name(), begin, call.us(),
                   {{"bytes", span.bytes()}, {"rate", copy_rate(span.bytes(), call.us())}});
       continue;
     }
     const int row = row_of_calls(call.name());
-    trace.slice(lanes.rank(operation.group(), span, row, call.name()), call.name(), begin,
+    trace.slice(tracks.rank(operation.group(), span, row, call.name()), call.name(), begin,
                 call.us(), {{"in calls", format_micros(call.in_calls_us())}});
   }
 }
 
-void add(Trace& trace, Lanes& lanes, const v1::PastOperation& operation) {
-  const Lane lane = lanes.broker(operation.group());
+void add(Trace& trace, Tracks& tracks, const v1::PastOperation& operation) {
+  const Track track = tracks.broker(operation.group());
   Json args = Json::object();
   if (operation.transaction() != 0) args["transaction"] = operation.transaction();
   if (operation.swap()) args["swap"] = true;
@@ -168,11 +172,11 @@ void add(Trace& trace, Lanes& lanes, const v1::PastOperation& operation) {
     if (time.driver_us() > 0)
       args[time.phase() + ": broker in the driver"] = format_micros(time.driver_us());
   }
-  trace.slice(lane, operation_text(operation), operation.began_us(), operation.us(), args);
+  trace.slice(track, operation_text(operation), operation.began_us(), operation.us(), args);
   for (const v1::PhaseSpan& phase : operation.spans()) {
-    trace.slice(lane, phase.phase(), operation.began_us() + phase.begin_us(), phase.us(),
+    trace.slice(track, phase.phase(), operation.began_us() + phase.begin_us(), phase.us(),
                 Json::object());
-    for (const v1::RankSpan& rank : phase.ranks()) add_rank(trace, lanes, operation, rank);
+    for (const v1::RankSpan& rank : phase.ranks()) add_rank(trace, tracks, operation, rank);
   }
 }
 
@@ -182,9 +186,9 @@ Result<std::string> chrome_trace(const std::vector<NodeHistory>& nodes) {
   Trace trace;
   int next = 1;
   for (const auto& [node, history] : nodes) {
-    Lanes lanes(trace, next, node);
-    for (const v1::PastOperation& operation : history.operations()) add(trace, lanes, operation);
-    next = lanes.next();
+    Tracks tracks(trace, next, node);
+    for (const v1::PastOperation& operation : history.operations()) add(trace, tracks, operation);
+    next = tracks.next();
   }
   return trace.text();
 }

@@ -113,8 +113,8 @@ int top(const CommandLine& options, client::ControlClient& broker, Console& cons
     if (status.ok()) {
       trends.add(status.value());
       text = top_view(status.value(), size.ws_col, console.out_style);
-      if (const std::string course = trends.view(size.ws_col, console.out_style); !course.empty())
-        text += "\n" + course;
+      if (const std::string chart = trends.view(size.ws_col, console.out_style); !chart.empty())
+        text += "\n" + chart;
     } else {
       text = error_line(status.status(), false) + "amemctl tries again. Press q to quit.\n";
     }

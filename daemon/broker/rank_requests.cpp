@@ -411,8 +411,8 @@ void RankRequests::free(Rank& rank, AllocationId id) {
                                              node_.label(rank), freed.status().text());
     return;
   }
-  if (std::optional<Allocation>& orphan = freed.value(); orphan.has_value())
-    context_.saved.give_back(*orphan);
+  if (std::optional<Allocation>& unshared = freed.value(); unshared.has_value())
+    context_.saved.give_back(*unshared);
   else if (a->group == kNoGroup)
     context_.saved.give_back(*node_.allocations.find(id));  // of no group's resume any more
   if (guest || freed.value().has_value() || a->opened()) operations_.look_at_guests();

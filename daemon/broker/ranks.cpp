@@ -488,7 +488,7 @@ void Ranks::remove(RankId id, const std::string& why) {
                                                                      resume->loaders(), rank->id);
   if (rank->process_watch != 0) loop_.unwatch(rank->process_watch);
   saved_.rank_gone(group, *rank);
-  for (Allocation& orphan : node_.allocations.drop_rank(id)) saved_.give_back(orphan);
+  for (Allocation& unshared : node_.allocations.drop_rank(id)) saved_.give_back(unshared);
   for (Allocation* a : node_.allocations.of_group(kNoGroup)) saved_.give_back(*a);
   let_go_of_pool(*rank);
   node_.ranks.erase(id);

@@ -256,7 +256,7 @@ void Allocations::detach(Allocation& allocation, RankId rank) {
 
 /// After somebody has let go of it: takes it out of its table when nobody has it now, and makes it
 /// nobody's when only guests have. The caller erases a table that is empty.
-std::optional<Allocation> Allocations::drop_or_orphan(
+std::optional<Allocation> Allocations::drop_or_disown(
     Table& table, std::map<AllocationId, Allocation>::iterator it) {
   Allocation& allocation = it->second;
   if (!allocation.sharers.empty()) return std::nullopt;
@@ -288,9 +288,9 @@ Result<std::optional<Allocation>> Allocations::free(AllocationId id, RankId rank
     return not_known(id);
   detach(*allocation, rank);
   const auto group = groups_.find(allocation->group);
-  std::optional<Allocation> orphan = drop_or_orphan(group->second, group->second.by_id.find(id));
+  std::optional<Allocation> unshared = drop_or_disown(group->second, group->second.by_id.find(id));
   if (group->second.by_id.empty()) groups_.erase(group);
-  return orphan;
+  return unshared;
 }
 
 std::vector<Allocation> Allocations::drop_rank(RankId rank) {

@@ -277,7 +277,7 @@ class Allocations {
   static void enter(SumsByDevice& sums, const Allocation& a, int times);
   static void forget(Index& index, RankId rank, AllocationId id);
   void detach(Allocation& allocation, RankId rank);
-  std::optional<Allocation> drop_or_orphan(Table& table,
+  std::optional<Allocation> drop_or_disown(Table& table,
                                            std::map<AllocationId, Allocation>::iterator it);
 
   std::map<GroupId, Table> groups_;  // none of them empty

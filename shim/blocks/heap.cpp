@@ -229,9 +229,9 @@ CUresult Heap::wait_until_unused(const Block& block) {
   for (CUcontext context : contexts) {
     CUcontext popped = nullptr;
     if (context != current) {
-      const CUresult pushed = driver_.cuCtxPushCurrent_(context);
-      if (context_is_gone(pushed)) continue;  // and has no work
-      if (pushed != CUDA_SUCCESS) return pushed;
+      const CUresult push_result = driver_.cuCtxPushCurrent_(context);
+      if (context_is_gone(push_result)) continue;  // and has no work
+      if (push_result != CUDA_SUCCESS) return push_result;
     }
     const CUresult r = driver_.cuCtxSynchronize_();
     if (context != current) driver_.cuCtxPopCurrent_(&popped);

@@ -168,7 +168,7 @@ CUresult answer_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle
   }
   const CUresult r = real<kRow_cuMemRetainAllocationHandle>()(handle, address);
   if (r == CUDA_SUCCESS && !in_forked_child()) {
-    Runtime::get().memory().unbrokered.retained(*handle);
+    Runtime::get().memory().unbrokered.referenced(*handle);
     Runtime::get().memory().multicast.retain(*handle, at);
   }
   return r;

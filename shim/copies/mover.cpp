@@ -53,7 +53,7 @@ Result<Piece> Mover::piece_of(std::uint64_t id, std::uint64_t offset, std::uint6
 Result<Piece> Mover::place(const amem_v1_Copy& copy, SegmentView::Use use) {
   Result<Piece> piece = piece_of(copy.id, copy.offset, copy.length);
   if (!piece.ok() || copy.segment == kZeroSegment) return piece;
-  const Result<PoolView::Spot> spot = pool_.stage(copy, piece.value().device, use);
+  const Result<PoolView::Spot> spot = pool_.staged_at(copy, piece.value().device, use);
   if (!spot.ok()) return spot.status();
   piece.value().pool = spot.value().staged;
   piece.value().in_segment = spot.value().address;

@@ -108,14 +108,15 @@ Status PoolView::grant(Segment& segment, int device) {
   return {};
 }
 
-Result<CUdeviceptr> PoolView::stage(Segment& segment, std::uint64_t offset, std::uint64_t bytes,
-                                    int device, SegmentView::Use use) {
+Result<CUdeviceptr> PoolView::staged_at(Segment& segment, std::uint64_t offset, std::uint64_t bytes,
+                                        int device, SegmentView::Use use) {
   if (segment.view->detached()) return is_detached();
   if (Status s = grant(segment, device); !s.ok()) return s;
-  return segment.view->stage(offset, bytes, use);
+  return segment.view->staged_at(offset, bytes, use);
 }
 
-Result<PoolView::Spot> PoolView::stage(const amem_v1_Copy& copy, int device, SegmentView::Use use) {
+Result<PoolView::Spot> PoolView::staged_at(const amem_v1_Copy& copy, int device,
+                                           SegmentView::Use use) {
   const auto it = segments_.find(copy.segment);
   if (it == segments_.end()) {
     const auto why = missing_.find(copy.segment);
@@ -131,7 +132,7 @@ Result<PoolView::Spot> PoolView::stage(const amem_v1_Copy& copy, int device, Seg
   if (copy.segment_offset > size || bytes > size - copy.segment_offset)
     return Status(Code::kInternal,
                   "a copy reaches beyond pool segment " + std::to_string(copy.segment));
-  const Result<CUdeviceptr> staged = stage(segment, copy.segment_offset, bytes, device, use);
+  const Result<CUdeviceptr> staged = staged_at(segment, copy.segment_offset, bytes, device, use);
   if (!staged.ok()) return staged.status();
   return Spot{segment.view->address() + copy.segment_offset, staged.value(), bytes};
 }
@@ -139,8 +140,8 @@ Result<PoolView::Spot> PoolView::stage(const amem_v1_Copy& copy, int device, Seg
 Result<CUdeviceptr> PoolView::load_again(CUdeviceptr address, std::uint64_t bytes, int device) {
   const Result<Segment*> found = segment_at(address);
   if (!found.ok()) return found.status();
-  return stage(*found.value(), address - found.value()->view->address(), bytes, device,
-               SegmentView::Use::kRead);
+  return staged_at(*found.value(), address - found.value()->view->address(), bytes, device,
+                   SegmentView::Use::kRead);
 }
 
 Status PoolView::attach(Segment& segment, const amem_v1_PoolSegment& message, const Fd& fd) {

@@ -39,7 +39,7 @@ class PoolView {
     CUdeviceptr staged = 0;   // for copies on the device, until end_copies()
     std::uint64_t bytes = 0;  // of the pool from there on: it may be shorter than the piece
   };
-  Result<Spot> stage(const amem_v1_Copy& copy, int device, SegmentView::Use use);
+  Result<Spot> staged_at(const amem_v1_Copy& copy, int device, SegmentView::Use use);
   /// REQUIRES of both: an address of a Spot.
   Result<CUdeviceptr> load_again(CUdeviceptr address, std::uint64_t bytes, int device);
   Status let_cpu_read(CUdeviceptr address);
@@ -66,8 +66,8 @@ class PoolView {
                   const std::string& what);
   Status attach(Segment& segment, const amem_v1_PoolSegment& message, const Fd& fd);
   Status grant(Segment& segment, int device);
-  Result<CUdeviceptr> stage(Segment& segment, std::uint64_t offset, std::uint64_t bytes, int device,
-                            SegmentView::Use use);
+  Result<CUdeviceptr> staged_at(Segment& segment, std::uint64_t offset, std::uint64_t bytes,
+                                int device, SegmentView::Use use);
   Result<Segment*> segment_at(CUdeviceptr address);
 
   const Driver& driver_;

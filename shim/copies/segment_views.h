@@ -46,7 +46,8 @@ class SegmentView {
   virtual CUresult let_cpu_read() { return CUDA_SUCCESS; }
   /// Where copies on a device find these bytes until end_copies(). REQUIRES: the device was granted
   /// access.
-  virtual Result<CUdeviceptr> stage(std::uint64_t offset, std::uint64_t /*bytes*/, Use /*use*/) {
+  virtual Result<CUdeviceptr> staged_at(std::uint64_t offset, std::uint64_t /*bytes*/,
+                                        Use /*use*/) {
     return address_ + offset;
   }
   /// All copies to and from what was staged have ended.

@@ -14,7 +14,7 @@ namespace amem::shim {
 namespace {
 
 /// Beside an entry for each group of the device's memory: pieces that do not fill a group.
-constexpr std::uint64_t kSpareEntries = 4096;
+constexpr std::uint64_t kExtraEntries = 4096;
 /// For the kernels' trial: an entry, a unit of memory, and a copy of that.
 constexpr std::uint64_t kCopyTrialBytes = 2 * sparse::kUnit + sparse::index_bytes(sparse::kUnit);
 
@@ -57,7 +57,7 @@ CUresult SparseCopier::make(int ordinal, Device& device) {
   CUresult r = driver_.cuDeviceTotalMem_(&memory, ordinal);
   if (r == CUDA_SUCCESS) r = load_kernels(driver_, ordinal, kSparsePtx, kernels, device.kernels);
   device.space = static_cast<std::uint32_t>(
-      round_up(sparse::groups(memory) + kSpareEntries, sparse::kUnit / sizeof(sparse::Entry)));
+      round_up(sparse::groups(memory) + kExtraEntries, sparse::kUnit / sizeof(sparse::Entry)));
   const std::uint64_t bytes = device.space * sizeof(sparse::Entry);
   if (r == CUDA_SUCCESS) r = device.table.make(driver_, bytes + kCopyTrialBytes);
   // A driver may load a kernel only when it is launched, which must not be in a pause. So each runs

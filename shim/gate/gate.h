@@ -154,7 +154,7 @@ class Gate {
     explicit Watch(Gate& gate) noexcept : self_(this_thread()) {
       self_.watches.store(self_.watches.load(std::memory_order_relaxed) + 1,
                           std::memory_order_relaxed);
-      gate.barrier();
+      gate.light_fence();
     }
     ~Watch() {
       self_.watches.store(self_.watches.load(std::memory_order_relaxed) - 1,
@@ -175,7 +175,7 @@ class Gate {
     ThreadState& self = this_thread();
     if (self.depth++ > 0) return true;
     enter_quietly(self);
-    barrier();
+    light_fence();
     if (!shut()) return true;
     leave_quietly();
     return false;
@@ -283,7 +283,7 @@ class Gate {
       self.mark.store(kInside | kWorked, std::memory_order_relaxed);
     else
       enter_quietly(self);
-    barrier();
+    light_fence();
     if (!shut()) [[likely]]
       return CUDA_SUCCESS;
     return wait(self, caller, work());
@@ -303,7 +303,7 @@ class Gate {
     ThreadState& self = this_thread();
     if (--self.depth > 0) return;
     self.mark.store(mark, std::memory_order_release);
-    barrier();
+    light_fence();
     if (shut()) [[unlikely]]
       changed();
   }
@@ -315,7 +315,7 @@ class Gate {
   }
   static ThreadState* register_thread() noexcept;
 
-  void barrier() noexcept {
+  void light_fence() noexcept {
     if (fence_needed_.load(std::memory_order_relaxed)) [[unlikely]]
       std::atomic_thread_fence(std::memory_order_seq_cst);
     else

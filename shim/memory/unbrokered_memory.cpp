@@ -63,7 +63,7 @@ void UnbrokeredMemory::imported(std::uint64_t handle) {
   if (!fresh) ++it->second.refs;
 }
 
-void UnbrokeredMemory::retained(std::uint64_t handle) {
+void UnbrokeredMemory::referenced(std::uint64_t handle) {
   std::lock_guard lock(mutex_);
   if (const auto it = handles_.find(handle); it != handles_.end()) ++it->second.refs;
 }

@@ -48,7 +48,7 @@ class UnbrokeredMemory {
   /// Another process's memory, by a handle that went past the broker; kOpened is that by an
   /// address. It counts as nothing of this process's, but foreign() knows it.
   void imported(std::uint64_t handle);
-  void retained(std::uint64_t handle);
+  void referenced(std::uint64_t handle);
   void released(std::uint64_t handle);
   void mapped(std::uint64_t handle, std::uint64_t address);
   void unmapped(std::uint64_t address, std::uint64_t size);

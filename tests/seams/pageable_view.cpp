@@ -22,7 +22,7 @@ class PageableView final : public MemfdView {
     return register_once(reinterpret_cast<CUdeviceptr>(mirror_), device);
   }
 
-  Result<CUdeviceptr> stage(std::uint64_t offset, std::uint64_t bytes, Use use) override {
+  Result<CUdeviceptr> staged_at(std::uint64_t offset, std::uint64_t bytes, Use use) override {
     if (use != Use::kWrite) std::memcpy(in_mirror(offset), in_segment(offset), bytes);
     if (use != Use::kRead) saved_.push_back({offset, bytes});
     return reinterpret_cast<CUdeviceptr>(in_mirror(offset));

@@ -39,7 +39,7 @@ class BenchMemory {
          static_cast<unsigned>(CU_STREAM_NON_BLOCKING));
     call(driver_.cuMemAlloc_, "cuMemAlloc", &memory_, bytes_);
     call(driver_.cuMemHostAlloc_, "cuMemHostAlloc", &pattern_, chunk_, 0U);
-    call(driver_.cuMemHostAlloc_, "cuMemHostAlloc", &scratch_, chunk_, 0U);
+    call(driver_.cuMemHostAlloc_, "cuMemHostAlloc", &copy_, chunk_, 0U);
     if (!status_.ok()) return;
     // No zeros, which a pause would leave out.
     std::uint64_t word = 0x9e3779b97f4a7c15 ^ static_cast<std::uint64_t>(gpu);
@@ -65,7 +65,7 @@ class BenchMemory {
   }
   std::uint64_t copy_out() {
     return timed([&](CUdeviceptr at, std::uint64_t length) {
-      call(driver_.cuMemcpyDtoHAsync_, "cuMemcpyDtoHAsync", scratch_, at, length, stream_);
+      call(driver_.cuMemcpyDtoHAsync_, "cuMemcpyDtoHAsync", copy_, at, length, stream_);
     });
   }
   /// Bytes of chunks that are not as they were.
@@ -73,10 +73,9 @@ class BenchMemory {
     std::uint64_t wrong = 0;
     for (std::uint64_t at = 0; at < bytes_; at += chunk_) {
       const std::uint64_t length = std::min(chunk_, bytes_ - at);
-      call(driver_.cuMemcpyDtoHAsync_, "cuMemcpyDtoHAsync", scratch_, memory_ + at, length,
-           stream_);
+      call(driver_.cuMemcpyDtoHAsync_, "cuMemcpyDtoHAsync", copy_, memory_ + at, length, stream_);
       call(driver_.cuStreamSynchronize_, "cuStreamSynchronize", stream_);
-      if (status_.ok() && std::memcmp(scratch_, pattern_, length) != 0) wrong += length;
+      if (status_.ok() && std::memcmp(copy_, pattern_, length) != 0) wrong += length;
     }
     return wrong;
   }
@@ -105,7 +104,7 @@ class BenchMemory {
   CUstream stream_ = nullptr;
   CUdeviceptr memory_ = 0;
   void* pattern_ = nullptr;
-  void* scratch_ = nullptr;
+  void* copy_ = nullptr;
 };
 
 }  // namespace

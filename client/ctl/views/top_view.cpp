@@ -110,14 +110,14 @@ std::string fit_rows(const std::string& text, std::size_t rows) {
 
 void Trends::add(const v1::NodeStatus& status) {
   ++refreshes_;
-  std::map<std::string, Course> groups;
+  std::map<std::string, Trend> groups;
   for (const v1::GroupInfo& group : status.groups()) {
     const auto known = groups_.find(group.address());
-    Course& course = groups[group.address()];
-    if (known != groups_.end()) course = std::move(known->second);
-    course.name = group.name();
-    course.resident.push_back(group.resident_bytes());
-    if (course.resident.size() > kMost) course.resident.pop_front();
+    Trend& trend = groups[group.address()];
+    if (known != groups_.end()) trend = std::move(known->second);
+    trend.name = group.name();
+    trend.resident.push_back(group.resident_bytes());
+    if (trend.resident.size() > kMost) trend.resident.pop_front();
   }
   groups_ = std::move(groups);
 }
@@ -126,22 +126,22 @@ std::string Trends::view(std::size_t columns, const Style& style) const {
   if (refreshes_ < 2 || groups_.empty()) return {};
   std::size_t names = std::string_view("GROUP").size();
   std::uint64_t most = 1;
-  for (const auto& [address, course] : groups_) {
-    names = std::max(names, display_width(printable(course.name)));
-    most = std::max(most, *std::max_element(course.resident.begin(), course.resident.end()));
+  for (const auto& [address, trend] : groups_) {
+    names = std::max(names, display_width(printable(trend.name)));
+    most = std::max(most, *std::max_element(trend.resident.begin(), trend.resident.end()));
   }
   const std::size_t beside = names + 2 + 12;  // gaps, and what it had at most
   const std::size_t width =
       std::clamp<std::size_t>(columns > beside ? columns - beside : 0, 20, kMost);
   TextTable table({{"GROUP"}, {"ON DEVICES OVER TIME"}, {"MOST", kRight}});
-  for (const auto& [address, course] : groups_) {
-    const std::size_t shown = std::min(width, course.resident.size());
+  for (const auto& [address, trend] : groups_) {
+    const std::size_t shown = std::min(width, trend.resident.size());
     std::string line(std::min(width, refreshes_) - shown, ' ');
-    for (auto bytes = course.resident.end() - static_cast<std::ptrdiff_t>(shown);
-         bytes != course.resident.end(); ++bytes)
+    for (auto bytes = trend.resident.end() - static_cast<std::ptrdiff_t>(shown);
+         bytes != trend.resident.end(); ++bytes)
       line += block(*bytes, most);
-    const std::uint64_t peak = *std::max_element(course.resident.begin(), course.resident.end());
-    table.add({course.name, line, format_bytes(peak)});
+    const std::uint64_t peak = *std::max_element(trend.resident.begin(), trend.resident.end());
+    table.add({trend.name, line, format_bytes(peak)});
   }
   return table.render(style) +
          style(Tone::kDim, "a column for each refresh, the last at the right  . nothing") + "\n";

@@ -32,11 +32,11 @@ class Trends {
   std::string view(std::size_t columns, const Style& style) const;
 
  private:
-  struct Course {
+  struct Trend {
     std::string name;
     std::deque<std::uint64_t> resident;  // of all refreshes since the group came
   };
-  std::map<std::string, Course> groups_;  // by address
+  std::map<std::string, Trend> groups_;  // by address
   std::size_t refreshes_ = 0;
 };
 

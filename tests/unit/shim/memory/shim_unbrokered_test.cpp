@@ -32,7 +32,7 @@ TEST(ShimUnbrokered, AHandlesMemoryLivesAsLongAsAHandleOrAMapping) {
   UnbrokeredMemory u;
   const Amounts there = {{"vmm", 1, 64, 1}};
   u.created(5, 64, 1);
-  u.retained(5);
+  u.referenced(5);
   u.released(5);
   EXPECT_EQ(u.amounts(), there);
   u.mapped(5, 0x10000);
