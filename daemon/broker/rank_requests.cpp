@@ -307,7 +307,7 @@ Result<Allocation*> RankRequests::enter(Rank& rank, PendingCreate& request, Work
     a.maker = message.made ? rank.id : 0;
     a.charge = std::move(part.entry);
     a.fd = charged(std::move(made[i].value().fd), std::move(part.memory));
-    a.holders_known = true;
+    a.sharers_known = true;
     entered.push_back(&node_.allocations.add(std::move(a)));
   }
   Status status = node_.records.used_allocation(entered.back()->id);

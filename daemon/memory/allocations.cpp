@@ -298,12 +298,12 @@ std::vector<Allocation> Allocations::drop_rank(RankId rank) {
   for (const Index* index : {&shared_, &opened_})
     if (const auto has = index->find(rank); has != index->end())
       for (const auto& [id, charge] : has->second) ids.push_back(id);
-  std::vector<Allocation> orphans;
-  for (const AllocationId id : ids) find(id)->holders_known = false;
+  std::vector<Allocation> dropped;
+  for (const AllocationId id : ids) find(id)->sharers_known = false;
   for (const AllocationId id : ids)
     if (Result<std::optional<Allocation>> freed = free(id, rank); freed.ok() && freed.value())
-      orphans.push_back(std::move(*freed.value()));
-  return orphans;
+      dropped.push_back(std::move(*freed.value()));
+  return dropped;
 }
 
 Status Allocations::pin(AllocationId id, const Pinner& pinner) {

@@ -98,7 +98,7 @@ struct Residence {
   bool stayed = false;       // paused, or about to be, but on the device with its bytes in place
   /// Nobody can have it mapped but its sharers and guests: this amemd has made it, and who had it
   /// and has it no longer has said so. False: also where a process ended without a word.
-  bool holders_known = false;
+  bool sharers_known = false;
 
   bool resident() const { return fd != nullptr; }
 };

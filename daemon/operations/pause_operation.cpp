@@ -393,7 +393,7 @@ void PauseOperation::run(const action::Drop&) {
 /// A rank that has not said that it has let go may still write to the memory, or lose its process
 /// in the middle of a kernel that does.
 bool PauseOperation::is_let_go(const Allocation& a) const {
-  return may_change_hands(a) && a.holders_known &&
+  return may_change_hands(a) && a.sharers_known &&
          std::all_of(a.sharers.begin(), a.sharers.end(),
                      [this](RankId rank) { return have_let_go_.contains(rank); });
 }

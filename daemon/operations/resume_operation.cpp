@@ -335,7 +335,7 @@ Status ResumeOperation::create(const std::vector<Creation::Item>& slice, Taken& 
       if (spare.mapped().has_bytes_of(*a)) in_place_.insert(a->id);
       context_.node.allocations.move(*a, [&] {
         a->fd = std::move(spare.mapped().fd);
-        a->holders_known = true;
+        a->sharers_known = true;
         memory_.handed_on += a->size;
       });
     }
@@ -403,7 +403,7 @@ void ResumeOperation::created(Batch& batch, Workers::AllMade& made) {
     }
     context_.node.allocations.move(*a, [&] {
       a->fd = charged(std::move(made[i].value().fd), std::move(batch.charges[i]));
-      a->holders_known = true;
+      a->sharers_known = true;
     });
     memory_.made += a->size;
     if (made[i].value().handle) created_.push_back(std::move(made[i].value().handle));

@@ -20,7 +20,7 @@ KindCounts lacking(const Allocations& table, const std::vector<GroupId>& groups)
 
 KindCounts to_come(const Allocations& table, GroupId group, const Allocations::Filter& leaves) {
   return count(table, {group},
-               [&](const Allocation& a) { return a.holders_known && a.can_leave() && leaves(a); });
+               [&](const Allocation& a) { return a.sharers_known && a.can_leave() && leaves(a); });
 }
 
 }  // namespace amem

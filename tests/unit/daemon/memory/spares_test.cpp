@@ -127,7 +127,7 @@ class HandingOnTest : public SparesTest {
     a.sharers = {1};
     a.charge = alice->charge({});
     a.paused = !here;
-    a.holders_known = here;
+    a.sharers_known = here;
     if (here) a.fd = memory();
     return table.add(std::move(a));
   }
@@ -146,7 +146,7 @@ TEST_F(HandingOnTest, GroupsLackWhatIsPausedAndNotThere) {
 
 TEST_F(HandingOnTest, OnlyWhatCanLeaveAndIsNobodysComes) {
   make(1, 10, true);
-  make(1, 10, true).holders_known = false;
+  make(1, 10, true).sharers_known = false;
   make(1, 10, true).stayed = true;
   make(1, 10, true).pinners = {{1, PinReason::kNic}};
   make(1, 10, true, 1);
