@@ -153,7 +153,7 @@ void CutWorld::shut(Choices& choices) {
 /// else the one that has waited longest.
 void CutWorld::step(Rank& rank) {
   --rank.sent;
-  if (bug_ != Bug::kForgetsSteps) ++rank.used;
+  if (bug_ != Bug::kForgetsPermits) ++rank.used;
   const auto first = rank.order.begin();
   const auto end = first + static_cast<std::ptrdiff_t>(threads_);
   const auto waiting = [&](std::uint8_t t) { return waits(rank, t); };
@@ -178,7 +178,7 @@ std::string CutWorld::decide() {
   }
   for (const Cut::Permit& permit : s_.cut->decide(s_.now)) {
     Rank& rank = s_.ranks[static_cast<std::size_t>(rank_of(permit.rank))];
-    if (rank.sent > 0) return "a device has one Step outstanding at most";
+    if (rank.sent > 0) return "a device has one Permit outstanding at most";
     rank.sent = 1;
     rank.in_turn = permit.in_turn;
     s_.moved = true;

@@ -63,7 +63,7 @@ struct CutScenario {
 const std::vector<CutScenario>& cut_scenarios();
 
 /// What is made wrong on purpose, so that the explorer is seen to find it.
-enum class Bug : std::uint8_t { kNone, kSaysThatItIsIdle, kForgetsSteps, kForgetsTransactions };
+enum class Bug : std::uint8_t { kNone, kSaysThatItIsIdle, kForgetsPermits, kForgetsTransactions };
 
 struct Mutation {
   Bug bug;

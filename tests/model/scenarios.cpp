@@ -316,7 +316,7 @@ const std::vector<Mutation>& mutations() {
   static const std::vector<Mutation> all = {
       {Bug::kSaysThatItIsIdle, "a rank says that it is idle and is not", "cut",
        "when every device is idle"},
-      {Bug::kForgetsSteps, "a rank says nothing of a Step that it has used", "cut",
+      {Bug::kForgetsPermits, "a rank says nothing of a Permit that it has used", "cut",
        "all can come to rest"},
       {Bug::kForgetsTransactions, "the next broker knows nothing of what the one before has asked",
        "nodes-resume", "no node gives up what another"},

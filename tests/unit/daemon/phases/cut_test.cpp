@@ -54,7 +54,7 @@ TEST(Cut, WaitersAreSteppedWhileAnotherIsBusy) {
   EXPECT_EQ(cut.decide(t), (Permits{{2, some_device(0)}})) << "rank 3 has nobody to let pass";
   EXPECT_TRUE(cut.decide(t).empty()) << "one outstanding Step at a time";
   cut.report(2, one(false, 1, 0), t);
-  EXPECT_TRUE(cut.decide(t).empty()) << "that status is of before the Step";
+  EXPECT_TRUE(cut.decide(t).empty()) << "that status is of before the Permit";
   cut.report(2, one(true, 0, 1), t);
   EXPECT_TRUE(cut.decide(t).empty()) << "now both run";
   cut.report(1, one(false, 1), t);
@@ -114,7 +114,7 @@ TEST(Cut, DevicesOfOneProcessStepOneAnother) {
   cut.report(
       1, {1, 0, {{some_device(0), true, 0}, {some_device(1), true, 0}, {some_device(2), false, 1}}},
       t);
-  EXPECT_TRUE(cut.decide(t).empty()) << "one Step is still to be used up";
+  EXPECT_TRUE(cut.decide(t).empty()) << "one Permit is still to be used up";
   cut.report(
       1, {2, 0, {{some_device(0), true, 0}, {some_device(1), true, 0}, {some_device(2), true, 0}}},
       t);
@@ -136,7 +136,7 @@ TEST(Cut, AStallStepsBusyDevicesToo) {
   t += kStall;
   EXPECT_EQ(cut.decide(t), (Permits{{1, some_device(0), true}}));
   EXPECT_EQ(cut.next_decision(), t + kStall) << "rank 2 is still busy";
-  EXPECT_TRUE(cut.decide(t + kStall).empty()) << "that Step is outstanding";
+  EXPECT_TRUE(cut.decide(t + kStall).empty()) << "that Permit is outstanding";
   cut.report(1, one(true, 1, 1), t + kStall);
   EXPECT_TRUE(cut.decide(t + kStall).empty()) << "something has changed just now";
   EXPECT_EQ(cut.decide(t + 2 * kStall), (Permits{{1, some_device(0), true}}));
