@@ -85,7 +85,7 @@ class ConductorTest : public ::testing::Test {
       }
       text += (text.empty() ? "" : ", ") + std::to_string(each.node) + " ";
       const v1::FleetCommand& it = each.command;
-      if (it.has_step())
+      if (it.has_permit())
         text += "step " + std::to_string(it.permit().rank());
       else if (it.has_go_on())
         text += it.go_on().out() ? "go on out" : "go on in";
