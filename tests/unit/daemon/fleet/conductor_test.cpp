@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 
 namespace amem {
@@ -29,10 +30,10 @@ class ConductorTest : public ::testing::Test {
     begin(nodes, out, in);
     for (std::size_t node = 0; node < nodes; ++node) joins(node, instance(node));
   }
-  void joins(std::size_t node, const std::string& who) {
+  void joins(std::size_t node, const std::string& who, std::uint64_t silence = to_us(kSilence)) {
     v1::FleetReport report;
     report.mutable_joined()->set_instance(who);
-    report.mutable_joined()->set_silence_us(to_us(kSilence));
+    report.mutable_joined()->set_silence_us(silence);
     conductor->told(node, report, now);
   }
   void quiesces(std::size_t node, std::initializer_list<std::uint32_t> ranks) {
@@ -332,6 +333,30 @@ TEST_F(ConductorTest, ANodeThatSaysNothingForTooLongIsLost) {
   EXPECT_NE(conductor->result().text().find("node 'n1': lost: it has sent nothing for 360s"),
             std::string::npos)
       << conductor->result().text();
+}
+
+TEST_F(ConductorTest, SilenceIsOfThoseThatHaveJoinedAndNotEnded) {
+  begin(3);
+  joins(0, instance(0), 1'000'000);
+  joins(1, instance(1), 2'000'000);
+  ends(0);
+  EXPECT_EQ(said(), "");
+  EXPECT_EQ(conductor->wakeup(), now + seconds(1));
+  now += seconds(1);
+  conductor->tick(now);
+  EXPECT_EQ(said(), "") << "node 2 has time to join";
+  EXPECT_EQ(conductor->wakeup(), now + seconds(1)) << "node 1 is the next that may be silent";
+  now += seconds(1);
+  conductor->tick(now);
+  EXPECT_EQ(said(), "1 on its own, 2 give up");
+  EXPECT_FALSE(conductor->ended());
+  EXPECT_EQ(conductor->wakeup(), now + seconds(8)) << "until node 2 must have joined";
+}
+
+TEST_F(ConductorTest, ASilenceWithoutEndIsAYear) {
+  begin(1);
+  joins(0, instance(0), std::numeric_limits<std::uint64_t>::max());
+  EXPECT_EQ(conductor->wakeup(), now + std::chrono::hours(24 * 365));
 }
 
 TEST_F(ConductorTest, WhatComesAfterTheEndIsNothing) {

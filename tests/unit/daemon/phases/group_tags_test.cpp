@@ -89,6 +89,13 @@ TEST_F(GroupTagsTest, WithoutItsTagTheGroupRunsOn) {
             "tag weights of group 'train' is already running");
 }
 
+TEST_F(GroupTagsTest, ASelectionIsNamedByItsTags) {
+  EXPECT_EQ(to_string(Selection()), "");
+  EXPECT_EQ(to_string(Selection{{"kv"}}), "tag kv");
+  EXPECT_EQ(to_string(Selection{{"kv", "weights"}}), "tags kv, weights");
+  EXPECT_EQ(to_string(Selection{{"kv", "weights"}, true}), "all but tags kv, weights");
+}
+
 TEST_F(GroupTagsTest, AllButATagComesBackAndTheTagLater) {
   const Task pause_rest{Operation::kPause, {{"weights"}, true}};
   EXPECT_EQ(describe(pause_rest, "train"), "pause of all but tag weights of group 'train'");

@@ -68,6 +68,11 @@ TEST_F(CreationTest, WhatIsClearedTakesTimeOfTheDriversOnly) {
   EXPECT_EQ(creation.next(takes).size(), 4U);
   EXPECT_EQ(creation.next(takes).size(), 3U);
   EXPECT_TRUE(creation.done());
+  items.clear();
+  for (AllocationId id = 1; id <= 3; ++id) items.push_back({id, 7, some_device(0), 0, 3 * quarter});
+  creation = Creation(items);
+  EXPECT_EQ(creation.next(takes).size(), 2U) << "the second goes beyond it";
+  EXPECT_EQ(creation.next(takes).size(), 1U);
 }
 
 TEST_F(CreationTest, KeepersTakeTurns) {

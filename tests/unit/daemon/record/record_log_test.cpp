@@ -165,6 +165,53 @@ TEST(RecordLogTest, TheNextKnowsHowMuchOfItCounts) {
   const Result<RecordLog> next = RecordLog::open(log.memory().duplicate());
   ASSERT_TRUE(next.ok()) << next.status().text();
   EXPECT_EQ(next.value().live(), RecordLog::bytes_of(100));
+  EXPECT_EQ(log.live(), RecordLog::bytes_of(100));
+}
+
+TEST(RecordLogTest, OnlyAboveAMebibyteOfWhichLittleCountsIsCopiedOver) {
+  RecordLog log = make();
+  const std::string row(1000, 'r');
+  const std::uint64_t bytes = RecordLog::bytes_of(row.size());
+  std::uint64_t written = 0;
+  while (written <= 1U << 20U) {
+    ASSERT_TRUE(log.put(1, row).ok());
+    ASSERT_EQ(log.written(), written += bytes);
+  }
+  ASSERT_TRUE(log.put(1, row).ok());
+  EXPECT_EQ(log.written(), 2 * bytes) << "what counted, and this";
+  RecordLog other = make();
+  written = 0;
+  for (RowKey key = 0; written <= 1U << 20U; ++key, written += bytes)
+    ASSERT_TRUE(other.put(key, row).ok());
+  ASSERT_TRUE(other.put(0, row).ok());
+  EXPECT_EQ(other.written(), written + bytes) << "nearly all of it counts";
+}
+
+TEST(RecordLogTest, WhatIsPromisedIsNotFullOfRowsThatHaveBeenReplaced) {
+  RecordLog log = make(64 << 10);
+  const std::string row(1000, 'r');
+  for (RowKey key = 0; key < 12; ++key) ASSERT_TRUE(log.put(key, row).ok());
+  ASSERT_TRUE(log.promise(10 << 10).ok());
+  for (int round = 0; round < 100; ++round) ASSERT_TRUE(log.put(1, row).ok()) << round;
+  EXPECT_EQ(found(log).value().size(), 12U);
+}
+
+TEST(RecordLogTest, ItsFormIsThatOfItsVersion) {
+  RecordLog log = make(64 << 10);
+  ASSERT_TRUE(log.put(7, "thirteen char").ok());
+  std::uint64_t row[3];
+  ASSERT_EQ(::pread(log.memory().get(), row, sizeof row, 4096), 24);
+  EXPECT_EQ(row[0], 7U);
+  EXPECT_EQ(row[1], 13U) << "its size, and no flag";
+  EXPECT_EQ(row[2], 9435540220107567759U) << "its checksum";
+  const auto committed = [&log] {
+    std::uint64_t word = 0;
+    EXPECT_EQ(::pread(log.memory().get(), &word, sizeof word, 24), 8);
+    return word;
+  };
+  EXPECT_EQ(committed(), 40U);
+  for (int round = 0; round < 40; ++round) ASSERT_TRUE(log.put(7, std::string(1000, 'r')).ok());
+  EXPECT_EQ(committed(), (1ULL << 63U) | log.written()) << "in the second half";
 }
 
 TEST(RecordLogTest, ItsSizeCannotChange) {
@@ -200,6 +247,31 @@ TEST(RecordLogTest, WhatIsNoRecordIsRefusedByName) {
   EXPECT_EQ(other.code(), Code::kFailedPrecondition);
   EXPECT_THAT(other.text(), HasSubstr("another version (\"amem record 1\", this is \"" +
                                       std::string(kRecordMagic, 13) + "\")"));
+}
+
+TEST(RecordLogTest, WhatSomebodyCouldShrinkIsRefused) {
+  Fd program(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  EXPECT_THAT(RecordLog::open(std::move(program)).status().text(), HasSubstr("not sealed"));
+}
+
+TEST(RecordLogTest, AHeaderThatCannotBeIsRefusedByName) {
+  constexpr std::uint64_t kBytes = 64 << 10;
+  RecordLog log = make(kBytes);
+  ASSERT_TRUE(log.put(7, "a row").ok());
+  const auto with = [&log](off_t at, std::uint64_t value) {
+    std::uint64_t before = 0;
+    EXPECT_EQ(::pread(log.memory().get(), &before, sizeof before, at), 8);
+    EXPECT_EQ(::pwrite(log.memory().get(), &value, sizeof value, at), 8);
+    const Status status = found(log).status();
+    EXPECT_EQ(::pwrite(log.memory().get(), &before, sizeof before, at), 8);
+    EXPECT_EQ(status.code(), Code::kDataLoss);
+    return status.text();
+  };
+  EXPECT_THAT(with(16, kBytes - 8), HasSubstr("its size differs from the size in its header"));
+  EXPECT_THAT(with(24, kBytes), HasSubstr("the end in its header is beyond its size"));
+  EXPECT_THAT(with(24, 16), HasSubstr("a row is damaged at byte 0 of 16")) << "half of its header";
+  EXPECT_THAT(with(24, 48), HasSubstr("a row is damaged at byte 32 of 48"));
+  EXPECT_TRUE(found(log).ok());
 }
 
 /// What a child does to the record; it stops itself first.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/unit/fixtures/holder_fixture.h"
+
 namespace amem {
 namespace {
 
@@ -20,6 +22,71 @@ TEST(RecordTest, AReservationThatWasMovedReleasesItsBytes) {
   EXPECT_FALSE(record.make_space(kMost).ok()) << "it is still reserved";
   kept = RowReservation();
   EXPECT_TRUE(record.make_space(kMost).ok());
+}
+
+class RecordHolderTest : public HolderFixture {
+ protected:
+  void SetUp() override {
+    HolderFixture::SetUp();
+    serve();
+    ASSERT_TRUE(its_loop.open().ok());
+    holder = connect();
+    record.replace(holder);
+  }
+  void settle(const std::set<std::uint32_t>& lanes) {
+    record.settle(lanes, kLong, [this](bool all) { told.push_back(all); });
+  }
+  /// What the holder has said.
+  void hear() {
+    pollfd more{holder->fd(), POLLIN, 0};
+    ASSERT_EQ(::poll(&more, 1, 20'000), 1);
+    ASSERT_TRUE(holder->check().ok());
+  }
+
+  EventLoop its_loop;
+  std::shared_ptr<HolderClient> holder;
+  Record record{its_loop, std::move(RecordLog::create(64 << 10)).value(), nullptr};
+  std::vector<bool> told;
+};
+
+TEST_F(RecordHolderTest, OneAnswerForAllLanes) {
+  settle({});
+  EXPECT_EQ(told, std::vector<bool>{true}) << "nothing was dropped";
+  settle({1, 2, 3});
+  EXPECT_EQ(told.size(), 1U);
+  while (told.size() < 2) hear();
+  EXPECT_EQ(told, (std::vector<bool>{true, true}));
+}
+
+TEST_F(RecordHolderTest, AHolderThatHasEndedHasClosedEverything) {
+  settle({1});
+  while (told.empty()) hear();
+  settle({1, 2});
+  settle({3});
+  record.replace(nullptr);
+  EXPECT_EQ(told, (std::vector<bool>{true, true, true}));
+  settle({1});
+  EXPECT_EQ(told.size(), 4U) << "there is none to wait for";
+}
+
+TEST_F(RecordHolderTest, WhoeverAsksAHolderThatIsLostHearsSo) {
+  end();
+  settle({1, 2});
+  EXPECT_EQ(told, std::vector<bool>{false});
+}
+
+TEST_F(RecordHolderTest, AfterDetachNobodyHearsAnything) {
+  settle({1, 2});
+  record.detach();
+  settle({1});
+  EXPECT_EQ(told, std::vector<bool>{true}) << "the second only: there is no holder any more";
+}
+
+TEST_F(RecordHolderTest, OnlyAHolderThatHasEverythingLetsMemoryOutliveThisProcess) {
+  EXPECT_TRUE(record.outlives().ok()) << record.outlives().text();
+  record.replace(nullptr);
+  EXPECT_EQ(record.outlives().code(), Code::kFailedPrecondition);
+  EXPECT_NE(record.outlives().text().find("amemd has no holder"), std::string::npos);
 }
 
 }  // namespace
