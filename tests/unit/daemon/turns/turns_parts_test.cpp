@@ -153,6 +153,22 @@ TEST_F(TurnsPartsTest, AfterAFailureWhatIsLeftIsWhatTheCallerSays) {
   expect_parts(3, {"b"}, {"c"}, {});
 }
 
+TEST_F(TurnsPartsTest, WhetherAGroupHadARestIsKnownUntilItHasCome) {
+  add_group("a", 60, {30});
+  const auto has_rest = [this] {
+    return turns_->memory().groups.at(turns_->find("a")->id).has_rest;
+  };
+  EXPECT_FALSE(has_rest());
+  turns_->set_stays("a", gib(30), at(1));
+  EXPECT_TRUE(has_rest());
+  turns_->find("a")->presence = Presence::kComes;
+  turns_->set_stays("a", {}, at(2));
+  EXPECT_TRUE(has_rest()) << "a part of it comes";
+  turns_->find("a")->presence = Presence::kIn;
+  static_cast<void>(turns_->look(at(3)));
+  EXPECT_FALSE(has_rest());
+}
+
 TEST_F(TurnsPartsTest, WhatAnOperatorHasPausedIsLeftAlone) {
   add_group("a", 60, {30}, true);
   add_group("b", 40);

@@ -151,6 +151,23 @@ TEST_F(SpaceTest, AStartIsAloneOnTheDevicesThatItSees) {
   expect(10, {"a"}, {"c"});
 }
 
+TEST_F(SpaceTest, WhoeverStartsManyGroupsWaitsForOthersInBetween) {
+  for (const bool has_ranks : {false, true}) {
+    SCOPED_TRACE(has_ranks);
+    make(some_rules(TurnPolicy::kDemand));
+    for (const char* name : {"a", "b", "c"}) {
+      TurnTerms terms = of_owner(name[0] == 'c' ? 2 : 1, name, 0);
+      terms.starts = true;
+      ASSERT_TRUE(turns_->add(terms, false, at(name[0] == 'c' ? 1 : 0)).ok());
+      turns_->find(name)->has_ranks = has_ranks;
+    }
+    expect(2, {}, {"a"});
+    ASSERT_TRUE(turns_->started("a", {{some_device(1), 10 * kGiB}}, at(3)).ok());
+    // A group that has ranks was started by them.
+    expect(10, {"a"}, {has_ranks ? "b" : "c"});
+  }
+}
+
 TEST_F(SpaceTest, AFirstTurnWithoutARankEndsByItsLimit) {
   TurnRules rules = some_rules(TurnPolicy::kDemand);
   rules.start_limit = s(600);
