@@ -204,6 +204,7 @@ TEST_F(BrokerFleetTest, AnAmemdThatEndsSaysSoToWhoeverAsked) {
   EXPECT_EQ(watcher->status().code(), Code::kUnavailable);
   EXPECT_THAT(watcher->status().text(), HasSubstr("amemd is ending"));
   EXPECT_FALSE(on_loop([&] { return fleet->leads(); }));
+  EXPECT_TRUE(ways.at("other").expired()) << "the way there is closed";
 }
 
 }  // namespace

@@ -105,7 +105,39 @@ TEST_F(FullRecordTest, ThatIsSoHoweverMuchOfItTheSaveCanStillWrite) {
     } else {
       ++paused;
       // So the next broker would find it paused, with all its bytes.
-      EXPECT_TRUE(on_loop([&] { return recorded().paused() || recorded().has_under_way(); }));
+      EXPECT_TRUE(on_loop([&] {
+        return recorded().paused() || recorded().under_way().restart() == v1::record::RELEASE;
+      })) << free;
+    }
+    empty();
+    if (status.ok()) {
+      ASSERT_TRUE(resume().ok());
+    }
+    expect_running();
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(paused, 0);
+}
+
+TEST_F(FullRecordTest, WhatAReleaseWritesHasSpaceWhateverOthersWriteMeanwhile) {
+  constexpr pb_size_t kSave = amem_v1_SessionMessage_save_tag;
+  two();
+  int refused = 0;
+  int paused = 0;
+  for (std::uint64_t free = 0; free < 3000; free += 48) {
+    fill(free);
+    r1.moods[kSave] = Mood::kLate;
+    const int before = r1.received[kSave];
+    const auto watcher = begin(Operation::kPause);
+    ASSERT_TRUE(eventually([&] { return watcher->done() || r1.received[kSave] > before; }));
+    fill();
+    r1.catch_up();
+    const Status status = complete(watcher);
+    ++(status.ok() ? paused : refused);
+    if (status.ok()) {
+      EXPECT_TRUE(on_loop([&] {
+        return recorded().paused() || recorded().under_way().restart() == v1::record::RELEASE;
+      })) << free;
     }
     empty();
     if (status.ok()) {

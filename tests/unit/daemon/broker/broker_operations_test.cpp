@@ -142,6 +142,50 @@ TEST_F(BrokerTest, MemoryThatHasBecomeFreeIsNotMissed) {
   EXPECT_EQ(group().note(), "");
 }
 
+TEST_F(BrokerTest, WhatAPauseHasGivenBackIsCountedAndWhatHasNotBecomeFreeIsNamed) {
+  join(a);
+  std::vector<Fd> held;  // as by a process that maps it still
+  ASSERT_TRUE(set_policy("scratch", v1::POLICY_DISCARD).ok());
+  for (const std::size_t device : {0U, 0U, 1U})
+    held.push_back(a.memory.at(a.create(gpu(device), 24 * kMiB, "scratch")).fd.duplicate());
+  ASSERT_NE(a.create(gpu(1), 2 * kMiB), 0U);
+  const auto closed = [&] {
+    const auto watcher = begin(Operation::kPause);
+    EXPECT_TRUE(complete(watcher).ok()) << watcher->status().text();
+    return watcher->all().back().memory().closed_bytes();
+  };
+  EXPECT_EQ(closed(), 74 * kMiB);
+  const std::string note = group().note();
+  const std::string what = " dropped, but the memory in use fell by only ";
+  EXPECT_NE(note.find(to_string(gpu(0)) + ": 48 MiB" + what + "0 B: a process may still map it"),
+            std::string::npos)
+      << note;
+  EXPECT_NE(note.find(to_string(gpu(1)) + ": 26 MiB" + what + "2 MiB: "), std::string::npos)
+      << note;
+  EXPECT_NE(note.find("; GPU-"), std::string::npos) << note;
+  held.clear();
+  ASSERT_TRUE(resume().ok());
+  EXPECT_EQ(closed(), 74 * kMiB);
+  EXPECT_EQ(group().note(), "");
+}
+
+TEST_F(BrokerTest, ARankThatReachesThePoolIsNotSentItAgain) {
+  two_sharing();
+  const auto pool = [this] {
+    std::map<std::uint32_t, int> fds;
+    for (const auto& [segment, fd] : a.segments) fds[segment] = fd.get();
+    return fds;
+  };
+  settle();
+  const auto before = pool();
+  ASSERT_FALSE(before.empty());
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(pause().ok());
+    ASSERT_TRUE(resume().ok());
+  }
+  EXPECT_EQ(pool(), before);
+}
+
 TEST_F(BrokerTest, TheTimesOfARankThatHasEndedHaveNoNumber) {
   two_sharing();
   b.moods[amem_v1_SessionMessage_release_tag] = Mood::kDying;
@@ -231,6 +275,13 @@ TEST_F(BrokerTest, WhatIsRefusedHasNoNumber) {
   EXPECT_EQ(watcher->status().code(), Code::kUnavailable);
   EXPECT_EQ(watcher->status().text(), "amemd is about to end");
   EXPECT_EQ(group().state(), kRunning);
+  watcher = std::make_shared<Watcher>();
+  EXPECT_EQ(on_loop([&] {
+              return broker->swap(Caller{}, {"train"}, {"train"}, Operation::kPause, {}, watcher);
+            }),
+            0U);
+  EXPECT_EQ(watcher->status().text(),
+            "group 'train' is named both to pause and to resume. A swap requires different groups");
 }
 
 TEST_F(BrokerTest, NothingIsServedWhilePaused) {

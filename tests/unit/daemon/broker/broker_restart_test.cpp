@@ -1,4 +1,5 @@
 // Another broker takes up what one has left with the holder, at any point of what was under way.
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 
 #include "tests/unit/fixtures/log_heard.h"
@@ -86,6 +87,11 @@ TEST_P(BrokerRestartAtTest, NothingIsLostAndNothingIsBetween) {
   both_come_back(obeys);
   ASSERT_TRUE(eventually([&] { return at_rest(); })) << group().phase();
   settle();
+  v1::ListHistoryResponse past;
+  ASSERT_TRUE(on_loop([&] { return broker->history(Caller{}, {}, past); }).ok());
+  ASSERT_EQ(past.operations_size(), 1);
+  EXPECT_EQ(past.operations(0).operation(), point.resume ? "resume" : "pause");
+  EXPECT_FALSE(past.operations(0).partial());
   EXPECT_EQ(group().state(), point.paused ? kPaused : kRunning);
   EXPECT_EQ(r1.gate_shut(), point.paused);
   EXPECT_EQ(r2.gate_shut(), point.paused);
@@ -755,6 +761,41 @@ TEST_F(BrokerRestartTest, NothingIsHandedOnThatTheHolderMayHaveStill) {
   EXPECT_EQ(watcher->status().text().find("pause of"), std::string::npos)
       << "train is paused within its deadlines: " << watcher->status().text();
   EXPECT_FALSE(b.mapped().contains(its)) << "while the holder has it, it is not free either";
+}
+
+/// Calls a function of the simulated NVML, which serves while it has been begun more often than
+/// ended.
+void call_nvml(const char* name) {
+  void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  ASSERT_NE(library, nullptr);
+  const auto function = reinterpret_cast<int (*)()>(::dlsym(library, name));
+  ASSERT_NE(function, nullptr);
+  EXPECT_EQ(function(), 0);
+  ::dlclose(library);
+}
+
+TEST_F(BrokerRestartTest, WhereADeviceDoesNotSayHowMuchItHasFreeNothingIsMissed) {
+  constexpr pb_size_t kRelease = amem_v1_SessionMessage_release_tag;
+  join_here(a, "train", 0);
+  ASSERT_NE(a.create(gpu(0), 24 * kMiB), 0U);
+  for (const bool before : {true, false}) {
+    SCOPED_TRACE(before);
+    a.moods[kRelease] = Mood::kLate;
+    const auto watcher = begin(Operation::kPause);
+    const int released = a.received[kRelease];
+    ASSERT_TRUE(eventually([&] { return a.received[kRelease] > released; }));
+    ground::end(*holder_loop);  // the broker waits for it between its two looks
+    if (before) call_nvml("nvmlShutdown");
+    a.catch_up();
+    settle();
+    call_nvml(before ? "nvmlInit_v2" : "nvmlShutdown");
+    ground::run(*holder_loop);
+    EXPECT_TRUE(complete(watcher).ok()) << watcher->status().text();
+    if (!before) call_nvml("nvmlInit_v2");
+    EXPECT_EQ(group().note(), "");
+    EXPECT_EQ(used(0), 0U);
+    ASSERT_TRUE(resume().ok());
+  }
 }
 
 class LettingGoTest : public BrokerRestartTest {

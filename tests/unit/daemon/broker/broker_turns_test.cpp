@@ -305,6 +305,43 @@ TEST_F(BrokerTurnsTest, LeasesAreForStagesOfLeases) {
             std::string::npos);
 }
 
+TEST_F(SwapTest, WhereThereIsNoStageARefusalSaysHowToGetOne) {
+  make(a, train, 8 * kMiB, 2);
+  std::string lease;
+  on_loop([&] {
+    return broker->lease(Caller{}, "train", {}, [&](const Status& is) { lease = is.text(); });
+  });
+  const std::string names = "This node has no stages. Configure [stage.NAME] in amemd.toml";
+  EXPECT_NE(lease.find(names), std::string::npos) << lease;
+  EXPECT_EQ(on_loop([&] { return broker->yield(Caller{}, "train"); }).text(),
+            "group 'train' is in no stage. " + names);
+  Stages::Change change;
+  change.stage = "night";
+  EXPECT_EQ(on_loop([&] { return broker->set_turn(Caller{}, "train", change); }).text(),
+            "there is no stage 'night'. " + names);
+}
+
+TEST_F(BrokerTurnsTest, AStageThatIsNotThereIsRefusedWithThoseThatAre) {
+  make(a, train, 8 * kMiB, 2);
+  Stages::Change change;
+  change.stage = "day";
+  const Status refused = on_loop([&] { return broker->set_turn(Caller{}, "train", change); });
+  EXPECT_EQ(refused.code(), Code::kNotFound);
+  EXPECT_EQ(refused.text(), "there is no stage 'day'. This node's stages are 'night'");
+}
+
+TEST_F(BrokerTurnsTest, AStageResumesNoGroupThatTakesNoTurns) {
+  make_member(a, train);
+  ASSERT_NE(a.create(gpu(1), 2 * kMiB), 0U);
+  ASSERT_TRUE(eventually([&] { return turn("train").what == "apart"; }));
+  ASSERT_TRUE(pause("train").ok());
+  make(b, rollout, 80 * kMiB, 3);
+  expect_trims();
+  const Status status = resume("train");
+  EXPECT_EQ(status.code(), Code::kResourceExhausted) << status.text();
+  EXPECT_EQ(status.text().find("Stage 'night'"), std::string::npos) << status.text();
+}
+
 TEST_F(BrokerTurnsTest, AnOperatorsCommandWaitsForTheSwitchOfItsGroup) {
   ASSERT_NO_FATAL_FAILURE(begin_with_train());
   a.moods[kSave] = Mood::kLate;

@@ -94,6 +94,41 @@ TEST_F(WavesTest, AnAnswerOfAnotherWaveDoesNotCount) {
   expect_usable();
 }
 
+/// The other nodes of a swap, which say nothing of themselves.
+class OtherNodes final : public RemoteNodes {
+ public:
+  const std::string& transaction() const override { return transaction_; }
+  void quiesces(const std::string&, const std::vector<RankId>&) override {}
+  void reported(const std::string&, RankId, const std::optional<CutReport>&) override { ++reports; }
+  void asks(Side) override {}
+  void withdraws(Side) override {}
+  int reports = 0;
+
+ private:
+  const std::string transaction_ = std::string(16, 'o');
+};
+
+TEST_F(WavesTest, WhatIsGivenUpWhileTheDeviceIsLookedAtIsNotSaved) {
+  make_full();
+  const auto nodes = std::make_shared<OtherNodes>();
+  const auto watcher = std::make_shared<Watcher>();
+  const std::uint64_t number = on_loop([&] {
+    return broker->swap(Caller{}, {"train"}, {"rollout"}, Operation::kPause, {}, watcher, nodes);
+  });
+  ASSERT_TRUE(eventually([&] { return nodes->reports == 1; }));
+  on_loop([&] {
+    broker->operations().tell(number, "train", event::CutTaken{});
+    broker->operations().give_up(number, {Code::kAborted, "another node has failed"});
+  });
+  const Status given_up = complete(watcher);
+  EXPECT_EQ(given_up.code(), Code::kAborted);
+  EXPECT_NE(given_up.text().find("save: called off: another node has failed"), std::string::npos)
+      << given_up.text();
+  EXPECT_EQ(a.received[kSave], 0);
+  expect_states(kRunning, kPaused);
+  expect_intact(a, train);
+}
+
 TEST_F(WavesTest, WithSpaceForBothItLeavesAtOnce) {
   make_both(10 * kMiB, 10 * kMiB);
   a.received.clear();
