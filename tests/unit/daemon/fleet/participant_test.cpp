@@ -19,15 +19,21 @@ class FakeLocalNode final : public LocalNode {
                       std::shared_ptr<RemoteNodes>) override {
     return 7;
   }
-  void tell(std::uint64_t, const std::string& group, const Event& event) override {
+  void tell(std::uint64_t number, const std::string& group, const Event& event) override {
+    EXPECT_EQ(number, 7U);
     told.emplace_back(group, event);
   }
-  bool may_go_on(std::uint64_t, Side side) override {
+  bool may_go_on(std::uint64_t number, Side side) override {
+    EXPECT_EQ(number, 7U);
     if (!goes_on) return false;
     went_on = side;
     return true;
   }
-  void give_up(std::uint64_t, const Status& why) override { given_up = why; }
+  void give_up(std::uint64_t number, const Status& why) override {
+    EXPECT_EQ(number, 7U);
+    EXPECT_TRUE(given_up.ok()) << "twice";
+    given_up = why;
+  }
 
   bool goes_on = true;
   std::vector<std::pair<std::string, Event>> told;  // to groups
@@ -64,7 +70,12 @@ class ParticipantTest : public ::testing::Test {
     begin.set_leader("n0");
     participant = std::make_shared<Participant>(
         local_node, links, [this](Duration, std::function<void()> job) { later.push_back(job); },
-        begin, [this](v1::FleetReport report, bool) { told.push_back(std::move(report)); });
+        begin,
+        [this](v1::FleetReport report, bool more) {
+          EXPECT_EQ(report.node(), 1U);
+          told.push_back(std::move(report));
+          more_follows.push_back(more);
+        });
     FleetTransaction transaction;
     transaction.swap = swap;
     participant->begin(Caller{}, transaction);
@@ -98,6 +109,7 @@ class ParticipantTest : public ::testing::Test {
   FakeLinks links;
   std::vector<std::function<void()>> later;
   std::vector<v1::FleetReport> told;
+  std::vector<bool> more_follows;  // each of `told`
   std::shared_ptr<Participant> participant;
 };
 
@@ -110,6 +122,133 @@ TEST_F(ParticipantTest, GoesOnWhenItIsToldToAndSaysSo) {
   EXPECT_TRUE(has_told(v1::FleetReport::kWentOn));
   participant->leader_lost();
   EXPECT_TRUE(local_node.given_up.ok()) << "nothing is left to be given up";
+}
+
+TEST_F(ParticipantTest, WhatItIsToldBeforeItHasAskedIsNothing) {
+  begin(true);
+  go_on(Side::kOut);
+  EXPECT_FALSE(local_node.went_on.has_value());
+  participant->withdraws(Side::kOut);
+  EXPECT_TRUE(told.empty());
+  participant->asks(Side::kOut);
+  go_on(Side::kIn);
+  EXPECT_FALSE(local_node.went_on.has_value());
+  go_on(Side::kOut);
+  EXPECT_EQ(local_node.went_on, Side::kOut);
+  local_node.goes_on = false;
+  told.clear();
+  go_on(Side::kOut);
+  EXPECT_TRUE(has_told(v1::FleetReport::kWentOn)) << "once it has, it says so again";
+}
+
+TEST_F(ParticipantTest, ItGivesUpOnceAndByTheLeadersReason) {
+  begin();
+  participant->asks(Side::kOut);
+  v1::FleetCommand give_up;
+  give_up.mutable_give_up()->set_code(static_cast<std::uint32_t>(Code::kDeadlineExceeded));
+  give_up.mutable_give_up()->set_text("node 'n2' failed");
+  participant->handle(give_up);
+  EXPECT_EQ(local_node.given_up.code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(local_node.given_up.text(), "node 'n2' failed");
+  participant->handle(give_up);  // not twice
+  told.clear();
+  go_on(Side::kOut);
+  participant->asks(Side::kOut);
+  participant->withdraws(Side::kOut);
+  EXPECT_FALSE(local_node.went_on.has_value());
+  EXPECT_TRUE(told.empty());
+}
+
+TEST_F(ParticipantTest, TheLeaderIsToldOfRanksAndOfTheEndAndThenNothing) {
+  begin();
+  participant->quiesces("train", {3, 5});
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].quiesces().group(), "train");
+  ASSERT_EQ(told[0].quiesces().ranks_size(), 2);
+  EXPECT_EQ(told[0].quiesces().ranks(0), 3U);
+  EXPECT_EQ(told[0].quiesces().ranks(1), 5U);
+  participant->finished({Code::kAborted, "a rank has ended"});
+  ASSERT_EQ(told.size(), 2U);
+  EXPECT_EQ(told[1].ended().code(), static_cast<std::uint32_t>(Code::kAborted));
+  EXPECT_EQ(told[1].ended().text(), "a rank has ended");
+  participant->asks(Side::kOut);
+  participant->quiesces("train", {});
+  participant->leader_lost();
+  EXPECT_EQ(told.size(), 2U);
+  EXPECT_TRUE(local_node.given_up.ok()) << "there is nothing to be given up";
+  EXPECT_FALSE(participant->standing_for_others().led());
+}
+
+TEST_F(ParticipantTest, ProgressGoesWithAReportOrSoonAndNotTooOften) {
+  begin();
+  v1::Progress progress;
+  progress.set_group("train");
+  progress.set_phase("quiesce");
+  participant->progress(progress);
+  EXPECT_TRUE(told.empty());
+  ASSERT_EQ(later.size(), 1U);
+  progress.set_ranks_done(1);
+  participant->progress(progress);  // of the same phase, so it can wait
+  progress.set_group("rollout");
+  participant->progress(progress);
+  EXPECT_EQ(later.size(), 1U) << "both go together";
+  std::exchange(later, {}).front()();
+  ASSERT_EQ(told.size(), 2U);
+  EXPECT_EQ(told[0].progress().group(), "rollout");
+  EXPECT_EQ(told[1].progress().group(), "train");
+  EXPECT_EQ(told[1].progress().ranks_done(), 0U);
+  EXPECT_EQ(more_follows, (std::vector<bool>{true, false}));
+  progress.set_group("train");
+  progress.set_phase("save");
+  participant->progress(progress);
+  progress.set_done(true);
+  participant->progress(progress);
+  EXPECT_EQ(told.size(), 2U);
+  participant->asks(Side::kOut);
+  ASSERT_EQ(told.size(), 4U);
+  EXPECT_TRUE(told[2].progress().done());
+  EXPECT_TRUE(told[3].has_asks());
+  EXPECT_EQ(more_follows, (std::vector<bool>{true, false, true, false}));
+  for (const auto& job : std::exchange(later, {})) job();
+  EXPECT_EQ(told.size(), 4U) << "it has gone already";
+}
+
+TEST_F(ParticipantTest, ItsStandingIsWhatItHasAskedAndBeenTold) {
+  begin(true);
+  participant->asks(Side::kOut);
+  v1::FleetStanding is = participant->standing_for_others();
+  EXPECT_TRUE(is.known() && is.led() && is.asked_out());
+  EXPECT_FALSE(is.went_on_out() || is.asked_in() || is.went_on_in() || is.given_up());
+  ASSERT_TRUE(is.has_leader());
+  EXPECT_EQ(is.leader().number(), 0U);
+  go_on(Side::kOut);
+  is = participant->standing_for_others();
+  EXPECT_TRUE(is.went_on_out());
+  EXPECT_TRUE(is.given_up()) << "of what comes in, for whoever has asked";
+  EXPECT_EQ(local_node.given_up.text(), "the leader n0 is lost for another node, which gives up");
+}
+
+TEST_F(ParticipantTest, WithoutALeaderItSaysWhoseAnswerItGivesUpBy) {
+  for (const bool gave_up : {true, false}) {
+    local_node.given_up = {};
+    begin();
+    participant->asks(Side::kOut);
+    participant->leader_lost();
+    ASSERT_EQ(links.asked.size(), 2U);
+    EXPECT_EQ(links.asked[0].address, "n0");
+    EXPECT_EQ(links.asked[1].address, "n2");
+    const std::vector<Questions::Question> asked = std::exchange(links.asked, {});
+    participant->leader_lost();
+    EXPECT_TRUE(links.asked.empty()) << "it asks already";
+    v1::FleetStanding standing = waits();
+    standing.set_given_up(gave_up);
+    asked[0].answer(none);
+    asked[1].answer(standing);
+    EXPECT_EQ(local_node.given_up.code(), Code::kAborted);
+    EXPECT_EQ(local_node.given_up.text(),
+              std::string("the leader n0 is lost, and ") +
+                  (gave_up ? "node n2 has given up" : "no node was told to continue"));
+  }
 }
 
 TEST_F(ParticipantTest, WhatANodeKnowsOfATransactionIsWhatItsParticipantSays) {
