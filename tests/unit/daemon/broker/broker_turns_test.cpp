@@ -150,6 +150,48 @@ TEST_F(BrokerTurnsTest, ALaterRankThatNamesTheStageBringsItsGroupIn) {
   on_loop([&] { EXPECT_EQ(heard->text, ""); });
 }
 
+TEST_F(BrokerTurnsTest, ARankThatNamesAnotherStageChangesNothingAndSomebodyHears) {
+  const auto heard = std::make_shared<TextsHeard>("error");
+  on_loop([&] { broker->events().subscribe(Caller{}, "train", heard); });
+  join(a, "train");
+  b.origin.stage = "day";
+  join(b, "train", 1);
+  on_loop([&] {
+    EXPECT_EQ(heard->text,
+              "there is no stage 'day', so the group takes no turns. This node's stages are "
+              "'night'\n");
+  });
+  EXPECT_EQ(turn("train").what, "none");
+  make_member(c, third);
+  std::optional<LogHeard> log;
+  on_loop([&] { log.emplace(); });
+  d.origin.stage = "day";
+  join(d, "third", 1);
+  on_loop([&] {
+    EXPECT_TRUE(log->has("names the stage 'day', but the group is in stage 'night'"))
+        << log->text();
+    log.reset();
+  });
+  EXPECT_NE(turn("third").what, "none");
+}
+
+TEST_F(BrokerTurnsTest, WhoCannotStartAGroupIsTold) {
+  Caller caller;
+  const auto refusal = [&](const std::string& name, const std::string& in) {
+    std::optional<Status> answer;
+    on_loop([&] {
+      return broker->start_group(caller, name, in, {}, {}, [&](const Status& is) { answer = is; });
+    });
+    return answer.value_or(Status());
+  };
+  EXPECT_EQ(refusal("train", "night").text(), "only a process of this node can start a group here");
+  caller.account = on_loop([&] { return broker->accounts().of(Owner{::getuid(), ""}); });
+  EXPECT_EQ(refusal("train", "day").code(), Code::kNotFound);
+  EXPECT_EQ(refusal("train", "day").text(),
+            "there is no stage 'day'. This node's stages are 'night'");
+  EXPECT_EQ(status().groups_size(), 0);
+}
+
 TEST_F(BrokerTurnsTest, ACallThatWaitsBringsItsGroupBack) {
   make_member(b, rollout);
   pause_for_stage("rollout");
@@ -362,6 +404,13 @@ TEST_F(BrokerTurnsTest, AnOperatorsCommandWaitsForTheSwitchOfItsGroup) {
   const auto waiting = command({});
   settle();
   EXPECT_FALSE(waiting->done());
+  EXPECT_TRUE(stage().switching());
+  EXPECT_EQ(stage().last().us(), 0U);
+  EXPECT_EQ(turn("train").what, "leaves");
+  Stages::Change change;
+  change.stage = kNoStage;
+  EXPECT_EQ(on_loop([&] { return broker->set_turn(Caller{}, "rollout", change); }).text(),
+            "stage 'night' switches group 'rollout' now. Try again");
   a.moods.clear();
   a.catch_up();
   EXPECT_TRUE(complete(waiting).ok());
@@ -457,7 +506,11 @@ TEST_F(BrokerStartsTest, AGroupHasItsTurnBeforeItsFirstRank) {
   ASSERT_TRUE(eventually([&] { return turn("rollout").what == "waits"; }));
   EXPECT_EQ(turn("rollout").call, "its start");
   EXPECT_EQ(turn("rollout").needs, 0U) << "it has no memory yet";
-  EXPECT_TRUE(told(ask("third", milliseconds(20)), Code::kDeadlineExceeded));
+  const auto late = ask("third", milliseconds(20));
+  EXPECT_TRUE(told(late, Code::kDeadlineExceeded));
+  EXPECT_EQ((*late)->text(),
+            "group 'third' has not got its first turn in stage 'night' within 20ms. `amemctl "
+            "turns` shows who runs");
   const auto unnamed = ask(".third");
   ASSERT_TRUE(told(unnamed, Code::kInvalidArgument));
   EXPECT_EQ((*unnamed)->text(),
@@ -588,6 +641,89 @@ TEST_F(BrokerLeasesTest, AGroupRunsFromItsLeaseToItsYield) {
   EXPECT_GE(is.failed_switches(), 1U);
   EXPECT_GE(is.switches(), is.failed_switches() + 2);
   EXPECT_NE(is.last().why(), "");
+}
+
+TEST_F(BrokerLeasesTest, AStageReportsItsGroupsAndItsLastSwitch) {
+  ASSERT_NO_FATAL_FAILURE(begin_with_train());
+  EXPECT_FALSE(stage().has_last());
+  Stages::Change change;
+  change.weight = 3;
+  change.priority = -2;
+  change.leave_first = {"scratch"};
+  change.return_order = {"kv", "heap"};
+  ASSERT_TRUE(on_loop([&] { return broker->set_turn(Caller{}, "rollout", change); }).ok());
+  ASSERT_TRUE(lease("rollout").ok());
+  settle();
+  const v1::StageInfo is = stage();
+  EXPECT_EQ(is.name(), "night");
+  EXPECT_EQ(is.policy(), "lease");
+  ASSERT_EQ(is.devices_size(), 1);
+  EXPECT_EQ(is.devices(0).uuid(), to_string(gpu(0)));
+  EXPECT_EQ(is.devices(0).ordinal(), 0);
+  EXPECT_EQ(is.devices(0).total_bytes(), kDeviceMemory);
+  EXPECT_EQ(is.devices(0).margin_bytes(), 2 * kMiB);
+  ASSERT_EQ(is.groups_size(), 2);
+  std::map<std::string, v1::TurnInfo> groups;
+  for (const v1::TurnInfo& each : is.groups()) groups[each.group()] = each;
+  const v1::TurnInfo& rollouts = groups["rollout"];
+  EXPECT_EQ(rollouts.turn(), "runs");
+  EXPECT_TRUE(rollouts.leased());
+  EXPECT_EQ(rollouts.weight(), 3U);
+  EXPECT_EQ(rollouts.priority(), -2);
+  EXPECT_EQ(rollouts.longest_wait_ms(), 0U);
+  EXPECT_EQ(rollouts.leave_first_size(), 1);
+  EXPECT_EQ(rollouts.leave_first(0), "scratch");
+  ASSERT_EQ(rollouts.return_order_size(), 2);
+  EXPECT_EQ(rollouts.return_order(1), "heap");
+  EXPECT_EQ(groups["train"].turn(), "idle");
+  EXPECT_FALSE(groups["train"].leased());
+  EXPECT_EQ(groups["train"].weight(), 1U);
+  EXPECT_EQ(groups["train"].stays_bytes(), 0U);
+  EXPECT_EQ(is.switches(), 1U);
+  EXPECT_EQ(is.failed_switches(), 0U);
+  EXPECT_FALSE(is.switching());
+  ASSERT_EQ(is.last().out_groups_size(), 1);
+  EXPECT_EQ(is.last().out_groups(0), "train");
+  ASSERT_EQ(is.last().in_groups_size(), 1);
+  EXPECT_EQ(is.last().in_groups(0), "rollout");
+  EXPECT_GT(is.last().us(), 0U);
+  EXPECT_EQ(is.last().us(), is.switching_us());
+  EXPECT_EQ(is.last().code(), 0U);
+  // To whom another owner's groups are not shown.
+  Caller other;
+  other.operates = other.sees_all = false;
+  other.account = on_loop([&] { return broker->accounts().of(Owner{4711, ""}); });
+  v1::TurnsResponse turns;
+  EXPECT_TRUE(on_loop([&] { return broker->stages().report(other, "", turns); }).ok());
+  EXPECT_EQ(turns.stages(0).groups_size(), 0);
+  EXPECT_FALSE(turns.stages(0).has_last());
+  EXPECT_EQ(on_loop([&] { return broker->stages().report(other, "day", turns); }).text(),
+            "there is no stage 'day'. This node's stages are 'night'");
+}
+
+TEST_F(BrokerLeasesTest, WhoWaitsForALeaseOfAGroupThatIsTakenOutIsTold) {
+  ASSERT_NO_FATAL_FAILURE(begin_with_train());
+  ASSERT_TRUE(lease("train").ok());
+  Stages::Change change;
+  change.stage = kNoStage;
+  const Status left = lease("rollout", seconds(5), [&] {
+    EXPECT_TRUE(on_loop([&] { return broker->set_turn(Caller{}, "rollout", change); }).ok());
+  });
+  EXPECT_EQ(left.code(), Code::kAborted);
+  EXPECT_EQ(left.text(), "group 'rollout' has left its stage");
+  EXPECT_EQ(turn("train").what, "runs");
+}
+
+TEST_F(BrokerLeasesTest, AnAmemdThatEndsGivesNoLease) {
+  ASSERT_NO_FATAL_FAILURE(begin_with_train());
+  ASSERT_TRUE(lease("train").ok());
+  const Status waited = lease("rollout", seconds(5), [&] {
+    on_loop([&] { broker->stages().close({Code::kUnavailable, "amemd is ending"}); });
+  });
+  EXPECT_EQ(waited.text(), "amemd is ending");
+  const Status refused = lease("rollout");
+  EXPECT_EQ(refused.code(), Code::kUnavailable);
+  EXPECT_EQ(refused.text(), "amemd is ending. Ask the next amemd");
 }
 
 TEST_F(BrokerLeasesTest, WhoWaitsForALeaseKeepsNoGroupThatHasEnded) {
