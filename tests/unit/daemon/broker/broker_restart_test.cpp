@@ -809,9 +809,10 @@ TEST_F(LettingGoTest, WhatNobodyLacksAnyMoreWhenTheHolderHasLetGoIsSpaceForTheRe
   const auto make = [&](ScriptedRank& rank, const std::string& name) {
     join_here(rank, name, 0);
     EXPECT_TRUE(set_policy("scratch", v1::POLICY_DISCARD, name).ok());
-    return rank.create(gpu(0), 20 * kMiB, "scratch");
+    return std::pair(rank.create(gpu(0), 10 * kMiB, "scratch"),
+                     rank.create(gpu(0), 10 * kMiB, "scratch"));
   };
-  const std::uint64_t lacked = make(b, "rollout");
+  const auto lacked = make(b, "rollout");
   const std::uint64_t other = b.create(gpu(0), 12 * kMiB, "scratch");
   ASSERT_TRUE(pause("rollout").ok());
   make(a, "train");
@@ -827,7 +828,8 @@ TEST_F(LettingGoTest, WhatNobodyLacksAnyMoreWhenTheHolderHasLetGoIsSpaceForTheRe
   a.moods[kSave] = Mood::kLate;
   EXPECT_TRUE(eventually([&] { return a.received[kRelease] == 1; }));
   settle();
-  b.free(lacked);
+  b.free(lacked.first);
+  b.free(lacked.second);
   settle();
   ground::run(*holder_loop);
   EXPECT_TRUE(eventually([&] { return b.mapped().contains(other); }));
