@@ -59,8 +59,12 @@ class ScriptedEvictor final : public Evictor {
     note("restore", processes);
     space([this, done = std::move(done)](const Result<RestoreHold>& hold) {
       if (!hold.ok()) return done(hold.status());
-      if (driver_.restored.ok()) driver_.returns();
-      done(driver_.restored);
+      driver_.go_on = [this, done, hold = hold.value()]() mutable {
+        if (driver_.restored.ok()) driver_.returns();
+        hold.reset();
+        done(driver_.restored);
+      };
+      if (!std::exchange(driver_.hangs, false)) std::exchange(driver_.go_on, nullptr)();
     });
     return {};
   }
@@ -79,8 +83,8 @@ class ScriptedEvictor final : public Evictor {
   ScriptedDriver& driver_;
 };
 
-/// Of the ranks a to d each sees both GPUs. What processes have on GPU 0 beside their group's
-/// memory is `context`.
+/// Of the ranks a to d each sees both GPUs. What processes have on GPU 0 beside their groups'
+/// memory are `contexts`.
 class DeepTest : public SwapTest {
  protected:
   using BrokerTest::expect_intact;
@@ -90,11 +94,13 @@ class DeepTest : public SwapTest {
   void SetUp() override {
     SwapTest::SetUp();
     for (ScriptedRank* rank : {&a, &b, &c, &d}) rank->use(devices);
-    driver.leaves = [this] { context.reset(); };
+    driver.leaves = [this] {
+      if (!contexts.empty()) contexts.pop_back();
+    };
     driver.returns = [this] {
       Result<CreatedMemory> made = world::made_on(devices, gpu(0), kContext);
       ASSERT_TRUE(made.ok()) << made.status().text();
-      context = std::move(made).value();
+      contexts.push_back(std::move(made).value());
     };
   }
   void make_broker() override {
@@ -125,7 +131,7 @@ class DeepTest : public SwapTest {
   }
 
   ScriptedDriver driver;
-  std::optional<CreatedMemory> context;
+  std::vector<CreatedMemory> contexts;
 };
 
 TEST_F(DeepTest, NothingOfTheProcessesStaysOnTheDevices) {
@@ -223,29 +229,17 @@ TEST_F(DeepTest, WhatHasNotBeenProvenIsLookedAtBeforeThePause) {
   expect_paused(true);
 }
 
-/// A caller that may go while nothing has begun yet.
-class CallerThatGoes final : public OperationObserver {
- public:
-  void progress(const v1::Progress&) override {}
-  void on_wait(std::function<void()> forget) override { goes = std::move(forget); }
-  void finished(const Status& status) override { ends.push_back(status); }
-  std::function<void()> goes;
-  std::vector<Status> ends;
-};
-
 TEST_F(DeepTest, WhoeverWaitsForAProofHearsOfItsEndOnce) {
   two_sharing();
   driver.verdict.reset();
   driver.proves = false;
-  const auto gone = std::make_shared<CallerThatGoes>();
-  on_loop([&] { broker->start_operation(Caller{}, deep(), {"train"}, {}, gone); });
+  const auto gone = begin(deep());
   ASSERT_TRUE(gone->goes);
-  EXPECT_TRUE(gone->ends.empty());
+  EXPECT_FALSE(gone->done());
   on_loop([&] { gone->goes(); });
   on_loop([&] { gone->goes(); });
-  ASSERT_EQ(gone->ends.size(), 1U);
-  EXPECT_EQ(gone->ends[0].code(), Code::kCancelled);
-  EXPECT_THAT(gone->ends[0].text(), HasSubstr("the caller has disconnected"));
+  EXPECT_EQ(gone->status().code(), Code::kCancelled);
+  EXPECT_EQ(gone->status().text(), "the caller has disconnected");
   const auto watcher = begin(deep());
   EXPECT_FALSE(watcher->done());
   on_loop([&] { broker->shut(); });
@@ -302,12 +296,7 @@ TEST_F(DeepTest, ARestoreWaitsForTheSpaceThatItsCheckpointHasFreedAndATenth) {
                                                "device, and resume again"));
   expect_paused(true);
   watcher = begin(Operation::kResume);
-  const auto waits = [&] {
-    const std::vector<v1::Progress> all = watcher->all();
-    return std::any_of(all.begin(), all.end(),
-                       [&](const v1::Progress& each) { return each.waits_for() == lack; });
-  };
-  EXPECT_TRUE(eventually(waits));
+  EXPECT_TRUE(eventually([&] { return watcher->saw_wait(lack); }));
   d.free(filler);
   ASSERT_TRUE(complete(watcher).ok()) << watcher->status().text();
   expect_running();
@@ -328,6 +317,37 @@ TEST_F(DeepTest, AResumeWaitsForTheCallsOfAnEvictionThatWasLate) {
   EXPECT_TRUE(resumed.ok()) << resumed.text();
   EXPECT_EQ(driver.calls, Words{"restore rank 0 rank 1"});
   expect_running();
+}
+
+TEST_F(DeepTest, WhoeverNeedsMemoryOfADeviceWaitsForTheRestoreThatIsUnderWayThere) {
+  make(a, train, 0, 2);
+  driver.returns();
+  make(b, rollout, 0, 2);
+  driver.returns();
+  Group third{"third", {}, 50};
+  make(c, third, 0, 2);
+  Group apart{"apart", {}, 70};
+  make(d, apart, 0, 2, 1);
+  for (const char* name : {"train", "rollout"}) ASSERT_TRUE(pause_deep(name).ok());
+  for (const char* name : {"third", "apart"}) ASSERT_TRUE(pause(name).ok());
+  driver.hangs = true;
+  const auto first = begin(Operation::kResume, "train");
+  ASSERT_TRUE(eventually([&] { return driver.go_on != nullptr; }));
+  const auto second = begin(Operation::kResume, "rollout");
+  EXPECT_TRUE(eventually([&] {
+    return second->saw_wait("there is no space to restore the processes of group 'rollout': " +
+                            to_string(gpu(0)) + " has another restore under way");
+  }));
+  const auto shallow = begin(Operation::kResume, "third");
+  EXPECT_TRUE(resume("apart").ok()) << "on another device";
+  EXPECT_FALSE(shallow->done());
+  on_loop([&] { std::exchange(driver.go_on, nullptr)(); });
+  for (const auto& watcher : {first, second, shallow})
+    EXPECT_TRUE(complete(watcher).ok()) << watcher->status().text();
+  EXPECT_EQ(contexts.size(), 2U);
+  expect_intact(a, train);
+  expect_intact(b, rollout);
+  expect_intact(c, third);
 }
 
 // ---- swaps --------------------------------------------------------------------------------------

@@ -34,5 +34,26 @@ TEST_F(BrokerLateSharerTest, WhatARankResumesIsSharedOnceItIsBack) {
   EXPECT_TRUE(b.holds(cache, 0x22));
 }
 
+TEST_F(BrokerLateSharerTest, WhatIsSharedWhileItsRankBecomesQuietStays) {
+  constexpr pb_size_t kQuiesce = amem_v1_SessionMessage_quiesce_tag;
+  two_sharing();
+  const std::uint64_t cache = a.create(gpu(0), 8 * kMiB, "cache");
+  a.write(cache, 0x11);
+  a.moods[kQuiesce] = ScriptedRank::Mood::kLate;
+  a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"cache"});
+  ASSERT_TRUE(eventually([&] { return a.received[kQuiesce] == 1; }));
+  b.share(a, cache);
+  a.catch_up();
+  ASSERT_TRUE(eventually([&] { return a.replies.size() == 1; }));
+  EXPECT_EQ(ScriptedRank::code(a.replies[0]), Code::kAborted);
+  const std::string text = a.replies[0].message.body.reply.text;
+  EXPECT_NE(text.find("memory of tag 'cache' of rank 0 (pid "), std::string::npos) << text;
+  EXPECT_NE(text.find("is shared with another rank since the pause began. Pause again"),
+            std::string::npos)
+      << text;
+  EXPECT_TRUE(b.holds(cache, 0x11));
+  EXPECT_EQ(status().pool().used_bytes(), 0U);
+}
+
 }  // namespace
 }  // namespace amem

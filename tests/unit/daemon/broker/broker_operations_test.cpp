@@ -554,6 +554,29 @@ TEST_F(BrokerTest, WhileAnOperatorWaitsForARankNoOtherBegins) {
   EXPECT_TRUE(complete(watcher).ok()) << watcher->status().text();
 }
 
+TEST_F(BrokerTest, AnOperatorThatWaitsForARankHearsWhyAndMayGo) {
+  constexpr pb_size_t kSave = amem_v1_SessionMessage_save_tag;
+  two_sharing();
+  ASSERT_NE(a.create(gpu(0), 4 * kMiB, "cache"), 0U);
+  a.moods[kSave] = Mood::kLate;
+  a.request(amem_v1_GroupOp_GROUP_OP_PAUSE, 0, {"cache"});
+  ASSERT_TRUE(eventually([&] { return a.received[kSave] == 1; }));
+  const auto gone = begin(Operation::kPause);
+  settle();
+  ASSERT_TRUE(gone->goes);
+  EXPECT_FALSE(gone->done());
+  EXPECT_EQ(gone->all().at(0).group(), "train");
+  EXPECT_TRUE(gone->saw_wait("is under way")) << gone->all().at(0).waits_for();
+  on_loop([&] { gone->goes(); });
+  EXPECT_EQ(gone->status().code(), Code::kCancelled);
+  on_loop([&] { gone->goes(); });
+  a.catch_up();
+  ASSERT_TRUE(eventually([&] { return a.replies.size() == 1; }));
+  EXPECT_EQ(ScriptedRank::code(a.replies[0]), Code::kOk);
+  settle();
+  EXPECT_EQ(group().state(), kRunning) << "nobody waits to pause it";
+}
+
 TEST_F(BrokerTest, RanksPauseAndResumeFromInside) {
   two_sharing();
   for (const amem_v1_GroupOp op :

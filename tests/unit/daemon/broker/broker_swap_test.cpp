@@ -36,8 +36,14 @@ TEST_F(SwapTest, WhatCannotWorkIsRefusedBeforeThePause) {
   EXPECT_EQ(swap("train", "nobody").code(), Code::kNotFound);
   EXPECT_EQ(swap("nobody", "train").code(), Code::kNotFound);
   const std::vector<std::string> none, one = {"train"};
-  EXPECT_EQ(complete(begin_swap(one, none)).code(), Code::kInvalidArgument);
-  EXPECT_EQ(complete(begin_swap(none, one)).code(), Code::kInvalidArgument);
+  for (const auto& [out, in] : {std::pair(one, none), std::pair(none, one)}) {
+    const Status missing = complete(begin_swap(out, in));
+    EXPECT_EQ(missing.code(), Code::kInvalidArgument);
+    EXPECT_EQ(missing.text(), "a swap requires groups to pause and groups to resume");
+  }
+  EXPECT_EQ(complete(begin(Operation::kPause, none)).text(), "no group is named");
+  EXPECT_EQ(complete(begin(Operation::kPause, std::vector<std::string>{"train", "train"})).text(),
+            "group 'train' is named twice");
   expect_states(kRunning, kRunning);
 }
 
@@ -261,6 +267,72 @@ TEST_F(SwapTest, ASecondGroupThatCannotFitLeavesBothPausedWithAllNumbers) {
   expect_states(kPaused, kPaused);
   c.free(large);
   expect_usable();
+}
+
+TEST_F(SwapTest, WhatWillBecomeFreeIsToldWithWhatIsMissing) {
+  make_both(10 * kMiB, 100 * kMiB);
+  join(c, "other");
+  ASSERT_NE(c.create(gpu(0), 60 * kMiB), 0U);
+  expect_trims();
+  const auto watcher = swap_with_a_late_save();
+  ASSERT_TRUE(eventually([&] { return !group("rollout").note().empty(); }));
+  a.catch_up();
+  const Status failed = complete(watcher);
+  EXPECT_EQ(failed.code(), Code::kResourceExhausted);
+  EXPECT_NE(failed.text().find(to_string(gpu(0)) +
+                               " has 52 MiB free, but 106 MiB are needed (another 16 MiB become "
+                               "free when the groups that pause have left). Pause the group or end "
+                               "the process that uses the device"),
+            std::string::npos)
+      << failed.text();
+}
+
+TEST_F(SwapTest, WhatGroupsLackTogetherIsTold) {
+  make_both(80 * kMiB, 80 * kMiB);
+  ASSERT_TRUE(pause("train").ok());
+  expect_trims();
+  const Status failed =
+      complete(begin(Operation::kResume, std::vector<std::string>{"train", "rollout"}));
+  EXPECT_NE(
+      failed.text().find("has 128 MiB free, but 172 MiB are needed by the 2 groups together."),
+      std::string::npos)
+      << failed.text();
+}
+
+TEST_F(SwapTest, TheHistoryHasEachOperationWithItsMemoryAndItsError) {
+  make_both(10 * kMiB, 10 * kMiB);
+  ASSERT_TRUE(swap("train", "rollout").ok());
+  a.moods[kMap] = Mood::kFailing;
+  const Status failed = resume("train");
+  ASSERT_FALSE(failed.ok());
+  a.moods.clear();
+  v1::ListHistoryResponse past;
+  ASSERT_TRUE(on_loop([&] { return broker->history(Caller{}, {}, past); }).ok());
+  ASSERT_EQ(past.operations_size(), 4);
+  const v1::PastOperation& first = past.operations(0);  // before train came
+  EXPECT_FALSE(first.swap());
+  EXPECT_EQ(first.group(), "rollout");
+  const v1::PastOperation& out = past.operations(1);
+  const v1::PastOperation& in = past.operations(2);
+  EXPECT_TRUE(out.swap() && in.swap());
+  EXPECT_GT(out.transaction(), first.transaction());
+  EXPECT_EQ(out.transaction(), in.transaction());
+  EXPECT_EQ(out.operation() + " " + out.group(), "pause train");
+  EXPECT_EQ(in.operation() + " " + in.group(), "resume rollout");
+  EXPECT_EQ(out.memory().closed_bytes(), 16 * kMiB);
+  EXPECT_EQ(in.memory().made_bytes(), 16 * kMiB);
+  for (const v1::PastOperation* each : {&out, &in}) {
+    EXPECT_EQ(each->code(), 0U);
+    EXPECT_EQ(each->error() + each->tags() + each->stage() + each->why(), "");
+    EXPECT_FALSE(each->by_broker() || each->deep() || each->partial());
+    EXPECT_GT(each->us(), 0U);
+    EXPECT_LE(each->began_us(), to_us(std::chrono::system_clock::now().time_since_epoch()));
+  }
+  const v1::PastOperation& last = past.operations(3);
+  EXPECT_FALSE(last.swap());
+  EXPECT_GT(last.transaction(), in.transaction());
+  EXPECT_EQ(last.code(), static_cast<std::uint32_t>(failed.code()));
+  EXPECT_EQ(last.error(), failed.text());
 }
 
 TEST_F(SwapTest, AGroupThatRunsWithoutSomeTagsGetsThemBack) {
