@@ -25,6 +25,7 @@ struct ScriptedDriver {
   int proofs = 0;
   Evictor::Sets seen;  // by the last look
   Words calls;
+  Duration limit{};  // of the last of them
 };
 
 class ScriptedEvictor final : public Evictor {
@@ -42,8 +43,8 @@ class ScriptedEvictor final : public Evictor {
       });
   }
   std::string terms(const Sets&) const override { return "with NCCL 1.2.3"; }
-  Calls evict(std::vector<EvictedProcess> processes, Duration, EvictDone done) override {
-    note("evict", processes);
+  Calls evict(std::vector<EvictedProcess> processes, Duration limit, EvictDone done) override {
+    note("evict", processes, limit);
     auto calls = std::make_shared<int>();
     Calls lives = calls;
     driver_.go_on = [this, done = std::move(done), calls = std::move(calls)]() mutable {
@@ -54,9 +55,9 @@ class ScriptedEvictor final : public Evictor {
     if (!std::exchange(driver_.hangs, false)) loop_.post(std::exchange(driver_.go_on, nullptr));
     return lives;
   }
-  Calls restore(std::vector<EvictedProcess> processes, Duration, const MakeSpace& space,
+  Calls restore(std::vector<EvictedProcess> processes, Duration limit, const MakeSpace& space,
                 Done done) override {
-    note("restore", processes);
+    note("restore", processes, limit);
     space([this, done = std::move(done)](const Result<RestoreHold>& hold) {
       if (!hold.ok()) return done(hold.status());
       driver_.go_on = [this, done, hold = hold.value()]() mutable {
@@ -72,7 +73,8 @@ class ScriptedEvictor final : public Evictor {
   void shut() override {}
 
  private:
-  void note(const std::string& call, const std::vector<EvictedProcess>& processes) {
+  void note(const std::string& call, const std::vector<EvictedProcess>& processes, Duration limit) {
+    driver_.limit = limit;
     std::string text = call;
     for (const EvictedProcess& each : processes)
       if (each.lives()) text += " " + each.label.substr(0, each.label.find(" ("));
@@ -146,6 +148,8 @@ TEST_F(DeepTest, NothingOfTheProcessesStaysOnTheDevices) {
     expect_paused(true);
     EXPECT_EQ(used(0), 0U);
     EXPECT_EQ(driver.calls, Words{"evict rank 0 rank 1"});
+    EXPECT_LE(driver.limit, patience() * 9 / 10);
+    EXPECT_GT(driver.limit, patience() * 8 / 10);
     const v1::Progress last = watcher->all().back();
     EXPECT_EQ(last.memory().closed_bytes(), 10 * kMiB);
     ASSERT_EQ(last.remarks_size(), round == 0 ? 1 : 0);
@@ -157,6 +161,7 @@ TEST_F(DeepTest, NothingOfTheProcessesStaysOnTheDevices) {
     EXPECT_THAT(pause_deep().text(), HasSubstr("paused, with nothing left on its devices"));
     ASSERT_TRUE(resume().ok());
     EXPECT_EQ(driver.calls.back(), "restore rank 0 rank 1");
+    EXPECT_EQ(driver.limit, patience() * 9 / 10);
     EXPECT_EQ(used(0), before);
     expect_running();
   }
