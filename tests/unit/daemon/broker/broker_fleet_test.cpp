@@ -147,7 +147,9 @@ TEST_F(BrokerFleetTest, WhereTheFirstAddressIsNoneTheOthersEndAtOnce) {
 }
 
 TEST_F(BrokerFleetTest, OnlyOperatorsLeadAndEachNodeOnce) {
-  EXPECT_EQ(refused(pause_of({"here"}), false).code(), Code::kPermissionDenied);
+  const Status denied = refused(pause_of({"here"}), false);
+  EXPECT_EQ(denied.code(), Code::kPermissionDenied);
+  EXPECT_THAT(denied.text(), HasSubstr("only root, amemd's own user and the group"));
   EXPECT_EQ(refused(pause_of({"here", "other", "here"})).text(), "a node is named twice");
   v1::FleetBegin many = pause_of({});
   for (std::size_t i = 0; i <= kMaxNodes; ++i) many.add_nodes("n" + std::to_string(i));
@@ -173,6 +175,66 @@ TEST_F(BrokerFleetTest, AllOfAMessageIsReadAlsoAfterANodeThatIsLost) {
   ASSERT_EQ(watcher->all().size(), 1U);
   EXPECT_EQ(watcher->all()[0].node(), nodes[rest[1]]);
   EXPECT_EQ(watcher->all()[0].phase(), "save");
+}
+
+TEST_F(BrokerFleetTest, EachHeadIsToldWhichNodesItPassesOnToAndAnswersForNoOther) {
+  std::vector<std::string> nodes;
+  for (std::size_t node = 0; node <= kAllDirect; ++node)
+    nodes.push_back("n" + std::to_string(node));
+  const auto watcher = lead(pause_of(nodes));
+  const std::vector<Branch> branches = fan_out(nodes.size());
+  ASSERT_EQ(told.size(), branches.size());
+  for (const Branch& branch : branches) {
+    ASSERT_EQ(told[nodes[branch.head]].size(), 1U);
+    const v1::FleetCommand& first = told[nodes[branch.head]][0];
+    EXPECT_EQ(first.node(), branch.head);
+    EXPECT_EQ(first.begin().number(), branch.head);
+    const auto& passes_on = first.begin().passes_on();
+    EXPECT_EQ(std::vector<std::size_t>(passes_on.begin(), passes_on.end()), branch.rest);
+    EXPECT_EQ(first.begin().nodes_size(), static_cast<int>(nodes.size()));
+    EXPECT_EQ(first.begin().protocol(), kFleetProtocol);
+    EXPECT_EQ(first.begin().transaction().size(), 16U);
+    std::array<char, 256> host{};
+    ASSERT_EQ(::gethostname(host.data(), host.size() - 1), 0);
+    EXPECT_EQ(first.begin().leader(), host.data());
+  }
+  v1::FleetReports reports;
+  for (const std::size_t node : {std::size_t{1}, branches[1].rest[0], nodes.size()}) {
+    v1::FleetReport& report = *reports.add_each();
+    report.set_node(static_cast<std::uint32_t>(node));
+    report.mutable_progress()->set_phase("save");
+  }
+  on_loop([&] { ways.at("n0").lock()->reports(reports); });
+  EXPECT_TRUE(watcher->all().empty()) << "they are of another branch, or none";
+  on_loop([&] { ways.at("n1").lock()->reports(reports); });
+  ASSERT_EQ(watcher->all().size(), 2U);
+  EXPECT_EQ(watcher->all()[0].node(), "n1");
+  EXPECT_EQ(watcher->all()[0].node_number(), 1U);
+  EXPECT_EQ(watcher->all()[1].node_number(), branches[1].rest[0]);
+}
+
+TEST_F(BrokerFleetTest, TheNodesThatAHeadPassesOnToAreLostWithIt) {
+  std::vector<std::string> nodes;
+  for (std::size_t node = 0; node <= kAllDirect; ++node)
+    nodes.push_back("n" + std::to_string(node));
+  const auto watcher = lead(pause_of(nodes));
+  on_loop([&] { ways.at("n0").lock()->over({Code::kUnavailable, "connection refused"}); });
+  EXPECT_FALSE(watcher->done());
+  EXPECT_FALSE(was_told("n0", v1::FleetCommand::kGiveUp)) << "there is no way to it";
+  const std::vector<Branch> branches = fan_out(nodes.size());
+  for (std::size_t branch = 1; branch < branches.size(); ++branch) {
+    const std::string& head = nodes[branches[branch].head];
+    EXPECT_TRUE(was_told(head, v1::FleetCommand::kGiveUp)) << head;
+    const auto way = ways.at(head).lock();
+    on_loop([&] { way->over({Code::kUnavailable, "broken"}); });
+  }
+  ASSERT_TRUE(watcher->done());
+  const std::string text = watcher->status().text();
+  EXPECT_THAT(text,
+              HasSubstr("node 'n0': lost: connection refused; node '" + nodes[branches[0].rest[0]] +
+                        "': lost: it is reached through node 'n0', which is lost: connection "
+                        "refused; node '"));
+  EXPECT_FALSE(on_loop([&] { return fleet->leads(); }));
 }
 
 TEST_F(BrokerFleetTest, WhatCannotBeTakenIsRefusedByItsReason) {

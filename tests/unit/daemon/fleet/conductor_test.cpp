@@ -335,6 +335,39 @@ TEST_F(ConductorTest, ANodeThatSaysNothingForTooLongIsLost) {
       << conductor->result().text();
 }
 
+TEST_F(ConductorTest, ANodeThatDoesNotJoinInTimeIsLostByName) {
+  begin(2);
+  joins(0, instance(0));
+  now += seconds(10) - milliseconds(1);
+  conductor->tick(now);
+  EXPECT_EQ(said(), "");
+  EXPECT_EQ(conductor->wakeup(), now + milliseconds(1));
+  now += milliseconds(1);
+  conductor->tick(now);
+  EXPECT_EQ(said(), "0 give up");
+  EXPECT_EQ(conductor->wakeup(), now + kSilence - seconds(10));
+  ends(0, {Code::kAborted, "given up"});
+  EXPECT_TRUE(conductor->ended());
+  EXPECT_EQ(conductor->result().code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(conductor->result().text(),
+            "node 'n1': lost: it has not answered within 10s. Check that amemd runs there and "
+            "listens at this address; node 'n0': given up");
+}
+
+TEST_F(ConductorTest, OneNodeByTwoNamesIsRefused) {
+  begin(3);
+  joins(1, instance(5));
+  joins(2, instance(5));
+  std::map<std::size_t, std::string> why;
+  for (const Conductor::NodeCommand& each : conductor->take_commands())
+    if (each.command.has_give_up()) {
+      EXPECT_EQ(each.command.give_up().code(), static_cast<std::uint32_t>(Code::kInvalidArgument));
+      why[each.node] = each.command.give_up().text();
+    }
+  const std::string text = "node 'n2' and node 'n1' are the same node. Name each node once";
+  EXPECT_EQ(why, (std::map<std::size_t, std::string>{{0, text}, {1, text}, {2, text}}));
+}
+
 TEST_F(ConductorTest, SilenceIsOfThoseThatHaveJoinedAndNotEnded) {
   begin(3);
   joins(0, instance(0), 1'000'000);
