@@ -121,6 +121,13 @@ TEST_F(BrokerTurnsTest, TheTimeOfEachGroupCounts) {
       eventually([&] { return times()["train"].first > 10 && times()["rollout"].first > 10; }));
   EXPECT_GT(times()["train"].second, 10U);
   EXPECT_EQ(times()["rollout"].second, 0U) << "it has been out since it came";
+  ASSERT_TRUE(eventually([&] { return times()["rollout"].first > 500; }));
+  Stages::Change change;
+  for (const char* name : {kNoStage.data(), "night"}) {
+    change.stage = name;
+    ASSERT_TRUE(on_loop([&] { return broker->set_turn(Caller{}, "rollout", change); }).ok());
+  }
+  EXPECT_LT(times()["rollout"].first, 500U) << "it has come anew";
 }
 
 TEST_F(BrokerTurnsTest, ARankThatHasSaidNothingForLongIsAskedOnce) {
@@ -372,6 +379,31 @@ TEST_F(BrokerTurnsTest, AStageThatIsNotThereIsRefusedWithThoseThatAre) {
   EXPECT_EQ(refused.text(), "there is no stage 'day'. This node's stages are 'night'");
 }
 
+TEST_F(BrokerTurnsTest, AGroupThatTakesNoTurnsIsTroubleAndOneThatTakesThemAgainIsNews) {
+  const auto errors = std::make_shared<TextsHeard>("error");
+  const auto news = std::make_shared<TextsHeard>("turn");
+  on_loop([&] {
+    broker->events().subscribe(Caller{}, "train", errors);
+    broker->events().subscribe(Caller{}, "train", news);
+  });
+  make_member(a, train);
+  const std::uint64_t elsewhere = a.create(gpu(1), 2 * kMiB);
+  ASSERT_TRUE(eventually([&] { return turn("train").what == "apart"; }));
+  on_loop([&] {
+    EXPECT_EQ(errors->text.rfind("takes no turns in stage 'night': group 'train' uses GPU ", 0), 0U)
+        << errors->text;
+    EXPECT_NE(errors->text.find(". It stays as it is\n"), std::string::npos) << errors->text;
+    EXPECT_EQ(news->text, "");
+    errors->text.clear();
+  });
+  a.free(elsewhere);
+  ASSERT_TRUE(eventually([&] { return turn("train").what != "apart"; }));
+  on_loop([&] {
+    EXPECT_EQ(errors->text, "");
+    EXPECT_EQ(news->text, "takes turns in stage 'night' again\n");
+  });
+}
+
 TEST_F(BrokerTurnsTest, AStageResumesNoGroupThatTakesNoTurns) {
   make_member(a, train);
   ASSERT_NE(a.create(gpu(1), 2 * kMiB), 0U);
@@ -576,6 +608,24 @@ TEST_F(BrokerStartsTest, WhoseFirstRankNamesTheStageWaitsForItsTurn) {
   EXPECT_EQ(turn("rollout").what, "waits");
 }
 
+TEST_F(BrokerStartsTest, OneThatAnOperatorCouldNotResumeWaitsForItsStartAgain) {
+  make(c, third, 80 * kMiB, 2);
+  ASSERT_TRUE(pause("third").ok());
+  ASSERT_TRUE(told(ask("train")));
+  const auto second = ask("rollout");
+  ASSERT_TRUE(eventually([&] { return turn("rollout").what == "waits"; }));
+  ASSERT_TRUE(pause("rollout").ok());
+  ASSERT_TRUE(eventually([&] { return turn("rollout").what == "paused"; }));
+  join(d, "other");
+  ASSERT_NE(d.create(gpu(0), 100 * kMiB), 0U);
+  expect_trims();
+  const Status resumed =
+      complete(begin(Operation::kResume, std::vector<std::string>{"rollout", "third"}));
+  EXPECT_EQ(resumed.code(), Code::kResourceExhausted) << resumed.text();
+  EXPECT_TRUE(eventually([&] { return turn("rollout").what == "waits"; })) << turn("rollout").what;
+  EXPECT_EQ(turn("rollout").call, "its start");
+}
+
 TEST_F(BrokerStartsTest, OneThatIsTakenOutOfItsStageMayStart) {
   ASSERT_TRUE(told(ask("train")));
   const auto second = ask("rollout");
@@ -716,6 +766,13 @@ TEST_F(BrokerLeasesTest, WhoWaitsForALeaseOfAGroupThatIsTakenOutIsTold) {
   EXPECT_EQ(left.code(), Code::kAborted);
   EXPECT_EQ(left.text(), "group 'rollout' has left its stage");
   EXPECT_EQ(turn("train").what, "runs");
+  EXPECT_TRUE(stage().groups(0).leased());
+  for (const char* name : {kNoStage.data(), "night"}) {
+    change.stage = name;
+    EXPECT_TRUE(on_loop([&] { return broker->set_turn(Caller{}, "train", change); }).ok());
+  }
+  ASSERT_EQ(stage().groups_size(), 1);
+  EXPECT_FALSE(stage().groups(0).leased()) << "its lease was of before";
 }
 
 TEST_F(BrokerLeasesTest, AnAmemdThatEndsGivesNoLease) {
@@ -774,6 +831,10 @@ TEST_F(BrokerSlicesTest, WhatAPartOfAGroupCostsIsNotWhatTheGroupCosts) {
   change.longest_wait = seconds(12);
   const Status promised = on_loop([&] { return broker->set_turn(Caller{}, "train", change); });
   EXPECT_TRUE(promised.ok()) << promised.text();
+  EXPECT_TRUE(group("train").paused_by_stage());
+  ASSERT_TRUE(pause("train").ok());
+  EXPECT_EQ(group("train").resident_bytes(), 0U) << "an operator wants all of it to leave";
+  EXPECT_FALSE(group("train").paused_by_stage());
 }
 
 TEST_F(BrokerSlicesTest, ThreeGroupsGoAround) {
