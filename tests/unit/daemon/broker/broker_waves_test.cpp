@@ -108,8 +108,15 @@ class OtherNodes final : public RemoteNodes {
   const std::string transaction_ = std::string(16, 'o');
 };
 
+/// A pause of what has left in part is rolled back, which takes longer than the look.
 TEST_F(WavesTest, WhatIsGivenUpWhileTheDeviceIsLookedAtIsNotSaved) {
   make_full();
+  const auto in_part = swap_to_a_late_second_save();
+  a.moods[kSave] = Mood::kFailing;
+  a.done(RankPhase::kSave, a.epoch, true);
+  ASSERT_FALSE(complete(in_part).ok());
+  a.moods.clear();
+  a.received.clear();
   const auto nodes = std::make_shared<OtherNodes>();
   const auto watcher = std::make_shared<Watcher>();
   const std::uint64_t number = on_loop([&] {
@@ -122,11 +129,10 @@ TEST_F(WavesTest, WhatIsGivenUpWhileTheDeviceIsLookedAtIsNotSaved) {
   });
   const Status given_up = complete(watcher);
   EXPECT_EQ(given_up.code(), Code::kAborted);
-  EXPECT_NE(given_up.text().find("save: called off: another node has failed"), std::string::npos)
-      << given_up.text();
+  EXPECT_NE(given_up.text().find("another node has failed"), std::string::npos) << given_up.text();
   EXPECT_EQ(a.received[kSave], 0);
-  expect_states(kRunning, kPaused);
-  expect_intact(a, train);
+  expect_states(kPaused, kPaused);
+  expect_usable();
 }
 
 TEST_F(WavesTest, WithSpaceForBothItLeavesAtOnce) {
