@@ -145,12 +145,12 @@ void PauseOperation::save(Epoch epoch) {
   if (epoch.wave == 0 && may_need_waves() && !uses_) {
     std::set<DeviceUuid> devices;
     for (const auto& [device, bytes] : needs_of(exchange_->arriving, {})) devices.insert(device);
-    return context_.workers.look(
-        devices, later([this, epoch](const Workers::Uses& uses) {
-          if (group_.machine.phase() != Phase::kSave || group_.machine.epoch() != epoch) return;
-          uses_ = uses;
-          save(epoch);
-        }));
+    return context_.workers.look(devices, later([this, epoch](const Workers::Uses& uses) {
+                                   // Else it is on its way back meanwhile, and saves no more.
+                                   if (group_.machine.phase() != Phase::kSave) return;
+                                   uses_ = uses;
+                                   save(epoch);
+                                 }));
   }
   event::SaveSent sent;
   if (epoch.wave == 0) sent.status = prepare();
