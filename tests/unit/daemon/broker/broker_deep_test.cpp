@@ -58,11 +58,11 @@ class ScriptedEvictor final : public Evictor {
   Calls restore(std::vector<EvictedProcess> processes, Duration limit, const MakeSpace& space,
                 Done done) override {
     note("restore", processes, limit);
-    space([this, done = std::move(done)](const Result<RestoreHold>& hold) {
-      if (!hold.ok()) return done(hold.status());
-      driver_.go_on = [this, done, hold = hold.value()]() mutable {
+    space([this, done = std::move(done)](const Result<RestoreClaim>& claim) {
+      if (!claim.ok()) return done(claim.status());
+      driver_.go_on = [this, done, claim = claim.value()]() mutable {
         if (driver_.restored.ok()) driver_.returns();
-        hold.reset();
+        claim.reset();
         done(driver_.restored);
       };
       if (!std::exchange(driver_.hangs, false)) std::exchange(driver_.go_on, nullptr)();
@@ -412,7 +412,7 @@ class DeepAfterTest : public DeepTest {
   }
   v1::PastOperation last_operation() {
     v1::ListHistoryResponse history;
-    EXPECT_TRUE(on_loop([&] { return broker->history(Caller{}, {}, history); }).ok());
+    EXPECT_TRUE(on_loop([&] { return broker->reports().history(Caller{}, {}, history); }).ok());
     return history.operations().empty() ? v1::PastOperation() : *history.operations().rbegin();
   }
 };

@@ -88,7 +88,7 @@ TEST_P(BrokerRestartAtTest, NothingIsLostAndNothingIsBetween) {
   ASSERT_TRUE(eventually([&] { return at_rest(); })) << group().phase();
   settle();
   v1::ListHistoryResponse past;
-  ASSERT_TRUE(on_loop([&] { return broker->history(Caller{}, {}, past); }).ok());
+  ASSERT_TRUE(on_loop([&] { return broker->reports().history(Caller{}, {}, past); }).ok());
   ASSERT_EQ(past.operations_size(), 1);
   EXPECT_EQ(past.operations(0).operation(), point.resume ? "resume" : "pause");
   EXPECT_FALSE(past.operations(0).partial());

@@ -307,7 +307,7 @@ TEST_F(SwapTest, TheHistoryHasEachOperationWithItsMemoryAndItsError) {
   ASSERT_FALSE(failed.ok());
   a.moods.clear();
   v1::ListHistoryResponse past;
-  ASSERT_TRUE(on_loop([&] { return broker->history(Caller{}, {}, past); }).ok());
+  ASSERT_TRUE(on_loop([&] { return broker->reports().history(Caller{}, {}, past); }).ok());
   ASSERT_EQ(past.operations_size(), 4);
   const v1::PastOperation& first = past.operations(0);  // before train came
   EXPECT_FALSE(first.swap());

@@ -740,7 +740,7 @@ TEST_F(BrokerLeasesTest, AStageReportsItsGroupsAndItsLastSwitch) {
   EXPECT_EQ(is.last().us(), is.switching_us());
   EXPECT_EQ(is.last().code(), 0U);
   v1::ListHistoryResponse past;
-  ASSERT_TRUE(on_loop([&] { return broker->history(Caller{}, {}, past); }).ok());
+  ASSERT_TRUE(on_loop([&] { return broker->reports().history(Caller{}, {}, past); }).ok());
   EXPECT_EQ(past.operations().rbegin()->stage(), "night");
   EXPECT_EQ(past.operations().rbegin()->why(), is.last().why());
   // To whom another owner's groups are not shown.

@@ -125,7 +125,7 @@ TEST(Cut, DevicesOfOneProcessStepOneAnother) {
   EXPECT_TRUE(cut.taken());
 }
 
-TEST(Cut, AStallStepsBusyDevicesToo) {
+TEST(Cut, AStallPermitsBusyDevicesToo) {
   Time t;
   Cut cut({1, 2}, kStall, t);
   cut.report(1, one(true, 2), t);
@@ -142,23 +142,23 @@ TEST(Cut, AStallStepsBusyDevicesToo) {
   EXPECT_EQ(cut.decide(t + 2 * kStall), (Permits{{1, some_device(0), true}}));
 }
 
-TEST(Cut, BesideOneThatIsIdleAStallStepsBusyDevicesAboutEverySecondTime) {
+TEST(Cut, BesideOneThatIsIdleAStallPermitsBusyDevicesAboutEverySecondTime) {
   Time t;
   Cut cut({1, 2}, kStall, t);
-  std::uint32_t idle_steps = 0;
-  std::uint32_t busy_steps = 0;
+  std::uint32_t idle_permits = 0;
+  std::uint32_t busy_permits = 0;
   for (int round = 0; round < 200; ++round) {
-    cut.report(1, one(false, 1, idle_steps), t);
-    cut.report(2, one(true, 1, busy_steps), t);
+    cut.report(1, one(false, 1, idle_permits), t);
+    cut.report(2, one(true, 1, busy_permits), t);
     t += 6 * kStall;
-    for (const Cut::Step& step : cut.decide(t)) {
-      EXPECT_EQ(step.in_turn, step.rank == 2);
-      ++(step.rank == 1 ? idle_steps : busy_steps);
+    for (const Cut::Permit& permit : cut.decide(t)) {
+      EXPECT_EQ(permit.in_turn, permit.rank == 2);
+      ++(permit.rank == 1 ? idle_permits : busy_permits);
     }
   }
-  EXPECT_EQ(idle_steps, 200U);
-  EXPECT_GT(busy_steps, 50U);
-  EXPECT_LT(busy_steps, 150U);
+  EXPECT_EQ(idle_permits, 200U);
+  EXPECT_GT(busy_permits, 50U);
+  EXPECT_LT(busy_permits, 150U);
 }
 
 TEST(Cut, WorkOfAStepIsGivenTimeToEnd) {

@@ -198,8 +198,8 @@ TEST_F(BarrierTest, APauseIsCalledOffAtAnyTimeBefore) {
   expect_called_off(Code::kAborted, "agree: the pause failed");
 }
 
-TEST_F(HeldTest, ACutOverSeveralNodesIsTakenElsewhere) {
-  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Held::kAcrossNodes).ok());
+TEST_F(BarrierTest, ACutOverSeveralNodesIsTakenElsewhere) {
+  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Barrier::kAcrossNodes).ok());
   drain();
   ASSERT_EQ(group.phase(), Phase::kQuiesce);
   const CutReport busy{0, 0, {{DeviceUuid(), true, 0}}};
@@ -214,29 +214,29 @@ TEST_F(HeldTest, ACutOverSeveralNodesIsTakenElsewhere) {
   EXPECT_TRUE(reported[0].what->devices[0].busy);
   EXPECT_EQ(reported[1].rank, 2U);
   EXPECT_EQ(reported[1].what->devices[0].waiting, 1U);
-  EXPECT_EQ(find<action::Step>(), nullptr) << "rank 2 is let through by who takes the cut";
+  EXPECT_EQ(find<action::Permit>(), nullptr) << "rank 2 is let through by who takes the cut";
   EXPECT_EQ(group.wakeup(), now + Deadlines().quiesce);
-  group.tell(event::StepOf{{2, DeviceUuid(), true}}, now);
-  group.tell(event::StepOf{{3, DeviceUuid(), true}}, now);
+  group.tell(event::PermitOf{{2, DeviceUuid(), true}}, now);
+  group.tell(event::PermitOf{{3, DeviceUuid(), true}}, now);
   drain();
-  const std::vector<action::Step> steps = all<action::Step>();
-  ASSERT_EQ(steps.size(), 1U) << "there is no rank 3";
-  EXPECT_EQ(steps[0].epoch, group.epoch());
-  EXPECT_EQ(steps[0].step, (Cut::Step{2, DeviceUuid(), true}));
+  const std::vector<action::Permit> permits = all<action::Permit>();
+  ASSERT_EQ(permits.size(), 1U) << "there is no rank 3";
+  EXPECT_EQ(permits[0].epoch, group.epoch());
+  EXPECT_EQ(permits[0].permit, (Cut::Permit{2, DeviceUuid(), true}));
   quiet(1);
   group.cut_status(2, group.epoch(), {1, 0, {}}, now);
   EXPECT_EQ(group.phase(), Phase::kQuiesce) << "ranks of other nodes may not be quiet";
   group.tell(event::CutTaken{}, now);
   EXPECT_EQ(group.phase(), Phase::kSave);
   group.tell(event::CutTaken{}, now);
-  group.tell(event::StepOf{{2, DeviceUuid(), true}}, now);
+  group.tell(event::PermitOf{{2, DeviceUuid(), true}}, now);
   EXPECT_EQ(group.phase(), Phase::kSave);
   drain();
-  EXPECT_EQ(find<action::Step>(), nullptr) << "there is no cut any more";
+  EXPECT_EQ(find<action::Permit>(), nullptr) << "there is no cut any more";
 }
 
-TEST_F(HeldTest, WhoTakesTheCutOverSeveralNodesHearsOfARankThatHasGone) {
-  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Held::kAcrossNodes).ok());
+TEST_F(BarrierTest, WhoTakesTheCutOverSeveralNodesHearsOfARankThatHasGone) {
+  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Barrier::kAcrossNodes).ok());
   drain();
   group.leave(2, false, now);
   drain();
@@ -245,15 +245,15 @@ TEST_F(HeldTest, WhoTakesTheCutOverSeveralNodesHearsOfARankThatHasGone) {
   EXPECT_FALSE(find<action::Reported>()->what.has_value());
 }
 
-TEST_F(HeldTest, OverSeveralNodesADeadlineSaysThatOtherNodesAreAwaited) {
-  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Held::kAcrossNodes).ok());
+TEST_F(BarrierTest, OverSeveralNodesADeadlineSaysThatOtherNodesAreAwaited) {
+  ASSERT_TRUE(group.start(Operation::kPause, {}, now, Barrier::kAcrossNodes).ok());
   quiet(1);
   quiet(2);
   group.tick(now + Deadlines().quiesce);
   expect_called_off(Code::kDeadlineExceeded, "ranks of other nodes are not quiet yet");
 }
 
-TEST_F(HeldTest, ARankThatDiesBeforeTheOthersHaveSavedCallsItOff) {
+TEST_F(BarrierTest, ARankThatDiesBeforeTheOthersHaveSavedCallsItOff) {
   to_agree();
   group.leave(2, false, now);
   expect_called_off(Code::kAborted, "rank 1 (pid 22) ended during agree");

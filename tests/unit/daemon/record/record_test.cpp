@@ -34,7 +34,7 @@ class RecordHolderTest : public HolderFixture {
     record.replace(holder);
   }
   void settle(const std::set<std::uint32_t>& lanes) {
-    record.settle(lanes, kLong, [this](bool all) { told.push_back(all); });
+    record.await_closed(lanes, kLong, [this](bool all) { told.push_back(all); });
   }
   /// What the holder has said.
   void hear() {

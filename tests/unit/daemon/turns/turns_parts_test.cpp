@@ -155,18 +155,18 @@ TEST_F(TurnsPartsTest, AfterAFailureWhatIsLeftIsWhatTheCallerSays) {
 
 TEST_F(TurnsPartsTest, WhetherAGroupHadARestIsKnownUntilItHasCome) {
   add_group("a", 60, {30});
-  const auto has_rest = [this] {
-    return turns_->memory().groups.at(turns_->find("a")->id).has_rest;
+  const auto has_remainder = [this] {
+    return turns_->memory().groups.at(turns_->find("a")->id).has_remainder;
   };
-  EXPECT_FALSE(has_rest());
+  EXPECT_FALSE(has_remainder());
   turns_->set_stays("a", gib(30), at(1));
-  EXPECT_TRUE(has_rest());
+  EXPECT_TRUE(has_remainder());
   turns_->find("a")->presence = Presence::kComes;
   turns_->set_stays("a", {}, at(2));
-  EXPECT_TRUE(has_rest()) << "a part of it comes";
+  EXPECT_TRUE(has_remainder()) << "a part of it comes";
   turns_->find("a")->presence = Presence::kIn;
   static_cast<void>(turns_->look(at(3)));
-  EXPECT_FALSE(has_rest());
+  EXPECT_FALSE(has_remainder());
 }
 
 TEST_F(TurnsPartsTest, WhatAnOperatorHasPausedIsLeftAlone) {
