@@ -153,7 +153,7 @@ class Heap {
   Session& session_;
   std::atomic<bool> caches_{true};
 
-  std::mutex mutex_;  // guards what follows; taken before BrokeredMemory'
+  std::mutex mutex_;  // guards what follows; taken before BrokeredMemory's
   std::map<Address, Segment> segments_;
   std::map<Address, Block> blocks_;
   FreedLater freed_later_;

@@ -14,7 +14,7 @@
 //
 // Any thread; the caller is inside the gate where a function may talk to the broker or unmap a slab
 // (create, import, map, export_ticket, own_handle, release, free_address). The lock is held over
-// driver calls, never over a wait for the broker; it comes before BrokeredMemory'.
+// driver calls, never over a wait for the broker; it comes before BrokeredMemory's.
 #pragma once
 
 #include <atomic>
