@@ -70,6 +70,20 @@ class FullRecordTest : public BrokerTest {
     EXPECT_TRUE(r2.holds(of_b, 0xbb));
     EXPECT_EQ(status().pool().used_bytes(), 0U);
   }
+  /// After a pause: the next broker would find the group paused, with all its bytes, and with space
+  /// in the record it resumes.
+  void check_record_and_resume(bool paused, std::uint64_t free) {
+    if (paused) {
+      EXPECT_TRUE(on_loop([&] {
+        return recorded().paused() || recorded().under_way().restart() == v1::record::RELEASE;
+      })) << free;
+    }
+    empty();
+    if (paused) {
+      ASSERT_TRUE(resume().ok());
+    }
+    expect_running();
+  }
 
   std::unique_ptr<Record> record;
   std::vector<Row> fillers;
@@ -99,21 +113,11 @@ TEST_F(FullRecordTest, ThatIsSoHoweverMuchOfItTheSaveCanStillWrite) {
     fill(free);
     const Status status = pause();
     if (!status.ok()) {
-      ++refused;
       EXPECT_EQ(status.code(), Code::kResourceExhausted) << status.text();
       expect_running();
-    } else {
-      ++paused;
-      // So the next broker would find it paused, with all its bytes.
-      EXPECT_TRUE(on_loop([&] {
-        return recorded().paused() || recorded().under_way().restart() == v1::record::RELEASE;
-      })) << free;
     }
-    empty();
-    if (status.ok()) {
-      ASSERT_TRUE(resume().ok());
-    }
-    expect_running();
+    ++(status.ok() ? paused : refused);
+    check_record_and_resume(status.ok(), free);
   }
   EXPECT_GT(refused, 0);
   EXPECT_GT(paused, 0);
@@ -134,16 +138,7 @@ TEST_F(FullRecordTest, WhatAReleaseWritesHasSpaceWhateverOthersWriteMeanwhile) {
     r1.catch_up();
     const Status status = complete(watcher);
     ++(status.ok() ? paused : refused);
-    if (status.ok()) {
-      EXPECT_TRUE(on_loop([&] {
-        return recorded().paused() || recorded().under_way().restart() == v1::record::RELEASE;
-      })) << free;
-    }
-    empty();
-    if (status.ok()) {
-      ASSERT_TRUE(resume().ok());
-    }
-    expect_running();
+    check_record_and_resume(status.ok(), free);
   }
   EXPECT_GT(refused, 0);
   EXPECT_GT(paused, 0);
