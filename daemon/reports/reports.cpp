@@ -312,6 +312,17 @@ std::uint64_t dropped(const Node& node, const GroupEntry& group, const Selection
 
 namespace {
 
+/// The group of this name; null for an empty name, which means all.
+Result<GroupEntry*> group_or_all(Node& node, const Caller& caller, const std::string& name) {
+  return name.empty() ? Result<GroupEntry*>(nullptr) : find_group(node, caller, name);
+}
+
+void report_groups(const Node& node, const Caller& caller,
+                   google::protobuf::RepeatedPtrField<v1::GroupInfo>& infos) {
+  for (const auto& [id, group] : node.groups)
+    if (caller.may_see(*group.account)) report_group(node, caller, group, *infos.Add());
+}
+
 void report_times(const Totals& totals, v1::NodeStatus& status) {
   for (const auto& [what, histogram] : totals.times()) {
     v1::TimeHistogram* h = status.add_times();
@@ -365,24 +376,19 @@ void Reports::status(const Caller& caller, v1::NodeStatus& status) const {
   pool->set_unowned_bytes(node.pools.unowned());
   pool->set_segment_bytes(node.pools.largest_segment());
   report_shares(node, caller, *pool);
-  for (const auto& [id, group] : node.groups)
-    if (caller.may_see(*group.account)) report_group(node, caller, group, *status.add_groups());
+  report_groups(node, caller, *status.mutable_groups());
   if (caller.sees_all || caller.operates) report_times(node.totals, status);
 }
 
 void Reports::groups(const Caller& caller, v1::ListGroupsResponse& response) const {
-  for (const auto& [id, group] : node.groups)
-    if (caller.may_see(*group.account)) report_group(node, caller, group, *response.add_groups());
+  report_groups(node, caller, *response.mutable_groups());
 }
 
 Result<std::vector<v1::RankInfo>> Reports::ranks(const Caller& caller,
                                                  const std::string& name) const {
-  const GroupEntry* only = nullptr;  // none: all groups
-  if (!name.empty()) {
-    const Result<GroupEntry*> found = find_group(node, caller, name);
-    if (!found.ok()) return found.status();
-    only = found.value();
-  }
+  const Result<GroupEntry*> found = group_or_all(node, caller, name);
+  if (!found.ok()) return found.status();
+  const GroupEntry* const only = found.value();
   struct Share {
     std::uint64_t owned = 0, imported = 0, opened = 0, count = 0;
     std::map<std::string, v1::TagUsage> tags;  // of what it owns
@@ -439,10 +445,9 @@ Result<std::vector<v1::RankInfo>> Reports::ranks(const Caller& caller,
 
 Result<AllocationList> Reports::list_allocations(const Caller& caller,
                                                  const std::string& name) const {
-  if (name.empty()) return AllocationList();
-  const Result<GroupEntry*> found = find_group(node, caller, name);
-  if (!found.ok()) return found.status();
-  return AllocationList{.only = found.value()->id};
+  const Result<GroupEntry*> group = group_or_all(node, caller, name);
+  if (!group.ok()) return group.status();
+  return group.value() == nullptr ? AllocationList() : AllocationList{.only = group.value()->id};
 }
 
 std::vector<v1::AllocationInfo> Reports::allocations(const Caller& caller, AllocationList& list,
