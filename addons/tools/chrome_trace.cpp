@@ -2,9 +2,10 @@
 //
 // For each node, a process for the broker, with a track for each group: the operation, and in it
 // its phases. A process for each group, with a track for each rank: what it was asked for, and in
-// that its copies. Loads have a track of their own, since they run while memory is mapped, and so
-// has each kind of driver call, since they take turns. Times are Unix time, as PyTorch's profiler
-// has it; those of several nodes agree as well as their clocks.
+// that its copies. Loads have a track of their own, since they run while memory is mapped. Each
+// kind of driver call has one, too, since these calls take turns. Times are Unix time, as in the
+// traces of PyTorch's profiler. The times of several nodes differ by as much as the nodes' clocks
+// do.
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>

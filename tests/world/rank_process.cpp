@@ -103,7 +103,8 @@ std::uint64_t RankProcess::come_back(const std::string& path) {
   paused_ = false;
   require(connect_socket(path), "the broker takes those who come back");
   const std::uint64_t hello = say_hello();
-  if (joined_) say_inventory();  // else the broker before has not answered its Hello: it joins anew
+  // A rank whose Hello the dead broker had not answered joins as a new one.
+  if (joined_) say_inventory();
   for (const auto& [seq, bytes] : unanswered_) {
     const auto asking = asking_for_.find(seq);
     const bool own = asking != asking_for_.end() && asking->second.own;
