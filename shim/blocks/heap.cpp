@@ -95,16 +95,7 @@ CUresult Heap::map_segment(Address address,
                            const Segment& segment) {
   // Peers that come or go meanwhile find the segment, or are found here.
   std::lock_guard lock(mutex_);
-  Address at = address;
-  for (const CUmemGenericAllocationHandle handle : handles) {
-    const auto known = memory_.handles.known(AllocationTable::id_of(handle));
-    const std::uint64_t size = known ? known->size : 0;
-    if (CUresult r = memory_.mappings.map(at, size, 0, handle, 0); r != CUDA_SUCCESS) {
-      if (at > address) memory_.mappings.unmap(address, at - address);
-      return r;
-    }
-    at += size;
-  }
+  if (CUresult r = memory_.mappings.map(address, handles); r != CUDA_SUCCESS) return r;
   std::vector<CUmemAccessDesc> access;
   for (const int device : peers_.devices_reaching(segment.device))
     access.push_back(device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));

@@ -88,11 +88,12 @@ CUresult Ipc::open(CUdeviceptr* address, const IpcHandle& handle, unsigned flags
   return r;
 }
 
-/// The allocations of a block, whose ids follow each other (Created.count).
-CUresult Ipc::redeem(const IpcHandle& handle, std::vector<Part>& parts) {
+/// The allocations of a block, whose ids follow each other (Created.count), and their size.
+CUresult Ipc::redeem(const IpcHandle& handle, std::vector<CUmemGenericAllocationHandle>& parts,
+                     std::size_t& size) {
   Ticket ticket = handle.ticket;
   const std::uint64_t end = ticket.offset + ticket.size;
-  for (std::uint64_t covered = 0; parts.empty() || covered < end; ++ticket.id) {
+  for (; parts.empty() || size < end; ++ticket.id) {
     CUmemGenericAllocationHandle allocation = 0;
     if (CUresult r = memory_.handles.import_ticket(&allocation, ticket); r != CUDA_SUCCESS) {
       log_error("opening the IPC handle that process " + std::to_string(handle.owner_pid) +
@@ -100,34 +101,22 @@ CUresult Ipc::redeem(const IpcHandle& handle, std::vector<Part>& parts) {
       return parts.empty() ? r : CUDA_ERROR_INVALID_HANDLE;
     }
     const auto known = memory_.handles.known(ticket.id);
-    parts.push_back({allocation, known ? known->size : 0});
-    covered += parts.back().size;
+    parts.push_back(allocation);
+    size += known ? known->size : 0;
   }
   return CUDA_SUCCESS;
 }
 
 /// Redeems and maps; what was got half-way is given back.
 CUresult Ipc::map(const IpcHandle& handle, Mapped& mapped) {
-  std::vector<Part> parts;
-  CUresult r = redeem(handle, parts);
-  std::size_t size = 0;
-  for (const Part& part : parts) size += part.size;
-  CUdeviceptr base = 0;
-  if (r == CUDA_SUCCESS) r = driver_.cuMemAddressReserve_(&base, size, 0, 0, 0);
+  std::vector<CUmemGenericAllocationHandle> parts;
+  CUresult r = redeem(handle, parts, mapped.size);
+  if (r == CUDA_SUCCESS) r = driver_.cuMemAddressReserve_(&mapped.base, mapped.size, 0, 0, 0);
   if (r == CUDA_SUCCESS) {
-    std::size_t at = 0;
-    for (auto part = parts.begin(); part != parts.end() && r == CUDA_SUCCESS; ++part) {
-      r = memory_.mappings.map(base + at, part->size, 0, part->allocation, 0);
-      if (r == CUDA_SUCCESS) at += part->size;
-    }
-    if (r != CUDA_SUCCESS) {
-      if (at > 0) memory_.mappings.unmap(base, at);
-      driver_.cuMemAddressFree_(base, size);
-    }
+    r = memory_.mappings.map(mapped.base, parts);
+    if (r != CUDA_SUCCESS) driver_.cuMemAddressFree_(mapped.base, mapped.size);
   }
-  mapped.base = base;
-  mapped.size = size;
-  for (const Part& part : parts) memory_.handles.release(part.allocation);  // mappings keep it
+  for (const auto part : parts) memory_.handles.release(part);  // mappings keep it
   return r;
 }
 

@@ -65,12 +65,9 @@ class Ipc {
     std::map<CUdeviceptr, Opened> opens;
   };
   using MappedById = std::map<std::uint64_t, Mapped>;  // by the broker's id of the first part
-  struct Part {
-    CUmemGenericAllocationHandle allocation = 0;
-    std::size_t size = 0;
-  };
 
-  CUresult redeem(const IpcHandle& handle, std::vector<Part>& parts);
+  CUresult redeem(const IpcHandle& handle, std::vector<CUmemGenericAllocationHandle>& parts,
+                  std::size_t& size);
   CUresult map(const IpcHandle& handle, Mapped& mapped);
   CUresult grant(std::uint64_t id, int device);
   MappedById::iterator at(CUdeviceptr address);

@@ -41,6 +41,27 @@ CUresult Mappings::map(CUdeviceptr address, std::size_t size, std::size_t offset
   return CUDA_SUCCESS;
 }
 
+CUresult Mappings::map(CUdeviceptr address,
+                       const std::vector<CUmemGenericAllocationHandle>& handles) {
+  CUdeviceptr end = address;
+  for (const CUmemGenericAllocationHandle handle : handles) {
+    const std::size_t size = size_of(handle);
+    if (CUresult r = map(end, size, 0, handle, 0); r != CUDA_SUCCESS) {
+      if (end > address) unmap(address, end - address);
+      return r;
+    }
+    end += size;
+  }
+  return CUDA_SUCCESS;
+}
+
+/// Zero: it is not brokered.
+std::size_t Mappings::size_of(CUmemGenericAllocationHandle handle) {
+  std::lock_guard lock(brokered_.mutex);
+  const BrokeredAllocation* a = brokered_.table.of_handle(handle);
+  return a != nullptr ? a->size : 0;
+}
+
 std::optional<CUresult> Mappings::unmap(CUdeviceptr address, std::size_t size) {
   std::unique_lock lock(brokered_.mutex);
   const std::optional<std::vector<Mapping*>> touched =

@@ -22,6 +22,8 @@ class Mappings {
 
   CUresult map(CUdeviceptr address, std::size_t size, std::size_t offset,
                CUmemGenericAllocationHandle handle, unsigned long long flags);
+  /// Maps whole allocations side by side. If one cannot be mapped, none of them is.
+  CUresult map(CUdeviceptr address, const std::vector<CUmemGenericAllocationHandle>& handles);
   // Nothing: the range is not brokered, ask the driver.
   std::optional<CUresult> unmap(CUdeviceptr address, std::size_t size);
   std::optional<CUresult> set_access(CUdeviceptr address, std::size_t size,
@@ -85,6 +87,8 @@ class Mappings {
   void release(const Multicast::Freed& ids);
 
  private:
+  std::size_t size_of(CUmemGenericAllocationHandle handle);
+
   const Driver& driver_;
   Session& session_;
   BrokeredMemory& brokered_;
