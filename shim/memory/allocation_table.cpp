@@ -75,6 +75,7 @@ std::vector<AllocationTable::Run> AllocationTable::runs(const std::vector<Mappin
   std::vector<Run> runs;
   for (const Mapping* m : sorted) {
     if (!runs.empty() && runs.back().address + runs.back().size == m->address &&
+        runs.back().size + m->size <= kLongestRun &&
         (!with_access || runs.back().access == m->access))
       runs.back().size += m->size;
     else

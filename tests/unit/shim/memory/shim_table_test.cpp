@@ -125,5 +125,22 @@ TEST(ShimTable, NeighboursWithEqualAccessAreOneRun) {
   EXPECT_TRUE(plain[0].access.empty());
 }
 
+TEST(ShimTable, ARunEndsBeforeItHoldsTheDriversLockForLong) {
+  constexpr std::uint64_t kHalf = AllocationTable::kLongestRun / 2;
+  AllocationTable t;
+  std::vector<Mapping*> mapped;
+  Address at = 0x10000000;
+  for (const std::uint64_t size : {kHalf, kHalf, 2 * kMiB, 3 * kHalf, 2 * kMiB}) {
+    const std::uint64_t id = mapped.size() + 1;
+    t.add(allocation(id, size));
+    mapped.push_back(&t.add_mapping(id, at));
+    at += size;
+  }
+  std::vector<std::uint64_t> sizes;
+  for (const AllocationTable::Run& run : AllocationTable::runs(mapped, false))
+    sizes.push_back(run.size);
+  EXPECT_EQ(sizes, (std::vector<std::uint64_t>{2 * kHalf, 2 * kMiB, 3 * kHalf, 2 * kMiB}));
+}
+
 }  // namespace
 }  // namespace amem::shim
