@@ -2,11 +2,12 @@
 
 #include "common/protocol.h"
 #include "shim/blocks/parts.h"
+#include "tests/unit/fixtures/texts_and_sizes.h"
 
 namespace amem::shim {
 namespace {
 
-constexpr std::uint64_t kMiB = 1U << 20U, kGiB = 1U << 30U, kH200 = 141 * kGiB;
+constexpr std::uint64_t kGiB = 1U << 30U, kH200 = 141 * kGiB;
 
 TEST(PartsTest, LargeBlocksOfAllProgramsHavePartsOfOneSize) {
   for (const std::uint64_t size : {512 * kMiB, 700 * kMiB, 3 * kGiB, 32 * kGiB})

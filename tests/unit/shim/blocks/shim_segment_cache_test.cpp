@@ -1,11 +1,11 @@
 #include <gtest/gtest.h>
 
 #include "shim/blocks/segment_cache.h"
+#include "tests/unit/fixtures/texts_and_sizes.h"
 
 namespace amem::shim {
 namespace {
 
-constexpr std::uint64_t kMiB = 1 << 20;
 using Addresses = std::vector<Address>;
 
 SegmentCache::Time at(int ms) { return SegmentCache::Time(std::chrono::milliseconds(ms)); }

@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "shim/blocks/slab_book.h"
+#include "tests/unit/fixtures/texts_and_sizes.h"
 
 namespace amem::shim {
 namespace {
 
 constexpr Address kSlab = 0x7f00'0000'0000;
-constexpr std::uint64_t kMiB = 1 << 20;
 
 Slab slab_of(std::uint64_t size) {
   Slab slab;

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "shim/blocks/slab_sizes.h"
+#include "tests/unit/fixtures/texts_and_sizes.h"
 
 namespace amem::shim {
 namespace {
 
-constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint64_t kUnit = 2 * kMiB;
 constexpr std::uint64_t kMost = 384 * kMiB;
 constexpr std::uint64_t kReceive = 10 * kMiB;

@@ -3,11 +3,11 @@
 #include <thread>
 
 #include "shim/gate/captures.h"
+#include "tests/unit/fixtures/gate_fixture.h"
 
 namespace amem::shim {
 namespace {
 
-CUstream stream(std::uintptr_t number) { return reinterpret_cast<CUstream>(number * 16); }
 CUcontext context(std::uintptr_t number) { return reinterpret_cast<CUcontext>(number * 16); }
 
 class ShimCaptures : public ::testing::Test {

@@ -76,7 +76,6 @@ TEST_F(GateTest, AStepLetsExactlyOneCallerOfThatDeviceThrough) {
   EXPECT_EQ(passed[0], 2);
 }
 
-CUstream stream(std::uintptr_t n) { return reinterpret_cast<CUstream>(n); }
 std::atomic<bool> first_stream_idle{false};
 
 class StreamsGateTest : public GateTest {

@@ -11,16 +11,10 @@
 
 #include "shim/gate/wait_log.h"
 #include "tests/unit/fixtures/gate_fixture.h"
+#include "tests/unit/fixtures/texts_and_sizes.h"
 
 namespace amem::shim {
 namespace {
-
-int lines_with(const std::string& text, const std::string& part) {
-  int found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
-    ++found;
-  return found;
-}
 
 class LongWaitTest : public GateTest {
  protected:

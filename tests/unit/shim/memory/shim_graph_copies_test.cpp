@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "shim/memory/graph_copies.h"
+#include "tests/unit/fixtures/newer_nodes.h"
 
 namespace amem::shim {
 namespace {
@@ -22,8 +23,6 @@ Handle handle(std::uintptr_t number) {
 }
 
 /// As a newer driver does: the headers' enum has no such value.
-void say_type(CUgraphNodeType* type, int number) { std::memcpy(type, &number, sizeof *type); }
-
 class ShimGraphCopies : public testing::Test {
  protected:
   ShimGraphCopies() {

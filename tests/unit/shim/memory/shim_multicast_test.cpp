@@ -14,9 +14,9 @@ using Freed = Multicast::Freed;
 constexpr CUmemGenericAllocationHandle kObject = 70;
 constexpr CUmemGenericAllocationHandle kBorrowed = 71;
 constexpr CUdeviceptr kAddress = 0x10000000;
-constexpr std::size_t kSize = 0x400000;
+constexpr std::size_t kObjectSize = 0x400000;
 
-Lines calls;
+Lines calls_heard;
 CUresult bind_result = CUDA_SUCCESS;
 CUresult unbind_result = CUDA_SUCCESS;
 
@@ -24,15 +24,15 @@ template <class... Numbers>
 void note(const char* call, Numbers... numbers) {
   std::string line = call;
   ((line += " " + std::to_string(numbers)), ...);
-  calls.push_back(line);
+  calls_heard.push_back(line);
 }
 
-Lines take() { return std::exchange(calls, {}); }
+Lines take() { return std::exchange(calls_heard, {}); }
 
 class ShimMulticast : public testing::Test {
  protected:
   ShimMulticast() {
-    calls.clear();
+    calls_heard.clear();
     bind_result = CUDA_SUCCESS;
     unbind_result = CUDA_SUCCESS;
     driver.cuMulticastBindMem_ = [](CUmemGenericAllocationHandle object, std::size_t at,
@@ -100,7 +100,7 @@ TEST_F(ShimMulticast, WhatCouldNotBeUnboundIsTriedAgain) {
 
 TEST_F(ShimMulticast, AMappedObjectIsFoundWithoutItsHandle) {
   multicast.bind(kObject, {1, 0, 0, 0, 8});
-  multicast.map(kObject, kAddress, kSize);
+  multicast.map(kObject, kAddress, kObjectSize);
   EXPECT_EQ(multicast.release(kObject), Freed());
   multicast.leave(1);
   EXPECT_EQ(take(), (Lines{"unbind 71 0 0 8", "release 71"}));
@@ -109,18 +109,18 @@ TEST_F(ShimMulticast, AMappedObjectIsFoundWithoutItsHandle) {
 TEST_F(ShimMulticast, TheEndOfAnObjectEndsItsBindings) {
   multicast.bind(kObject, {1, 0, 0, 0, 8});
   multicast.bind(kObject, {1, 0, 8, 0, 8});
-  multicast.map(kObject, kAddress, kSize);
+  multicast.map(kObject, kAddress, kObjectSize);
   multicast.retain(kObject, kAddress + 5);
-  EXPECT_TRUE(multicast.mapped(kAddress + kSize - 1, 10));
-  EXPECT_FALSE(multicast.mapped(kAddress + kSize, 10));
+  EXPECT_TRUE(multicast.mapped(kAddress + kObjectSize - 1, 10));
+  EXPECT_FALSE(multicast.mapped(kAddress + kObjectSize, 10));
   EXPECT_EQ(multicast.release(kObject), Freed());
-  EXPECT_EQ(multicast.unmap(kAddress, kSize), Freed()) << "the retained handle is left";
+  EXPECT_EQ(multicast.unmap(kAddress, kObjectSize), Freed()) << "the retained handle is left";
   EXPECT_EQ(multicast.release(kObject), (Freed{1, 1}));
   EXPECT_FALSE(multicast.tracked(kObject));
 }
 
 TEST_F(ShimMulticast, ARetainedHandleMayHaveAnotherNumber) {
-  multicast.map(kObject, kAddress, kSize);
+  multicast.map(kObject, kAddress, kObjectSize);
   multicast.release(kObject);
   multicast.retain(90, kAddress);
   EXPECT_FALSE(multicast.tracked(kObject));
@@ -138,10 +138,10 @@ TEST_F(ShimMulticast, UnbindTakesTheDevicesBindingsInTheRange) {
 }
 
 TEST_F(ShimMulticast, OtherHandlesChangeNothing) {
-  multicast.map(5, kAddress, kSize);
+  multicast.map(5, kAddress, kObjectSize);
   multicast.retain(5, kAddress);
   EXPECT_EQ(multicast.release(5), Freed());
-  EXPECT_EQ(multicast.unmap(kAddress, kSize), Freed());
+  EXPECT_EQ(multicast.unmap(kAddress, kObjectSize), Freed());
   EXPECT_FALSE(multicast.tracked(5));
 }
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "shim/memory/operands.h"
+#include "tests/unit/fixtures/newer_nodes.h"
 
 namespace amem::shim {
 namespace {
@@ -132,8 +133,6 @@ TEST(OperandsTest, CallsOfCuda13AndLater) {
 }
 
 /// As a newer driver says it: the headers' enum has no such value.
-void say_type(CUgraphNodeType* type, int number) { std::memcpy(type, &number, sizeof *type); }
-
 TEST(OperandsTest, NodesOfNewerTypes) {
   CUgraphNodeParams params{};
   CUgraphNodeParams* const node = &params;

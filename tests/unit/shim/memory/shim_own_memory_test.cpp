@@ -13,7 +13,7 @@ namespace amem::shim {
 namespace {
 
 constexpr std::uint64_t kId = 7;
-constexpr std::size_t kSize = 0x200000;
+constexpr std::size_t kOwnSize = 0x200000;
 constexpr CUmemGenericAllocationHandle kImported = 900;
 
 /// The driver's handles: those that live, in the order in which they were made.
@@ -37,7 +37,7 @@ class ShimOwnMemory : public testing::Test {
     };
     driver.cuMemCreate_ = [](CUmemGenericAllocationHandle* handle, std::size_t size,
                              const CUmemAllocationProp* prop, unsigned long long) {
-      EXPECT_EQ(size, kSize);
+      EXPECT_EQ(size, kOwnSize);
       EXPECT_EQ(prop->location.id, 3);
       EXPECT_EQ(prop->requestedHandleTypes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
       if (handles.create == CUDA_SUCCESS) handles.live.push_back(*handle = handles.next++);
@@ -73,19 +73,19 @@ class ShimOwnMemory : public testing::Test {
                                    std::size_t) { return CUDA_SUCCESS; };
     BrokeredAllocation a;
     a.id = kId;
-    a.size = kSize;
+    a.size = kOwnSize;
     a.device = 3;
     a.own = true;
     memory.brokered.table.add(a);
     memory.brokered.table.add_mapping(kId, 0x10000000);
     memory.multicast.track(70);
-    memory.multicast.bind(70, {kId, 3, 0, 0, kSize});
+    memory.multicast.bind(70, {kId, 3, 0, 0, kOwnSize});
     memory.brokered.table.find(kId)->bindings = 1;
   }
   void pause() {
     std::uint64_t bytes = 0;
     ASSERT_TRUE(memory.residency.leave(std::set<std::string>(), false, bytes).ok());
-    ASSERT_EQ(bytes, kSize);
+    ASSERT_EQ(bytes, kOwnSize);
   }
   BrokeredAllocation& held() { return *memory.brokered.table.find(kId); }
   const Fd unused;

@@ -1,10 +1,10 @@
 #include "shim/memory/pins.h"
 #include "tests/unit/fixtures/gate_fixture.h"
+#include "tests/unit/fixtures/texts_and_sizes.h"
 
 namespace amem::shim {
 namespace {
 
-constexpr std::uint64_t kMiB = 1ULL << 20;
 constexpr auto kNic = amem_v1_PinReason_PIN_REASON_NIC;
 constexpr auto kGdrCopy = amem_v1_PinReason_PIN_REASON_GDRCOPY;
 

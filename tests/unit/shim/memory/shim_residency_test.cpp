@@ -14,7 +14,7 @@
 namespace amem::shim {
 namespace {
 
-constexpr std::size_t kSize = 0x200000;
+constexpr std::size_t kAllocationSize = 0x200000;
 
 struct DriversSide {
   std::set<CUdeviceptr> stuck;  // what is mapped there is not unmapped
@@ -22,7 +22,9 @@ struct DriversSide {
 };
 DriversSide side;
 
-CUdeviceptr address_of(std::uint64_t id) { return (id + 1) * 2 * kSize; }  // no neighbours
+CUdeviceptr address_of(std::uint64_t id) {
+  return (id + 1) * 2 * kAllocationSize;
+}  // no neighbours
 
 class ShimResidency : public testing::Test {
  protected:
@@ -53,7 +55,7 @@ class ShimResidency : public testing::Test {
   void hold(std::uint64_t id) {
     BrokeredAllocation a;
     a.id = id;
-    a.size = kSize;
+    a.size = kAllocationSize;
     a.real = 100 + id;
     table.add(a);
     table.add_mapping(id, address_of(id));
@@ -76,7 +78,7 @@ TEST_F(ShimResidency, EachWaveTakesItsOwn) {
   for (std::uint64_t id = 0; id < 4; ++id) hold(id);
   table.find(1)->pins.insert({amem_v1_PinReason_PIN_REASON_NIC, 1});
   ASSERT_TRUE(leave({0, 1, 9}).ok()) << "9 was freed meanwhile";
-  EXPECT_EQ(left, kSize) << "1 is pinned";
+  EXPECT_EQ(left, kAllocationSize) << "1 is pinned";
   EXPECT_EQ(where(0), Where::kAway);
   EXPECT_EQ(where(1), Where::kHere);
   EXPECT_EQ(where(2), Where::kHere);
@@ -84,7 +86,7 @@ TEST_F(ShimResidency, EachWaveTakesItsOwn) {
   residency.unmap_ahead(std::vector<std::uint64_t>{2, 3});
   EXPECT_EQ(where(2), Where::kUnmapped);
   ASSERT_TRUE(leave({0, 2}).ok());
-  EXPECT_EQ(left, kSize) << "0 had left";
+  EXPECT_EQ(left, kAllocationSize) << "0 had left";
   ASSERT_TRUE(residency.map_again().ok());
   EXPECT_EQ(where(2), Where::kAway);
   EXPECT_EQ(where(3), Where::kHere);
@@ -104,7 +106,7 @@ TEST_F(ShimResidency, WhatTheDriverRefusesIsTriedAgainInLaterWaves) {
   EXPECT_FALSE(leave({0}).ok());
   EXPECT_EQ(left, 0U) << "this process has it still";
   EXPECT_FALSE(leave({1}).ok()) << "of an earlier wave";
-  EXPECT_EQ(left, kSize);
+  EXPECT_EQ(left, kAllocationSize);
   EXPECT_FALSE(residency.drop_leftovers().ok());
   side.stuck.clear();
   ASSERT_TRUE(leave({2}).ok());
@@ -118,7 +120,7 @@ TEST_F(ShimResidency, WhatTheProgramHasFreedIsNoLeftover) {
   side.stuck = {address_of(0)};
   EXPECT_FALSE(leave({0}).ok());
   side.stuck.clear();
-  ASSERT_EQ(memory.mappings.unmap(address_of(0), kSize), CUDA_SUCCESS);
+  ASSERT_EQ(memory.mappings.unmap(address_of(0), kAllocationSize), CUDA_SUCCESS);
   ASSERT_EQ(memory.handles.release(AllocationTable::handle_of(0)), CUDA_SUCCESS);
   EXPECT_TRUE(memory.brokered.is_empty());
   EXPECT_TRUE(residency.drop_leftovers().ok());
@@ -141,7 +143,7 @@ TEST_F(ShimResidency, ManyLeaveInATimeThatGrowsWithTheirNumber) {
       const double began = cpu_time();
       for (const std::set<std::uint64_t>& wave : waves) {
         EXPECT_TRUE(leave(wave).ok());
-        EXPECT_EQ(left, kWave * kSize);
+        EXPECT_EQ(left, kWave * kAllocationSize);
         EXPECT_TRUE(residency.map_again().ok());
       }
       best = std::min(best, cpu_time() - began);

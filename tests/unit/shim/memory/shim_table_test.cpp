@@ -1,11 +1,10 @@
 #include <gtest/gtest.h>
 
 #include "shim/memory/allocation_table.h"
+#include "tests/unit/fixtures/texts_and_sizes.h"
 
 namespace amem::shim {
 namespace {
-
-constexpr std::uint64_t kMiB = 1024 * 1024;
 
 BrokeredAllocation allocation(std::uint64_t id, std::uint64_t size = 2 * kMiB) {
   BrokeredAllocation a;

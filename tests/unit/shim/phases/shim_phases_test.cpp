@@ -18,6 +18,7 @@
 #include "shim/phases/phases.h"
 #include "tests/unit/fixtures/for_good.h"
 #include "tests/unit/fixtures/session_broker.h"
+#include "tests/unit/fixtures/texts_and_sizes.h"
 
 namespace amem::shim {
 namespace {
@@ -399,13 +400,6 @@ TEST_F(ShimPhases, ASegmentThatIsHereAlready) {
             std::string::npos)
       << said;
   EXPECT_EQ(descriptors_of("/memfd:segment (deleted)"), 1) << "what came is closed";
-}
-
-int lines_with(const std::string& text, const std::string& part) {
-  int found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
-    ++found;
-  return found;
 }
 
 TEST_F(ShimPhases, ARankThatWaitsForABrokerSaysSoAgainAndAgain) {

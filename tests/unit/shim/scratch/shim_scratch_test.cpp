@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t kLl = 524288;
 constexpr std::uint64_t kLl128 = 4915200;
 constexpr std::uint64_t kSimple = 4194304;
-constexpr std::uint64_t kSize = 4096 + kLl + kLl128 + kSimple;
+constexpr std::uint64_t kBufferSize = 4096 + kLl + kLl128 + kSimple;
 constexpr Address kBuffer = 0x7f0000000000;
 constexpr std::uint64_t kStep = 29;
 
@@ -41,9 +41,10 @@ class Peer {
   std::vector<std::byte> bytes_ = std::vector<std::byte>(608);
 };
 
-const std::vector<OwnBuffer> kBuffers = {{0x6f0000000000, 4096, 0, 7, 0},
-                                         {kBuffer, kSize, 1, 8, 4 * kSize},
-                                         {kBuffer + kSize, kSize, 1, 8, 5 * kSize}};
+const std::vector<OwnBuffer> kBuffers = {
+    {0x6f0000000000, 4096, 0, 7, 0},
+    {kBuffer, kBufferSize, 1, 8, 4 * kBufferSize},
+    {kBuffer + kBufferSize, kBufferSize, 1, 8, 5 * kBufferSize}};
 constexpr std::size_t kReceive = 2;  // the first of two
 
 Fifo fifo_at(std::uint64_t step) {
@@ -56,7 +57,7 @@ TEST(ShimScratch, AReceiveBufferKeepsItsCounters) {
   const Fifo fifo = fifo_at(kStep);
   EXPECT_EQ(fifo.buffer.address, kBuffer);
   EXPECT_EQ(fifo.buffer.id, 8U);
-  EXPECT_EQ(fifo.buffer.offset, 4 * kSize);
+  EXPECT_EQ(fifo.buffer.offset, 4 * kBufferSize);
   EXPECT_EQ(fifo.step, kStep);
   EXPECT_EQ(fifo.live_bytes(), 4096U);
 }
@@ -114,12 +115,12 @@ TEST(ShimScratch, EveryPeersBothReceivesOfATableAreFound) {
   };
   add(Peer());
   add(Peer().receives(kReceive, kBuffer));
-  add(Peer().receives(kReceive + 1, kBuffer + kSize));
+  add(Peer().receives(kReceive + 1, kBuffer + kBufferSize));
   table.resize(4096);
   const std::vector<Fifo> fifos = find_fifos(kBuffers, table);
   ASSERT_EQ(fifos.size(), 2U);
   EXPECT_EQ(fifos[0].buffer.address, kBuffer);
-  EXPECT_EQ(fifos[1].buffer.address, kBuffer + kSize);
+  EXPECT_EQ(fifos[1].buffer.address, kBuffer + kBufferSize);
   // The same as a connection to send by is none.
   EXPECT_TRUE(find_fifos(kBuffers, Peer().receives(0, kBuffer).bytes()).empty());
 }

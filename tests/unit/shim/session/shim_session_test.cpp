@@ -15,6 +15,7 @@
 
 #include "common/packet.h"
 #include "shim/session/session.h"
+#include "tests/unit/fixtures/eventually.h"
 #include "tests/unit/fixtures/for_good.h"
 
 namespace amem::shim {
@@ -97,14 +98,7 @@ struct Listener : Session::Handler {
   std::atomic<bool> is_lost{false};
 };
 
-bool eventually(const std::function<bool()>& condition) {
-  const auto end = std::chrono::steady_clock::now() + 20s;
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(1ms);
-  }
-  return true;
-}
+using test::eventually;
 
 Message free_message(std::uint64_t id) {
   Message message = amem_v1_SessionMessage_init_zero;
