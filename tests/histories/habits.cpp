@@ -12,7 +12,6 @@ namespace {
 using world::Ground;
 namespace death = world::death;
 
-constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kSlowness = 12;  // of a slow rank
 
 }  // namespace

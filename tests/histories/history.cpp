@@ -18,7 +18,6 @@ using world::Ground;
 namespace death = world::death;
 using std::chrono::milliseconds;
 
-constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kKiB = 1024;
 constexpr std::uint64_t kMostPages = 8;  // of an allocation
 // Of all: what one device just has. So what one group has, and others' that its guests have open,

@@ -30,6 +30,9 @@ using world::RankProcess;
 using world::Truths;
 using world::Turn;
 
+/// What all sizes are multiples of.
+constexpr std::uint64_t kPage = 4096;
+
 class History {
  public:
   /// `trace`: says what happens, a line each. `lies`: ranks say now and then that they have saved

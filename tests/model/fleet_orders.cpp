@@ -14,9 +14,9 @@ constexpr int kManyFaults = 1'000'000;
 constexpr std::size_t kAfter = 300;
 constexpr std::size_t kBefore = 900;
 
-class Play {
+class FleetOrder {
  public:
-  Play(std::uint64_t seed, Bug bug) : bug_(bug), chance_(seed), scenario_(draw_scenario()) {}
+  FleetOrder(std::uint64_t seed, Bug bug) : bug_(bug), chance_(seed), scenario_(draw_scenario()) {}
 
   std::string play(Orders& orders) {
     FleetWorld world(scenario_, kManyFaults, bug_);
@@ -77,7 +77,7 @@ class Play {
 Orders play_orders(std::uint64_t first_seed, std::uint64_t count, Bug bug) {
   Orders orders;
   for (std::uint64_t seed = first_seed; seed < first_seed + count && orders.broken.empty(); ++seed)
-    if (const std::string broken = Play(seed, bug).play(orders); !broken.empty())
+    if (const std::string broken = FleetOrder(seed, bug).play(orders); !broken.empty())
       orders.broken = "seed " + std::to_string(seed) + ": " + broken;
   return orders;
 }

@@ -27,7 +27,7 @@ constexpr std::uint64_t kMostOrders = 5000;
 constexpr std::string_view kOrdersOfHundred = "orders";
 
 /// In CI.
-std::vector<std::string_view> worlds() {
+std::vector<std::string_view> world_names() {
   std::vector<std::string_view> names;
   for (const Scenario& scenario : scenarios())
     if (scenario.in_ci) names.push_back(scenario.name);
@@ -192,7 +192,7 @@ int run(int argc, char** argv) {
     return good ? 0 : 1;
   }
   if (names.empty())
-    for (const std::string_view name : worlds()) names.emplace_back(name);
+    for (const std::string_view name : world_names()) names.emplace_back(name);
   // Small devices are much for a page.
   world::Ground::shape({.devices = 1, .memory = 262144});
   if (!way.empty()) {
