@@ -53,6 +53,7 @@ fuzz              3h  tests/fuzz/run.sh 600
 core_alone        4h  tests/core_alone.sh
 # installed files, packages, services, image
 rpm               1h  /usr/bin/python3 -m pytest --build-dir build/release tests/packages/test_life.py -k rpm
+slow              1h  ctest --preset release -L nightly --output-on-failure
 root              2h  deploy/packages.sh DIST && tests/packages/root.sh DIST
 systemd           2h  deploy/packages.sh DIST && tests/packages/systemd.sh DIST
 image             2h  tests/packages/image.sh

@@ -9,8 +9,9 @@ source "$root/deploy/watched.sh"
 usage() {
   cat <<'END'
 Usage: tests/run.sh [--quick] [--sanitizers | --only-sanitizers | --only PRESET] [--no-deps]
-Installs what is needed (deploy/deps.sh), builds build/release and runs all tests with ctest. Tests that need GPUs are
-shown as skipped where there are too few. Exit status 0 when tests ran and none failed.
+Installs what is needed (deploy/deps.sh), builds build/release and runs the tests with ctest, but for the few with the label
+nightly, which tests/nightly.sh runs. Tests that need GPUs are shown as skipped where there are too few. Exit status 0 when
+tests ran and none failed.
   --quick             the unit tests and those of the simulated driver alone: without integration tests and GPUs
   --sanitizers        then the same without GPUs under AddressSanitizer and UndefinedBehaviorSanitizer (build/asan) and
                       under ThreadSanitizer (build/tsan)
@@ -98,10 +99,12 @@ run_tests() {
   local select=(--preset "$preset" --no-tests=error --parallel "$(($(nproc) + 2))")
   # A loaded CI machine gets a second try at tests that have deadlines; a test that fails twice fails, and one that failed once is named.
   [[ -z ${CI:-} ]] || select+=(--repeat until-pass:2)
+  local without=nightly
   if [[ $preset != release ]]; then
     echo "run.sh: $preset: without tests on real GPUs (label gpu)"
-    select+=(-LE '^(gpu|bench)$')
+    without='(nightly|gpu|bench)'
   fi
+  select+=(-LE "^$without\$")
   if [[ $quick == 1 ]]; then
     echo "run.sh: --quick: without integration tests and those on GPUs"
     select+=(-L '^(unit|sim)$' -E '^(integration|chaos)[.]')
