@@ -276,7 +276,6 @@ void RecordLog::compact() {
   }
   const unsigned before = active_;
   publish(other, end);
-  live_ = end;
   reserved_[before] = 0;
   // Gives the pages back; the memory's size stays.
   ::fallocate(memory_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,

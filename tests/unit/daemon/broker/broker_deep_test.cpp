@@ -2,6 +2,7 @@
 // A scripted evictor stands for the driver.
 #include <gmock/gmock.h>
 
+#include "common/version.h"
 #include "tests/unit/fixtures/swap_fixture.h"
 
 namespace amem {
@@ -194,6 +195,7 @@ TEST_F(DeepTest, WhatCannotBeDeepIsRefusedAndChangesNothing) {
   EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
   EXPECT_THAT(refused.text(), HasSubstr("group 'old': rank 3 (pid "));
   EXPECT_THAT(refused.text(), HasSubstr("does not say which GPUs it sees, because its shim ("));
+  EXPECT_THAT(refused.text(), HasSubstr(") is older than amemd (" + std::string(kVersion) + "). "));
   EXPECT_THAT(refused.text(), HasSubstr("Restart the job with the shim of amemd's version"));
   refused = complete(begin(deep(), std::vector<std::string>{"train", "old"}));
   EXPECT_THAT(refused.text(), HasSubstr("does not say which GPUs it sees"));

@@ -91,7 +91,7 @@ class ConductorTest : public ::testing::Test {
       else if (it.has_go_on())
         text += it.go_on().out() ? "go on out" : "go on in";
       else if (it.has_give_up())
-        text += "give up";
+        text += "give up", why[each.node] = it.give_up().text();
       else
         text += it.has_cut_taken() ? "cut taken" : "on its own";
     }
@@ -101,6 +101,7 @@ class ConductorTest : public ::testing::Test {
   Time now{seconds(100)};
   std::optional<Conductor> conductor;
   std::map<std::size_t, std::size_t> leader_told;  // to each node: which of them it is
+  std::map<std::size_t, std::string> why;          // each node gives up
 };
 
 TEST_F(ConductorTest, OneCutOverTheRanksOfAllNodes) {
@@ -300,6 +301,7 @@ TEST_F(ConductorTest, ANodeThatWithdrawsWhatItHasAskedHasAllGiveUp) {
   asks(1, false);
   withdraws(1, false);
   EXPECT_EQ(said(), "0 give up, 1 give up, 2 give up");
+  EXPECT_EQ(why[0], "node 'n1' failed while it waited for other nodes");
   asks(2, false);
   EXPECT_EQ(said(), "") << "nobody opens any more";
 }
@@ -358,7 +360,6 @@ TEST_F(ConductorTest, OneNodeByTwoNamesIsRefused) {
   begin(3);
   joins(1, instance(5));
   joins(2, instance(5));
-  std::map<std::size_t, std::string> why;
   for (const Conductor::NodeCommand& each : conductor->take_commands())
     if (each.command.has_give_up()) {
       EXPECT_EQ(each.command.give_up().code(), static_cast<std::uint32_t>(Code::kInvalidArgument));

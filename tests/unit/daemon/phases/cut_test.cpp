@@ -37,6 +37,19 @@ TEST(Cut, TakenWhenAllAreQuiet) {
   EXPECT_TRUE(cut.decide(t).empty());
 }
 
+TEST(Cut, APermitThatAnotherNodeHasDecidedOnIsWaitedForToo) {
+  const Time t;
+  Cut cut({1, 2}, kStall, t);
+  cut.report(1, one(false, 1), t);
+  cut.report(2, one(false, 0), t);
+  ASSERT_TRUE(cut.taken());
+  cut.sent(1);
+  cut.sent(99);  // it has ended
+  EXPECT_FALSE(cut.taken()) << "the rank may have let a call pass since its report";
+  cut.report(1, one(false, 0, 1), t);
+  EXPECT_TRUE(cut.taken());
+}
+
 TEST(Cut, NoRanksNoWork) { EXPECT_TRUE(Cut({}, kStall, Time()).taken()); }
 
 TEST(Cut, ARankWithoutDevicesIsQuiet) {

@@ -181,6 +181,18 @@ TEST_F(GroupTest, RequestsMadeInTransitionTakeEffectAfterIt) {
   EXPECT_EQ(group.phase(), Phase::kAdmit);
 }
 
+TEST_F(GroupTest, OfAResumeOfTagsThatOneRankAsksForTheOtherRankIsMissingFirst) {
+  const Task some(Operation::kResume, Selection{{"weights"}});
+  to_paused();
+  group.request(1, 5, some, milliseconds(1), now);
+  now += seconds(1000);
+  group.tick(now);
+  drain();
+  ASSERT_EQ(all<action::Waits>().size(), 1U) << "one reason at a time";
+  EXPECT_NE(find<action::Waits>()->text.find("missing: rank 1 (pid 22)"), std::string::npos)
+      << find<action::Waits>()->text;
+}
+
 TEST_F(GroupTest, AResumeOfTagsWaitsUntilTheOperatorResumes) {
   const Task some(Operation::kResume, Selection{{"weights"}});
   to_paused();

@@ -57,6 +57,8 @@ TEST_F(CreationTest, SlicesAreBoundedInBytes) {
   EXPECT_EQ(creation.next(takes), (Items{item(3, 7, 100 * half)})) << "one always goes through";
   EXPECT_EQ(creation.next(takes).size(), 1U);
   EXPECT_TRUE(creation.done());
+  Creation full({item(1, 7, Creation::kSliceCopied - 1), item(2, 7, 1), item(3, 7, 1)});
+  EXPECT_EQ(full.next(takes).size(), 2U) << "a byte was left";
 }
 
 TEST_F(CreationTest, WhatIsClearedTakesTimeOfTheDriversOnly) {
