@@ -28,8 +28,10 @@
   X(cuDevicePrimaryCtxRelease, 11000)         \
   X(cuDevicePrimaryCtxGetState, 7000)         \
   X(cuDeviceGetDefaultMemPool, 11020)         \
+  X(cuDeviceGetMemPool, 11020)                \
   X(cuDeviceGetGraphMemAttribute, 11040)      \
   X(cuMemPoolGetAttribute, 11020)             \
+  X(cuMemPoolGetAccess, 11020)                \
   X(cuMemFree, 3020)                          \
   X(cuPointerSetAttribute, 6000)              \
   X(cuCtxPushCurrent, 4000)                   \
@@ -44,6 +46,7 @@
   X(cuStreamQuery, 2000)                      \
   X(cuStreamGetCtx, 9020)                     \
   X(cuStreamIsCapturing, 10000)               \
+  X(cuStreamWaitEvent, 3020)                  \
   X(cuEventCreate, 2000)                      \
   X(cuEventDestroy, 4000)                     \
   X(cuEventRecord, 2000)                      \

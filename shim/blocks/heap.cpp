@@ -40,19 +40,23 @@ bool Heap::in_segment(Address address) const {
 }
 
 std::optional<Heap::Block> Heap::find(CUdeviceptr address) {
-  std::lock_guard lock(mutex_);
-  const Block* block = block_at(address);
-  if (block == nullptr) return std::nullopt;
-  return *block;
+  {
+    std::lock_guard lock(mutex_);
+    if (const Block* block = block_at(address); block != nullptr) return *block;
+  }
+  return pools_.find(address);
 }
 
-bool Heap::owns(CUdeviceptr address) {
+bool Heap::has_segment(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
   return in_segment(address);
 }
 
+bool Heap::owns(CUdeviceptr address) { return has_segment(address) || pools_.owns(address); }
+
 unsigned Heap::access_flags(const Block& block) {
   const int device = devices_.current();
+  if (block.pool != nullptr) return pools_.access_flags(block.address, device);
   std::lock_guard lock(mutex_);
   return peers_.reaches(device, block.device) ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE
                                               : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE;
@@ -72,66 +76,22 @@ CUresult Heap::unsafe_in_capture() {
   return gate_.captures() == 0 ? CUDA_SUCCESS : driver_.cuMemFree_(0);
 }
 
-/// A NIC may read and write memory of cuMemAlloc; so it may ours.
-bool Heap::rdma_capable(int device) {
-  int value = 0;
-  return driver_.cuDeviceGetAttribute_(&value,
-                                       CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
-                                       device) == CUDA_SUCCESS &&
-         value != 0;
-}
-
-/// NCCL's memory has one handle for each block: it asks for handles.
-std::uint64_t Heap::part_of(const SegmentCache::Kind& kind, bool shared) const {
-  if (shared || kind.label.tag == kNcclTag || !session_.takes_parts()) return 0;
-  std::size_t memory = 0;
-  if (driver_.cuDeviceTotalMem_(&memory, kind.device) != CUDA_SUCCESS) return 0;
-  const std::uint64_t part = shim::part_of(kind.size, memory);
-  return part > 0 && !pages_may_be_registered() ? part : 0;
-}
-
-CUresult Heap::map_segment(Address address,
-                           const std::vector<CUmemGenericAllocationHandle>& handles,
-                           const Segment& segment) {
-  // Peers that come or go meanwhile find the segment, or are found here.
-  std::lock_guard lock(mutex_);
-  if (CUresult r = memory_.mappings.map(address, handles); r != CUDA_SUCCESS) return r;
-  std::vector<CUmemAccessDesc> access;
-  for (const int device : peers_.devices_reaching(segment.device))
-    access.push_back(device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
-  const auto r = memory_.mappings.set_access(address, segment.size, access.data(), access.size());
-  if (r != CUDA_SUCCESS) {
-    memory_.mappings.unmap(address, segment.size);
-    return r.value_or(CUDA_ERROR_UNKNOWN);
-  }
-  segments_.emplace(address, segment);
-  return CUDA_SUCCESS;
-}
-
-/// Physical memory at an address of its own. The caller is inside the gate.
+/// The caller is inside the gate.
 CUresult Heap::add_segment(const SegmentCache::Kind& kind, bool shared, Address* address) {
-  CUdeviceptr at = 0;
-  if (CUresult r = driver_.cuMemAddressReserve_(&at, kind.size, 0, 0, 0); r != CUDA_SUCCESS)
+  const auto ask = [this](const auto& create) { return ask_again(create(), create); };
+  const auto enter = [&](const Segments::Made& made) {
+    // Peers that come or go meanwhile find the segment, or are found here.
+    std::lock_guard lock(mutex_);
+    std::vector<CUmemAccessDesc> access;
+    for (const int device : peers_.devices_reaching(kind.device))
+      access.push_back(device_access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+    const CUresult r = maker_.map(made, access);
+    if (r == CUDA_SUCCESS)
+      segments_.emplace(made.address,
+                        Segment{kind.size, kind.device, made.rdma, shared, kind.label});
     return r;
-  const CUmemAllocationProp prop = brokered_properties(kind.device, rdma_capable(kind.device));
-  const std::uint64_t part = part_of(kind, shared);
-  std::vector<CUmemGenericAllocationHandle> handles;
-  const auto create = [&] {
-    return memory_.handles.create(handles, kind.size, part, prop, kind.label);
   };
-  CUresult r = ask_again(create(), create);
-  if (r == CUDA_SUCCESS) {
-    r = map_segment(
-        at, handles,
-        {kind.size, kind.device, prop.allocFlags.gpuDirectRDMACapable != 0, shared, kind.label});
-    for (const auto handle : handles) memory_.handles.release(handle);  // the mapping keeps it
-  }
-  if (r != CUDA_SUCCESS) {
-    driver_.cuMemAddressFree_(at, kind.size);
-    return r;
-  }
-  *address = at;
-  return CUDA_SUCCESS;
+  return maker_.add(kind, shared, ask, enter, address);
 }
 
 /// Finds space for the block and enters it.
@@ -251,6 +211,7 @@ std::optional<CUresult> Heap::free(CUdeviceptr address) {
   if (devices_.current() < 0) return std::nullopt;  // the driver knows the error for this
   if (!owns(address)) return std::nullopt;
   if (CUresult r = unsafe_in_capture(); r != CUDA_SUCCESS) return r;
+  if (!has_segment(address)) return pools_.free(address);
   const std::optional<Block> block = take_block(address);
   if (!block) return CUDA_ERROR_INVALID_VALUE;
   release_deferred();
@@ -285,7 +246,8 @@ CUresult Heap::pass_and_release(const std::vector<Block>& blocks) {
 }
 
 std::optional<CUresult> Heap::free_async(CUdeviceptr address, CUstream stream, bool per_thread) {
-  if (!owns(address)) return std::nullopt;
+  if (const auto r = pools_.free_async(address, stream, per_thread); r.has_value()) return r;
+  if (!has_segment(address)) return std::nullopt;
   if (stream == nullptr) stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
   CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
   if (CUresult r = driver_.cuStreamIsCapturing_(stream, &capturing); r != CUDA_SUCCESS) return r;
@@ -341,7 +303,7 @@ void Heap::release(const Block& block) {
     ranges = retire(block);
   }
   drop_later();
-  drop(ranges);
+  maker_.drop(ranges);
 }
 
 /// Has drop_old() look after what is kept and what waits behind streams.
@@ -354,7 +316,8 @@ void Heap::drop_later() {
   session_.run_at(std::chrono::steady_clock::now() + kCacheFor, [this] { drop_old(); });
 }
 
-/// Takes segments out of the books. REQUIRES: the lock is held, and no block is in them.
+/// Takes segments out of the books, for the caller to drop them inside the gate and without the
+/// lock. REQUIRES: the lock is held, and no block is in them.
 std::vector<AddressRange> Heap::forget(const std::vector<Address>& segments) {
   std::vector<AddressRange> ranges;
   for (const Address address : segments) {
@@ -363,18 +326,6 @@ std::vector<AddressRange> Heap::forget(const std::vector<Address>& segments) {
     segments_.erase(segment);
   }
   return ranges;
-}
-
-/// Frees what was forgotten. Inside the gate, without the lock: memory that is on its way back is
-/// waited for.
-void Heap::drop(const std::vector<AddressRange>& ranges) {
-  for (const auto& [address, size] : ranges) {
-    const auto r = memory_.mappings.unmap(address, size);
-    if (r.has_value() && *r != CUDA_SUCCESS)
-      log_error("unmapping " + std::to_string(size) +
-                " bytes that the program has freed: " + driver_.name(*r));
-    driver_.cuMemAddressFree_(address, size);
-  }
 }
 
 /// Takes what no block needs any more out of the books, and the caller drops it: what has waited
@@ -398,8 +349,10 @@ bool Heap::drop_unused(Streams streams) {
   std::unique_lock lock(mutex_);
   const std::vector<AddressRange> unused = take_unused(lock, SegmentCache::Time::max(), streams);
   lock.unlock();
-  drop(unused);
-  return !unused.empty();
+  maker_.drop(unused);
+  const bool of_pools = pools_.drop_unused(
+      streams == Streams::kWaitFor ? MemoryPools::Drop::kWaitForAll : MemoryPools::Drop::kSurplus);
+  return !unused.empty() || of_pools;
 }
 
 // The shim's threads do not wait for the lock: a thread of the program may hold it in a driver call
@@ -413,8 +366,8 @@ bool Heap::no_unused_left() {
     if (!caches_)  // else the gate is open again
       unused = take_unused(lock, SegmentCache::Time::max(), Streams::kDone);
   }
-  drop(unused);
-  return true;
+  maker_.drop(unused);
+  return !caches_ ? pools_.no_unused_left() : true;
 }
 
 void Heap::trim() {
@@ -422,7 +375,8 @@ void Heap::trim() {
   std::vector<AddressRange> unused;
   if (std::unique_lock lock(mutex_, std::try_to_lock); lock)
     unused = take_unused(lock, SegmentCache::Time::max(), Streams::kDone);
-  drop(unused);
+  maker_.drop(unused);
+  pools_.no_unused_left();
   gate_.leave_quietly();
 }
 
@@ -435,15 +389,15 @@ void Heap::drop_old() {
       old = take_unused(lock, now - kCacheFor, Streams::kDone);
       more = drop_is_due_ = cache_.oldest() || freed_later_.any_behind_streams();
     }
-    drop(old);
+    maker_.drop(old);
     gate_.leave_quietly();
   }
   if (more) session_.run_at(now + kCacheFor, [this] { drop_old(); });
 }
 
 Gaps Heap::unused(std::uint64_t least) {
+  Gaps gaps = pools_.unused(least);
   std::lock_guard lock(mutex_);
-  Gaps gaps;
   for (auto& [chunk, unused] : small_.unused(least))
     if (const auto id = memory_.mappings.id_at(chunk); id) gaps.emplace(*id, unused);
   return gaps;
@@ -572,6 +526,7 @@ void Heap::context_gone(CUcontext context) {
     ended = peers_.context_gone(context);
   }
   for (const PeerAccess& peer : ended) revoke(peer);
+  pools_.context_gone(context);
   drop_unused(Streams::kDone);
 }
 

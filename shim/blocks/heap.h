@@ -1,9 +1,8 @@
 // Heap: brokered memory behind cuMemAlloc and cuMemFree.
 //
-// A block of the program is a piece of a segment: a reserved range of addresses with brokered
-// memory mapped to it. Large blocks have a segment each, small ones share one (SmallBlocks). A
-// segment is one allocation, or several of equal size side by side (part_of()); the program sees no
-// difference.
+// A block of the program is a piece of a segment (Segments). Large blocks have a segment each,
+// small ones share one (SmallBlocks). What is asked about blocks, or frees them, is about those of
+// stream-ordered pools, too (MemoryPools).
 // A segment without a block is kept for a moment, while such segments are small in all
 // (SegmentCache). Until then a block of the same kind gets it. It goes at once when the program
 // asks how much memory is free, or finds none.
@@ -26,8 +25,10 @@
 #include "shim/base/region.h"
 #include "shim/blocks/freed_later.h"
 #include "shim/blocks/heap_block.h"
+#include "shim/blocks/memory_pools.h"
 #include "shim/blocks/peer_access.h"
 #include "shim/blocks/segment_cache.h"
+#include "shim/blocks/segments.h"
 #include "shim/blocks/small_blocks.h"
 #include "shim/driver/local_devices.h"
 #include "shim/gate/gate.h"
@@ -44,9 +45,12 @@ class Heap {
         gate_(gate),
         memory_(memory),
         session_(session),
+        maker_(driver, memory, session),
+        pools_(driver, devices, gate, memory, maker_),
         freed_later_(driver, memory.mappings) {}
 
   using Block = HeapBlock;
+  MemoryPools& pools() { return pools_; }
 
   // ---- calls of the program; results are what the driver would return ----
   /// Nothing: the thread has no device, and the driver knows what to say.
@@ -120,11 +124,7 @@ class Heap {
   CUresult unsafe_in_capture();
   CUresult add_segment(const SegmentCache::Kind& kind, bool shared, Address* address);
   CUresult place(Block& block, const Label& label);
-  std::uint64_t part_of(const SegmentCache::Kind& kind, bool shared) const;
-  CUresult map_segment(Address address, const std::vector<CUmemGenericAllocationHandle>& handles,
-                       const Segment& segment);
   bool reusable(Address segment);
-  bool rdma_capable(int device);
   CUresult wait_until_unused(const Block& block);
   std::optional<Block> take_block(Address address);
   void put_back(const Block& block);
@@ -136,13 +136,13 @@ class Heap {
   std::vector<AddressRange> forget(const std::vector<Address>& segments);
   std::vector<AddressRange> take_unused(std::unique_lock<std::mutex>& lock,
                                         SegmentCache::Time since, Streams streams);
-  void drop(const std::vector<AddressRange>& ranges);
   bool drop_unused(Streams streams);
   void drop_old();
   std::optional<PeerAccess> peer_of_caller(CUcontext peer);
   CUresult grant(const PeerAccess& peer, CUmemAccess_flags flags);
   CUresult revoke(const PeerAccess& peer);
   void forget_peer(const PeerAccess& peer);
+  bool has_segment(CUdeviceptr address);
   const Block* block_at(Address address) const;
   bool in_segment(Address address) const;
 
@@ -151,6 +151,8 @@ class Heap {
   Gate& gate_;
   Memory& memory_;
   Session& session_;
+  Segments maker_;
+  MemoryPools pools_;
   std::atomic<bool> caches_{true};
 
   std::mutex mutex_;  // guards what follows; taken before BrokeredMemory's

@@ -1,4 +1,4 @@
-// HeapBlock: what cuMemAlloc has given out. Plain value.
+// HeapBlock: what cuMemAlloc has given out, or a pool. Plain value.
 #pragma once
 
 #include <cuda.h>
@@ -14,6 +14,7 @@ struct HeapBlock {
   std::uint64_t size = 0;  // as asked for
   int device = 0;
   CUcontext context = nullptr;  // under which it was allocated
+  CUmemoryPool pool = nullptr;  // of cuMemAllocAsync
   std::uint64_t id = 0;         // never used twice in this process
   bool rdma = false;
   bool sync_memops = false;

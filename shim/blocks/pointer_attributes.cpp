@@ -63,7 +63,9 @@ std::optional<CUresult> pointer_attribute(const Heap::Block& block, unsigned acc
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
       return put<unsigned long long>(data, block.id);
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      return put<unsigned>(data, 1);
+      return put<unsigned>(data, block.pool == nullptr ? 1 : 0);
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      return put<CUmemoryPool>(data, block.pool);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       return put<CUdeviceptr>(data, block.address);
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:

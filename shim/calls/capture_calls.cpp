@@ -43,7 +43,9 @@ CUresult end(CUstream stream, Rest... rest) {
 template <CallRow row>
 CUresult destroy(CUstream stream) {
   // Asked first: once the stream is gone, its handle may be another one's.
-  const bool capturing = Runtime::get().captures().open(stream, false);
+  Runtime& runtime = Runtime::get();
+  const bool capturing = runtime.captures().open(stream, false);
+  if (Heap* heap = runtime.heap(); heap != nullptr) heap->pools().stream_goes(stream);
   const CUresult r = real<row>()(stream);
   if (r == CUDA_SUCCESS && capturing) over(stream, false);
   return r;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -145,6 +146,17 @@ struct Gated<row, CUresult (*)(Args...)> {
 
 // ---- calls that ask whether work has ended, or wait for it: each goes on to the driver ----
 
+constexpr bool waits(std::string_view symbol) {
+  return symbol.find("Synchronize") != std::string_view::npos;
+}
+
+/// Memory of pools leaves with the program's waits.
+void synchronised(CUresult r) {
+  if (!MemoryPools::surplus() || r != CUDA_SUCCESS) [[likely]]
+    return;
+  if (Heap* heap = Runtime::get().heap(); heap != nullptr) heap->pools().synchronised();
+}
+
 template <CallRow row, class Function = typename Signature<row>::Function>
 struct Watched;
 
@@ -153,10 +165,15 @@ struct Watched<row, CUresult (*)(Args...)> {
   static CUresult call(Args... args) {
     constexpr bool kOfEvent = std::string_view(kSymbols[row]).starts_with("cuEvent");
     for (;;) {
+      std::optional<CUresult> answer;
       {
         const Gate::Watch watch(*the_gate);
         if (!DeepCalls::away()) [[likely]]
-          return explained(kSymbols[row], real<row>()(args...));
+          answer = explained(kSymbols[row], real<row>()(args...));
+      }
+      if (answer) [[likely]] {
+        if constexpr (waits(kSymbols[row])) synchronised(*answer);
+        return *answer;
       }
       if (const auto r = DeepCalls::get().ended(kOfEvent); r.has_value()) return *r;
       if (const CUresult r = DeepCalls::get().await_end(); r != CUDA_SUCCESS) return r;
@@ -261,30 +278,6 @@ struct Retried<row, CUresult (*)(Args...)> {
   }
 };
 
-// ---- calls that change what pools hold ----
-
-/// How much a call allocates; nothing of those that do not.
-template <class... Args>
-void note_allocated(const char* /*symbol*/, const Args&... /*args*/) {}
-template <class... Rest>
-void note_allocated(const char* symbol, CUdeviceptr* const& /*address*/, const std::size_t& bytes,
-                    const Rest&... /*rest*/) {
-  stays(symbol, bytes);
-}
-
-template <CallRow row, class Function = typename Signature<row>::Function>
-struct Pooled;
-
-template <CallRow row, class... Args>
-struct Pooled<row, CUresult (*)(Args...)> {
-  static CUresult call(Args... args) {
-    const CUresult r = Runtime::ask_driver([&] { return real<row>()(args...); });
-    if (r == CUDA_SUCCESS) note_allocated(kSymbols[row], args...);
-    Runtime::get().report().changed();
-    return r;
-  }
-};
-
 const Call kCalls[] = {
 #define GATED(api, version, type, symbol)                                        \
   {#api, version, #symbol, reinterpret_cast<void*>(&Gated<kRow_##symbol>::call), \
@@ -294,9 +287,6 @@ const Call kCalls[] = {
    &real_functions[kRow_##symbol]},
 #define RETRIED(api, version, type, symbol)                                        \
   {#api, version, #symbol, reinterpret_cast<void*>(&Retried<kRow_##symbol>::call), \
-   &real_functions[kRow_##symbol]},
-#define POOLED(api, version, type, symbol)                                        \
-  {#api, version, #symbol, reinterpret_cast<void*>(&Pooled<kRow_##symbol>::call), \
    &real_functions[kRow_##symbol]},
 #define FREES(api, version, type, symbol)                                                          \
   {#api, version, #symbol, reinterpret_cast<void*>(&Frees<kRow_##symbol, &answer_##symbol>::call), \

@@ -88,7 +88,6 @@ auto real() {
 }
 
 #define GATED(...)
-#define POOLED(...)
 #define RETRIED(...)
 #define WATCHED(...)
 #define DESTROYS(...)

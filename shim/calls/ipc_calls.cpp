@@ -48,7 +48,7 @@ void close_deferred(std::uint32_t captures) {
   if (pass.result() == CUDA_SUCCESS) runtime.ipc().unmap_closed();
 }
 
-/// Only memory of cuMemAlloc's has such a handle. Of mapped memory the driver refuses it, and a
+/// Only memory of cuMemAlloc's has such a handle. Of pools' and of mapped memory the driver refuses it, and a
 /// program that asks then takes another way. A handle of one mapping would be a part of what the
 /// program means: PyTorch's expandable segments are many mappings side by side.
 CUresult answer_cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
@@ -56,7 +56,7 @@ CUresult answer_cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   if (handle != nullptr && !runtime.forked()) {
     std::optional<Heap::Block> block;
     if (Heap* heap = runtime.heap(); heap != nullptr) block = heap->find(address);
-    if (block) {
+    if (block && block->pool == nullptr) {
       const CUresult r = runtime.ipc().get(handle, {block->address, block->size});
       trace("ipc get va=%llx rc=%d", address, r);
       return r;

@@ -156,26 +156,4 @@ CUresult answer_cuMipmappedArrayDestroy(CUmipmappedArray mipmap) {
   return r;
 }
 
-// ---- pools: the driver is asked how much they hold, when somebody wants to know ----
-
-CUresult answer_cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
-  const CUresult r = real<kRow_cuMemPoolCreate>()(pool, properties);
-  Runtime& runtime = Runtime::get();
-  if (r == CUDA_SUCCESS && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-      runtime.devices() != nullptr)
-    runtime.memory().unbrokered.pool_created(*pool, properties->location.id);
-  return r;
-}
-
-CUresult answer_cuMemPoolDestroy(CUmemoryPool pool) {
-  const auto real_call = real<kRow_cuMemPoolDestroy>();
-  Runtime& runtime = Runtime::get();
-  if (runtime.forked()) return real_call(pool);
-  const std::optional<int> device = runtime.memory().unbrokered.pool_goes(pool);
-  const CUresult r = real_call(pool);
-  if (r != CUDA_SUCCESS && device) runtime.memory().unbrokered.pool_created(pool, *device);
-  if (r == CUDA_SUCCESS) runtime.report().changed();
-  return r;
-}
-
 }  // namespace amem::shim

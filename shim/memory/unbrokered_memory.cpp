@@ -100,28 +100,35 @@ void UnbrokeredMemory::erase_if_unused(CountedHandles::iterator it) {
   if (it->second.refs == 0 && it->second.mappings == 0) handles_.erase(it);
 }
 
-void UnbrokeredMemory::pool_created(CUmemoryPool pool, int device) {
+void UnbrokeredMemory::pool_created(CUmemoryPool pool, const Pool& made) {
   std::lock_guard lock(pools_mutex_);
-  pools_[pool] = device;
+  pools_[pool] = made;
 }
 
-std::optional<int> UnbrokeredMemory::pool_goes(CUmemoryPool pool) {
+std::optional<UnbrokeredMemory::Pool> UnbrokeredMemory::pool_goes(CUmemoryPool pool) {
   std::lock_guard lock(pools_mutex_);
   const auto it = pools_.find(pool);
   if (it == pools_.end()) return std::nullopt;
-  const int device = it->second;
+  const Pool made = it->second;
   pools_.erase(it);
-  return device;
+  return made;
+}
+
+std::optional<UnbrokeredMemory::Pool> UnbrokeredMemory::pool(CUmemoryPool pool) {
+  std::lock_guard lock(pools_mutex_);
+  const auto it = pools_.find(pool);
+  if (it == pools_.end()) return std::nullopt;
+  return it->second;
 }
 
 void UnbrokeredMemory::device_reset(int device) {
   std::lock_guard lock(pools_mutex_);
-  std::erase_if(pools_, [&](const auto& pool) { return pool.second == device; });
+  std::erase_if(pools_, [&](const auto& pool) { return pool.second.device == device; });
 }
 
 void UnbrokeredMemory::each_pool(const std::function<void(CUmemoryPool, int)>& visit) {
   std::lock_guard lock(pools_mutex_);
-  for (const auto& [pool, device] : pools_) visit(pool, device);
+  for (const auto& [pool, made] : pools_) visit(pool, made.device);
 }
 
 std::vector<UnbrokeredAmount> UnbrokeredMemory::amounts() {

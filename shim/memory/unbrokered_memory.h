@@ -53,10 +53,18 @@ class UnbrokeredMemory {
   void mapped(std::uint64_t handle, std::uint64_t address);
   void unmapped(std::uint64_t address, std::uint64_t size);
 
-  void pool_created(CUmemoryPool pool, int device);
-  /// Before the driver destroys it: it must not be asked about any more. Its device; nothing when
-  /// it is not known.
-  std::optional<int> pool_goes(CUmemoryPool pool);
+  /// What the driver does not say of a pool again.
+  struct Pool {
+    int device = 0;
+    std::uint64_t most = 0;  // bytes that it may hold; 0: no limit
+    bool plain = false;      // no other process can import its memory, and it has no special use
+  };
+  void pool_created(CUmemoryPool pool, const Pool& made);
+  /// Before the driver destroys it: it must not be asked about any more. Nothing when it is not
+  /// known.
+  std::optional<Pool> pool_goes(CUmemoryPool pool);
+  /// Nothing: the process has not made it, or not on a device.
+  std::optional<Pool> pool(CUmemoryPool pool);
   void device_reset(int device);
   /// Visits the pools that the process has made, with their devices. None is destroyed meanwhile.
   void each_pool(const std::function<void(CUmemoryPool, int)>& visit);
@@ -91,7 +99,7 @@ class UnbrokeredMemory {
   CountedHandles handles_;
   std::map<std::uint64_t, std::uint64_t> mapped_;  // handle by address
   std::mutex pools_mutex_;                         // guards pools_; held while they are visited
-  std::map<CUmemoryPool, int> pools_;
+  std::map<CUmemoryPool, Pool> pools_;
 };
 
 }  // namespace amem::shim

@@ -119,6 +119,38 @@ CUresult SetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* 
   });
 }
 
+CUresult FindAccessor(const CUmemLocation& location, int* physical) {
+  if (location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  return FindDevice(location.id, physical) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult SetPoolAccess(CUmemoryPool handle, const CUmemAccessDesc* map, size_t count) {
+  if (map == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  return WithPool(handle, [&](Pool& pool) {
+    for (size_t i = 0; i < count; ++i) {
+      int physical = 0;
+      const CUresult result = FindAccessor(map[i].location, &physical);
+      if (result != CUDA_SUCCESS) return result;
+      if (physical == pool.physical && map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
+      pool.access[physical] = map[i].flags;
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult GetPoolAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
+  int physical = 0;
+  if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = FindAccessor(*location, &physical);
+  if (result != CUDA_SUCCESS) return result;
+  return WithPool(handle, [&](Pool& pool) {
+    *flags = physical == pool.physical ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : pool.access[physical];
+    return CUDA_SUCCESS;
+  });
+}
+
 // Null: the current pool of the stream's device.
 CUresult AllocAsync(CUdeviceptr* out, size_t bytes, CUmemoryPool pool, StreamRef ref) {
   if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -181,6 +213,11 @@ SIM_CALL(cuMemPoolGetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribut
          GetAttribute(pool, attribute, value))
 SIM_CALL(cuMemPoolSetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribute, void* value),
          SetAttribute(pool, attribute, value))
+SIM_CALL(cuMemPoolSetAccess, (CUmemoryPool pool, const CUmemAccessDesc* map, size_t count),
+         SetPoolAccess(pool, map, count))
+SIM_CALL(cuMemPoolGetAccess,
+         (CUmemAccess_flags * flags, CUmemoryPool pool, CUmemLocation* location),
+         GetPoolAccess(flags, pool, location))
 SIM_CALL(cuMemPoolTrimTo, (CUmemoryPool pool, size_t bytes), WithPool(pool, [&](Pool& found) {
            TrimPool(found, bytes);
            return CUDA_SUCCESS;

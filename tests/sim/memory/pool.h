@@ -26,7 +26,8 @@ struct Pool {
   uint64_t used_high = 0;
   uint64_t cached = 0;
   uint64_t reserved_high = 0;
-  std::map<int, int> reuse;  // the policies, which change nothing here
+  std::map<int, int> reuse;                 // the policies, which change nothing here
+  std::map<int, CUmemAccess_flags> access;  // of other devices, which reach everything anyway
   std::vector<std::shared_ptr<Physical>> free;
 
   uint64_t reserved() const { return used + cached; }

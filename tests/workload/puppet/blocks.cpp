@@ -100,12 +100,21 @@ std::uint64_t Blocks::Open(const std::string& handle, unsigned flags) {
   return Add(block);
 }
 
+std::uint64_t Blocks::AddPooled(CUdeviceptr address, std::size_t bytes) {
+  Block block;
+  block.kind = Kind::kPooled;
+  block.address = address;
+  block.bytes = bytes;
+  return Add(block);
+}
+
 void Blocks::Free(std::uint64_t id) {
   if (At(id).handle != 0) Unmap(id);
   const Block block = At(id);
   if (block.kind == Kind::kMapped) return FreeAddress(id);
   blocks_.erase(id);
-  if (block.kind == Kind::kPlain) return Check(cuMemFree(block.address), "cuMemFree");
+  if (block.kind == Kind::kPlain || block.kind == Kind::kPooled)
+    return Check(cuMemFree(block.address), "cuMemFree");
   Check(cuIpcCloseMemHandle(block.address), "cuIpcCloseMemHandle");
 }
 

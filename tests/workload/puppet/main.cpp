@@ -42,8 +42,9 @@ void Run(int ordinal) {
   Check(cuDevicePrimaryCtxRetain(&puppet.context, device), "cuDevicePrimaryCtxRetain");
   Check(cuCtxSetCurrent(puppet.context), "cuCtxSetCurrent");
   Commands<Puppet> all;
-  for (const auto* each : {&kBlockCommands, &kDeviceCommands, &kExitCommands, &kLookupCommands,
-                           &kNicCommands, &kOrderCommands, &kTeamCommands, &kWorkCommands})
+  for (const auto* each :
+       {&kBlockCommands, &kDeviceCommands, &kExitCommands, &kLookupCommands, &kNicCommands,
+        &kOrderCommands, &kPoolCommands, &kTeamCommands, &kWorkCommands})
     all.insert(each->begin(), each->end());
   Print(Answer());
   if (Serve([&](const Words& words, Answer* answer) { Obey(all, puppet, words, answer); }))

@@ -33,13 +33,13 @@ class Offering {
 };
 
 /// The device memory of a puppet, by number. A block is mapped memory (cuMemCreate, cuMemMap),
-/// memory of the older calls (cuMemAlloc) or another process's (cuIpcOpenMemHandle; a descriptor).
-/// Its content is a function of a seed that the test names.
+/// memory of the older calls (cuMemAlloc), of a stream-ordered pool or another process's
+/// (cuIpcOpenMemHandle; a descriptor). Its content is a function of a seed that the test names.
 class Blocks {
  public:
   explicit Blocks(CUdevice device) : device_(device) {}
 
-  enum class Kind { kMapped, kPlain, kShared };
+  enum class Kind { kMapped, kPlain, kShared, kPooled };
   struct Block {
     Kind kind = Kind::kMapped;
     CUdeviceptr address = 0;
@@ -54,6 +54,10 @@ class Blocks {
   std::uint64_t Map(std::size_t bytes, bool whole, CUdevice device);
   std::uint64_t Allocate(std::size_t bytes, bool managed);
   std::uint64_t Open(const std::string& handle, unsigned flags);
+  /// What a pool gave out.
+  std::uint64_t AddPooled(CUdeviceptr address, std::size_t bytes);
+  /// It has been freed by a call of its own.
+  void Forget(std::uint64_t id) { blocks_.erase(id); }
   /// Of a mapped block of another puppet.
   std::uint64_t Import(Handle handle, std::size_t bytes);
 
@@ -111,6 +115,14 @@ struct Streams {
   CUstream captured = nullptr;
 };
 
+/// Streams by number, from 1 on, and pools the same; 0 is what the driver takes for none.
+struct Pools {
+  std::map<std::uint64_t, CUstream> streams;
+  std::map<std::uint64_t, CUmemoryPool> pools;
+  std::map<std::uint64_t, std::atomic<std::uint64_t>> held;  // ms for which streams do not go on
+  CUevent event = nullptr;
+};
+
 struct Puppet {
   explicit Puppet(CUdevice its_device) : device(its_device), blocks(its_device) {}
 
@@ -121,6 +133,7 @@ struct Puppet {
   Team team;
   Nic nic;
   Streams streams;
+  Pools pools;
   CUfunction kernel = nullptr;
   std::atomic<std::uint64_t> launched{0};  // counted by the kernel
   Loop launches;
@@ -131,6 +144,7 @@ extern const Commands<Puppet> kBlockCommands;
 extern const Commands<Puppet> kLookupCommands;
 extern const Commands<Puppet> kNicCommands;
 extern const Commands<Puppet> kOrderCommands;
+extern const Commands<Puppet> kPoolCommands;
 extern const Commands<Puppet> kTeamCommands;
 extern const Commands<Puppet> kWorkCommands;
 extern const Commands<Puppet> kExitCommands;
