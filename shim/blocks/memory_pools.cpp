@@ -16,6 +16,7 @@ constexpr std::uint64_t kBeyondPools = 1ULL << 48U;
 /// As the driver's own pools take memory at least; a small device's less.
 constexpr std::uint64_t kChunk = 32ULL << 20U;
 constexpr std::uint64_t kChunksOfDevice = 64;
+constexpr std::uint64_t kFreeChunks = 8;
 /// Large pieces do not come from what small ones are in, which may live long.
 constexpr std::uint64_t kSmall = 1ULL << 20U;
 
@@ -131,10 +132,15 @@ std::optional<Address> MemoryPools::take_and_wait(PoolPieces::Shelf shelf, std::
   return std::nullopt;
 }
 
-std::uint64_t MemoryPools::chunk_of(int device) const {
-  std::size_t memory = 0;
-  if (driver_.cuDeviceTotalMem_(&memory, device) != CUDA_SUCCESS) return kChunk;
-  return std::clamp(std::bit_floor(memory / kChunksOfDevice), Handles::kUsualGranularity, kChunk);
+/// What to ask for where `least` bytes are needed: more, as long as much is free.
+std::uint64_t MemoryPools::chunk_of(int device, std::uint64_t least) const {
+  std::size_t free = 0, memory = 0;
+  if (devices_.current() != device || driver_.cuMemGetInfo_ == nullptr ||
+      driver_.cuMemGetInfo_(&free, &memory) != CUDA_SUCCESS)
+    return least;
+  const std::uint64_t chunk = std::clamp<std::uint64_t>(std::bit_floor(memory / kChunksOfDevice),
+                                                        Handles::kUsualGranularity, kChunk);
+  return least < chunk && free / kFreeChunks > chunk ? chunk : least;
 }
 
 /// Maps a new segment for the devices that the driver gives access to the pool.
@@ -157,17 +163,18 @@ CUresult MemoryPools::enter(Pool& pool, PoolPieces::Shelf shelf, const Segments:
   return CUDA_SUCCESS;
 }
 
-/// Without the lock while the broker makes it. REQUIRES: nobody destroys the pool meanwhile.
+/// Without the lock while the broker makes it.
 CUresult MemoryPools::add_memory(std::unique_lock<std::mutex>& lock, Pool& pool,
                                  PoolPieces::Shelf shelf, const Label& label, std::uint64_t size) {
   const std::uint64_t least = round_up(size, memory_.handles.granularity(pool.device));
   const auto has_space = [&](std::uint64_t more) {
     return pool.most == 0 || pool.amounts.reserved + more <= pool.most;
   };
-  const std::uint64_t chunk = std::max(least, chunk_of(pool.device));
+  const std::uint64_t chunk = chunk_of(pool.device, least);
   CUresult r = CUDA_ERROR_OUT_OF_MEMORY;
   for (const std::uint64_t each : {chunk, least}) {
     if (!has_space(each)) continue;
+    ++pool.growing;
     lock.unlock();
     Address address = 0;
     r = maker_.add(
@@ -178,6 +185,7 @@ CUresult MemoryPools::add_memory(std::unique_lock<std::mutex>& lock, Pool& pool,
         },
         &address);
     lock.lock();
+    --pool.growing;
     if (r != CUDA_ERROR_OUT_OF_MEMORY || chunk == least) break;
   }
   return r;
@@ -229,9 +237,7 @@ void MemoryPools::given(Address address, PoolPieces::Point point) {
   Pool& pool = *of_shelf_.at(piece.shelf);
   pool.amounts.used -= piece.asked;
   pieces_.give(address, point);
-  // Where others may not have what has passed, they may once the program has waited for it.
-  if (pool.destroyed || pool.amounts.reserved > pool.threshold || !pool.opportunistic)
-    surplus_.store(true, std::memory_order_relaxed);
+  if (has_surplus(pool)) surplus_.store(true, std::memory_order_relaxed);
 }
 
 std::optional<CUresult> MemoryPools::free_async(CUdeviceptr address, CUstream stream,
@@ -389,7 +395,7 @@ std::vector<AddressRange> MemoryPools::take_free_of_all(bool above_threshold) {
     const auto of_pool =
         take_free(*pool, above_threshold && !pool->destroyed ? pool->threshold : 0);
     free.insert(free.end(), of_pool.begin(), of_pool.end());
-    const bool forgotten = pool->destroyed && pool->amounts.reserved == 0;
+    const bool forgotten = pool->destroyed && pool->growing == 0 && pool->amounts.reserved == 0;
     if (forgotten)
       for (const auto& [kind, shelf] : pool->shelves) of_shelf_.erase(shelf);
     pool = forgotten ? pools_.erase(pool) : std::next(pool);
@@ -414,7 +420,8 @@ bool MemoryPools::drop_unused(Drop what) {
     ask_lines();
   const std::vector<AddressRange> free = take_free_of_all(what == Drop::kSurplus);
   // Until the streams have come to the rest.
-  if (lines_.any_behind()) surplus_.store(true, std::memory_order_relaxed);
+  if (lines_.any_behind() && std::any_of(pools_.begin(), pools_.end(), &has_surplus))
+    surplus_.store(true, std::memory_order_relaxed);
   lock.unlock();
   maker_.drop(free);
   return !free.empty();

@@ -111,6 +111,7 @@ class MemoryPools {
     CUmemoryPool handle = nullptr;
     int device = 0;
     bool destroyed = false;
+    unsigned growing = 0;  // threads that get it memory without the lock
     // As the driver has them.
     std::uint64_t most = 0;  // bytes; 0: no limit
     std::uint64_t threshold = 0;
@@ -121,6 +122,11 @@ class MemoryPools {
     std::map<std::pair<Label, bool>, PoolPieces::Shelf> shelves;
   };
 
+  /// The next synchronisation has to look after it.
+  static bool has_surplus(const Pool& pool) {
+    // Where others may not have what has passed, they may once the program has waited for it.
+    return pool.destroyed || pool.amounts.reserved > pool.threshold || !pool.opportunistic;
+  }
   Pool* pool_of(CUmemoryPool handle);
   std::optional<Pool> look_up(CUmemoryPool handle) const;
   void read_attributes(Pool& pool) const;
@@ -132,7 +138,7 @@ class MemoryPools {
   CUresult add_memory(std::unique_lock<std::mutex>& lock, Pool& pool, PoolPieces::Shelf shelf,
                       const Label& label, std::uint64_t size);
   CUresult enter(Pool& pool, PoolPieces::Shelf shelf, const Segments::Made& made);
-  std::uint64_t chunk_of(int device) const;
+  std::uint64_t chunk_of(int device, std::uint64_t least) const;
   void used(Pool& pool, Address address);
   void given(Address address, PoolPieces::Point point);
   std::optional<CUresult> capture_refuses(CUstream stream, bool per_thread) const;

@@ -106,9 +106,12 @@ CUresult answer_cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* proper
   const CUresult r = real<kRow_cuMemPoolCreate>()(pool, properties);
   Runtime& runtime = Runtime::get();
   if (r == CUDA_SUCCESS && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-      runtime.devices() != nullptr)
+      runtime.devices() != nullptr) {
+    // Of one that had the same handle, and went with a reset of its device.
+    if (MemoryPools* pools = brokered_pools(); pools != nullptr) pools->destroyed(*pool);
     runtime.memory().unbrokered.pool_created(
         *pool, {properties->location.id, properties->maxSize, is_plain(*properties)});
+  }
   return r;
 }
 

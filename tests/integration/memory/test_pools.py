@@ -1,7 +1,7 @@
 """Memory of stream-ordered pools (cuMemAllocAsync) is brokered: a pause frees it, and streams keep their order."""
 import pytest
 
-from sim_node import MIB, eventually
+from sim_node import MIB, Program, eventually
 
 CURRENT, HIGH, USED, USED_HIGH = 5, 6, 7, 8  # of CUmemPool_attribute
 OPPORTUNISTIC, WAITS, THRESHOLD = 2, 3, 4
@@ -328,10 +328,28 @@ def test_pauses_in_the_middle_of_allocations(node):
         assert puppet.answer(60)["wrong"] == 0
 
 
-def test_what_stays_the_drivers(node):
-    """In scope regions, what is in none."""
-    puppet = node.puppet(scope="regions", env={"AMEM_MODULES": "libnccl"})
-    puppet.ask("stream new")
-    puppet.ask(f"async {3 * MIB} 1")
-    puppet.ask(f"plain {MIB}")
-    assert node.ctl("pause", "train").json["unbrokered_bytes"] == 4 * MIB
+def test_memory_of_a_pool_that_others_may_import_stays_the_drivers(node):
+    puppet = started(node)
+    pool = puppet.ask("pool new 0 exportable")["pool"]
+    block = puppet.ask(f"async {3 * MIB} 1 {pool}")["id"]
+    puppet.ask(f"set {block} 5 1")
+    puppet.wait_for("warning: cuMemAllocFromPoolAsync of 3145728 bytes: amem cannot broker memory of this kind")
+    assert node.ctl("pause", "train").json["unbrokered_bytes"] == 3 * MIB
+    node.ctl("resume", "train")
+    puppet.ask(f"byte {block} 5")
+    assert puppet.ask(f"free-async {block} 1")["result"] == 0
+    puppet.ask("stream sync 1")
+    assert reserved(puppet, pool) == 0
+
+
+def test_a_region_has_its_own_memory_of_a_pool(node):
+    """A pause by its tag leaves the rest, and nobody gets what is paused."""
+    program = Program(node)
+    program.ask("region begin weights 1")
+    program.ask(f"unbrokered pool {3 * MIB}")
+    program.ask("region end")
+    program.ask(f"unbrokered pool {3 * MIB}")
+    assert program.brokered() == {("heap", 0): 3 * MIB, ("weights", 0): 3 * MIB}
+    program.ask("unbrokered free")
+    assert program.brokered() == {}
+    assert program.unbrokered() == {}

@@ -44,8 +44,10 @@ CUresult CreatePool(CUmemoryPool* out, const CUmemPoolProps* properties) {
       properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  // Nothing is exported here, but a program may ask for a pool of which that is possible.
   if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-      properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
+      (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE &&
+       properties->handleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   return WithDevice(properties->location.id, [&](int physical) {

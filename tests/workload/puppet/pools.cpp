@@ -96,6 +96,8 @@ void NewPool(Puppet& puppet, const Words& words, Answer* answer) {
   properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {puppet.device}};
   properties.maxSize = NumberAt(words, 2, 0);
+  if (WordAt(words, 3) == "exportable")
+    properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   const std::uint64_t number = NextNumber(puppet.pools.pools);
   Check(cuMemPoolCreate(&puppet.pools.pools[number], &properties), "cuMemPoolCreate");
   answer->Number("pool", number);
