@@ -80,7 +80,6 @@ Diagnosis examine(const CommandLine& options, const RunContext& context) {
   if (shim_is_known) add(d.findings, check_preload(d.environment));
   add(d.findings, check_variables(d.environment));
   add(d.findings, check_allocators(d.environment));
-  add(d.findings, check_arguments(options.program, context.working_dir, d.environment));
   d.runtime_dir = value_in(d.environment, "AMEM_RUNTIME_DIR");
   if (d.runtime_dir.empty()) d.runtime_dir = context.runtime_dir;
   add(d.findings,

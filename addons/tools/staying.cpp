@@ -32,10 +32,10 @@ constexpr const char* kAllocateInside =
 
 constexpr StayReason kReasons[] = {
     {"pool", "stream-ordered", "the driver's stream-ordered pools",
-     "the driver shares no handle of a pool's memory",
-     "Use PyTorch without backend:cudaMallocAsync in PYTORCH_ALLOC_CONF and "
-     "PYTORCH_CUDA_ALLOC_CONF (ComfyUI: --disable-cuda-malloc), JAX without cuda_async, and "
-     "cudaMalloc elsewhere; or pause with --deep"},
+     "the scope does not include it, other processes may import the pool's memory, or the program "
+     "allocated it within amem.unbrokered or without amemd",
+     "Start the job with `amemctl run --scope heap`, and let the program create pools without "
+     "handle types; or pause with --deep"},
     {"graph", "graph", "memory that CUDA graphs own", "the driver allocates it for the graphs",
      "Allocate before a capture and not during it"},
     {"managed", "managed", "managed memory", "the driver moves it between host and GPU",

@@ -14,10 +14,10 @@ struct HeapBlock {
   std::uint64_t size = 0;  // as asked for
   int device = 0;
   CUcontext context = nullptr;  // under which it was allocated
-  CUmemoryPool pool = nullptr;  // of cuMemAllocAsync
   std::uint64_t id = 0;         // never used twice in this process
   bool rdma = false;
   bool sync_memops = false;
+  CUmemoryPool pool = nullptr;  // of cuMemAllocAsync
 };
 
 }  // namespace amem::shim

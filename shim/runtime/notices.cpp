@@ -39,10 +39,9 @@ void note_stays(const char* call, std::size_t bytes) {
   if (!runtime.connected()) return;  // on its own, and the log says why
   log_warn(std::string(call) + " of " + std::to_string(bytes) +
            " bytes: amem cannot broker memory of this kind, so it stays on its device during every "
-           "pause. A pause reports how much there is. To free it in a pause, let the program "
-           "allocate with cudaMalloc (PyTorch: without backend:cudaMallocAsync in "
-           "PYTORCH_CUDA_ALLOC_CONF; ComfyUI: --disable-cuda-malloc; JAX: "
-           "XLA_PYTHON_CLIENT_ALLOCATOR other than cuda_async)");
+           "pause. A pause reports how much there is. It is managed, of a pool whose memory other "
+           "processes may import, or allocated in a stream capture. To free it in a pause, let the "
+           "program allocate with cudaMalloc or cudaMallocAsync, and before a capture");
 }
 
 }  // namespace amem::shim

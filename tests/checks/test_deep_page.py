@@ -16,7 +16,7 @@ SECTIONS = (  # title, classes of driver_calls.inc, what happens
      "another process (`cuIpcGetEventHandle`, `cuIpcOpenEventHandle`) the calls about events wait in the shim."),
     ("Waiting at the gate or in the shim", ("GATED", "DELAYED"), "The call waits for the resume and does not reach the driver. After "
      "`exit()` it returns `CUDA_ERROR_DEINITIALIZED`."),
-    ("Waiting at the gate or in the driver", ("ANSWERED", "COUNTED", "POOLED"), "The call waits at the gate if it is about brokered "
+    ("Waiting at the gate or in the driver", ("ANSWERED", "COUNTED"), "The call waits at the gate if it is about brokered "
      "memory, and otherwise in the driver. A few of these calls need no driver for brokered memory and return at once."),
     ("Waiting in the driver", ("PASSED", "RETRIED", "UNSUPPORTED"), "The shim does not hold these calls up. The driver may answer some of them in a "
      "process that it has checkpointed; the simulated driver makes all of them wait."),

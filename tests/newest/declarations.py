@@ -13,7 +13,7 @@ _STATEMENT = re.compile(
     r"|^[ \t]*#[ \t]*undef[ \t]+(?P<forgotten>\w+)"
     r"|\bCUresult\s+CUDAAPI\s+(?P<function>cu\w+)\s*\((?P<parameters>[^;{]*)\)\s*;", re.MULTILINE)
 _PER_THREAD = {"DS": "_ptds", "SZ": "_ptsz"}
-_WRAPPED = re.compile(r"^(GATED|ANSWERED|COUNTED|POOLED|RETRIED|WATCHED|FREES|DESTROYS|DELAYED)\((\w+), (\d+), (\w+), (\w+)\)$", re.MULTILINE)
+_WRAPPED = re.compile(r"^(GATED|ANSWERED|COUNTED|RETRIED|WATCHED|FREES|DESTROYS|DELAYED)\((\w+), (\d+), (\w+), (\w+)\)$", re.MULTILINE)
 _LISTED = re.compile(r'^(PASSED|UNSUPPORTED|HIDDEN)\("[^"]*",([^()]*)\)', re.MULTILINE)
 
 Row = collections.namedtuple("Row", "kind api version type symbol")

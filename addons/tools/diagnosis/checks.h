@@ -54,10 +54,6 @@ Findings check_allocators(const Environment& environment);
 /// Such variables where nobody says which command they are for: warnings.
 Findings check_allocators_of_jobs(const Environment& environment);
 
-/// The same by the command's arguments: ComfyUI's. `working_dir`: where the command would start.
-Findings check_arguments(const std::vector<std::string>& command, const std::string& working_dir,
-                         const Environment& environment);
-
 /// RLIMIT_NOFILE and RLIMIT_MEMLOCK.
 Findings check_limits(rlim_t open_files, rlim_t locked_memory);
 

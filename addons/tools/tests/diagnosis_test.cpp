@@ -220,31 +220,9 @@ TEST(Diagnosis, NcclWithoutCuMem) {
   EXPECT_THAT(check_variables({{"NCCL_CUMEM_ENABLE", "1"}}), IsEmpty());
 }
 
-TEST(Diagnosis, PyTorchsAllocator) {
-  const char* pools = "expandable_segments:True,backend:cudaMallocAsync";
-  for (const char* name : {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}) {
-    EXPECT_THAT(check_allocators({{name, pools}, {"AMEM_SCOPE", "heap"}}),
-                ElementsAre(blocks("allocator")));
-    EXPECT_THAT(check_allocators({{name, pools}, {"AMEM_SCOPE", "regions"}}),
-                ElementsAre(blocks("allocator")));
-    EXPECT_THAT(check_allocators({{name, pools}}), IsEmpty());  // not PyTorch's memory
-    EXPECT_THAT(check_allocators({{name, "expandable_segments:True"}, {"AMEM_SCOPE", "heap"}}),
-                IsEmpty());
-    EXPECT_THAT(check_allocators_of_jobs({{name, pools}}), ElementsAre(warns("allocator")));
-    // PyTorch ignores blanks, and takes the last one.
-    EXPECT_THAT(check_allocators_of_jobs({{name, "backend: cudaMallocAsync , a:1"}}),
-                ElementsAre(warns("allocator")));
-    EXPECT_THAT(check_allocators_of_jobs({{name, "backend:cudaMallocAsync,backend:native"}}),
-                IsEmpty());
-  }
-}
-
-TEST(Diagnosis, OtherAllocators) {
-  const std::pair<const char*, const char*> choices[] = {
-      {"XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async"},
-      {"TF_GPU_ALLOCATOR", "cuda_malloc_async"},
-      {"TF_FORCE_UNIFIED_MEMORY", "1"},
-      {"GGML_CUDA_ENABLE_UNIFIED_MEMORY", "1"}};
+TEST(Diagnosis, Allocators) {
+  const std::pair<const char*, const char*> choices[] = {{"TF_FORCE_UNIFIED_MEMORY", "1"},
+                                                         {"GGML_CUDA_ENABLE_UNIFIED_MEMORY", "1"}};
   for (const auto& [name, value] : choices) {
     const Findings findings = check_allocators({{name, value}, {"AMEM_SCOPE", "heap"}});
     ASSERT_THAT(findings, ElementsAre(blocks("allocator"))) << name;
@@ -252,34 +230,10 @@ TEST(Diagnosis, OtherAllocators) {
     EXPECT_THAT(check_allocators({{name, value}, {"AMEM_SCOPE", "regions"}}), IsEmpty()) << name;
     EXPECT_THAT(check_allocators_of_jobs({{name, value}}), ElementsAre(warns("allocator")));
   }
-  EXPECT_THAT(check_allocators_of_jobs({{"XLA_PYTHON_CLIENT_ALLOCATOR", "platform"},
-                                        {"TF_GPU_ALLOCATOR", ""},
+  EXPECT_THAT(check_allocators_of_jobs({{"XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async"},
+                                        {"PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"},
                                         {"TF_FORCE_UNIFIED_MEMORY", "0"}}),
               IsEmpty());
-}
-
-TEST_F(DiagnosisTest, ComfyUisAllocator) {
-  std::filesystem::create_directory(dir / "ComfyUI");
-  write_file(dir / "ComfyUI/main.py", "");
-  const Environment heap = {{"AMEM_SCOPE", "heap"}};
-  const auto findings = [&](std::vector<std::string> command, const std::string& working_dir,
-                            const Environment& environment) {
-    return check_arguments(command, working_dir, environment);
-  };
-  EXPECT_THAT(findings({"python", "main.py"}, dir / "ComfyUI", heap), IsEmpty());
-  write_file(dir / "ComfyUI/cuda_malloc.py", "");
-  EXPECT_THAT(findings({"python", "main.py", "--listen"}, dir / "ComfyUI", heap),
-              ElementsAre(warns("allocator")));
-  EXPECT_THAT(findings({"python", "ComfyUI/main.py"}, dir.path(), heap),
-              ElementsAre(warns("allocator")));
-  const Findings absolute = findings({"env", "A=1", "python", dir / "ComfyUI/main.py"}, "/", heap);
-  ASSERT_THAT(absolute, ElementsAre(warns("allocator")));
-  EXPECT_THAT(absolute[0].remedy, HasSubstr("--disable-cuda-malloc"));
-  EXPECT_THAT(findings({"python", "main.py", "--disable-cuda-malloc"}, dir / "ComfyUI", heap),
-              IsEmpty());
-  EXPECT_THAT(findings({"python", "main.py"}, dir / "ComfyUI", {}), IsEmpty());
-  EXPECT_THAT(findings({"./webui.sh", "--cuda-malloc"}, "/", heap),
-              ElementsAre(blocks("allocator")));
 }
 
 TEST(NodeDiagnosis, WhatOfTheRanksMemoryStays) {
@@ -299,7 +253,7 @@ TEST(NodeDiagnosis, WhatOfTheRanksMemoryStays) {
   EXPECT_EQ(findings[0].what,
             "group 'comfy': 5.00 GiB of the driver's stream-ordered pools stays on the GPU: rank 3 "
             "(pid 42) on GPU-01234567 5.00 GiB");
-  EXPECT_THAT(findings[0].remedy, HasSubstr("backend:cudaMallocAsync"));
+  EXPECT_THAT(findings[0].remedy, HasSubstr("--scope heap"));
 }
 
 TEST(Diagnosis, Limits) {

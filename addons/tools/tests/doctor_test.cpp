@@ -111,20 +111,15 @@ TEST_F(Doctor, Json) {
 }
 
 TEST_F(Doctor, WhatOfACommandsMemoryStays) {
-  const std::vector<std::string> command = {"doctor", "--group", "comfy", "--scope",
+  const std::vector<std::string> command = {"doctor", "--group", "llama", "--scope",
                                             "heap",   "--",      "sh",    dir / "main.py"};
+  context.environment["PYTORCH_CUDA_ALLOC_CONF"] = "backend:cudaMallocAsync";
   EXPECT_EQ(run(command), kExitOk);
   EXPECT_THAT(out.str(), testing::Not(HasSubstr("cudaMallocAsync")));
-  write_file(dir / "main.py", "");
-  write_file(dir / "cuda_malloc.py", "");
-  EXPECT_EQ(run(command), kExitOk);
-  EXPECT_THAT(out.str(), AllOf(HasSubstr("warning: "), HasSubstr("main.py is ComfyUI"),
-                               HasSubstr("; add --disable-cuda-malloc to the command\n")));
-  context.environment["PYTORCH_CUDA_ALLOC_CONF"] = "backend:cudaMallocAsync";
+  context.environment["GGML_CUDA_ENABLE_UNIFIED_MEMORY"] = "1";
   EXPECT_EQ(run(command), kExitFailed);
-  EXPECT_THAT(out.str(),
-              HasSubstr("problem: PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync: "
-                        "PyTorch then allocates from the driver's stream-ordered pools"));
+  EXPECT_THAT(out.str(), HasSubstr("problem: GGML_CUDA_ENABLE_UNIFIED_MEMORY=1: llama.cpp then "
+                                   "allocates managed memory"));
 }
 
 TEST_F(Doctor, TheBroker) {

@@ -109,14 +109,3 @@ def test_usage(node):
         done = subprocess.run([node.build.program("amemctl"), *arguments], env=node.env(), capture_output=True, text=True,
                               timeout=patience(20))
         assert done.returncode == 2 and done.stdout == "", done
-
-
-def test_comfy_ui_by_its_command(node, tmp_path):
-    heap = node.build.program("amem-workload")
-    for name in ("main.py", "cuda_malloc.py"):
-        (tmp_path / name).write_text("", encoding="utf-8")
-    answer, blocking = doctor(node, heap, str(tmp_path / "main.py"))
-    [finding] = [each for each in answer["findings"] if each["check"] == "allocator"]
-    assert blocking == [] and "--disable-cuda-malloc" in finding["remedy"]
-    answer, _ = doctor(node, heap, str(tmp_path / "main.py"), "--disable-cuda-malloc")
-    assert [each for each in answer["findings"] if each["check"] == "allocator"] == []

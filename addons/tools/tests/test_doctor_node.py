@@ -107,14 +107,14 @@ def test_memory_that_stays_is_named_by_rank_and_device(node):
     """As doctor says it of all groups, so does advise of one."""
     programs = [Program(node, rank=rank, env={"CUDA_VISIBLE_DEVICES": str(rank)}) for rank in range(2)]
     for rank, program in enumerate(programs):
-        program.ask(f"unbrokered pool {(1 + rank) * 32 * MIB}")
+        program.ask(f"unbrokered own_pool {(1 + rank) * 32 * MIB}")
     uuids = {device["ordinal"]: device["uuid"] for device in node.ctl.status()["devices"]}
 
     def named():
         advice = node.ctl("advise", "train").json["advice"]
         return advice if advice and advice[0]["bytes"] == 96 * MIB else None
     [advice] = eventually(named)
-    assert advice["check"] == "stream-ordered" and "--disable-cuda-malloc" in advice["text"]
+    assert advice["check"] == "stream-ordered" and "--scope heap" in advice["text"]
     assert advice["parts"] == [{"rank": f"rank {rank} (pid {programs[rank].pid})", "pid": programs[rank].pid, "uuid": uuids[rank],
                                 "kind": "pool", "bytes": (1 + rank) * 32 * MIB} for rank in (1, 0)]
     finding = doctor(node)["stays"]
@@ -126,5 +126,5 @@ def test_memory_that_stays_is_named_by_rank_and_device(node):
 
 
 def test_a_shell_whose_jobs_will_not_be_brokered(node):
-    finding = doctor(node, {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})["allocator"]
-    assert not finding["blocks"] and "PYTORCH_CUDA_ALLOC_CONF" in finding["what"]
+    finding = doctor(node, {"TF_FORCE_UNIFIED_MEMORY": "1"})["allocator"]
+    assert not finding["blocks"] and "TF_FORCE_UNIFIED_MEMORY" in finding["what"]

@@ -262,7 +262,7 @@ def test_rules_of_regions(node):
 def test_what_is_not_brokered_is_counted(node):
     program = Program(node)
     program.ask("alloc 0 1000")
-    for kind in ("pool", "own_pool", "managed", "array"):
+    for kind in ("own_pool", "own_pool", "managed", "array"):
         program.ask(f"unbrokered {kind} {MIB}")
     assert program.unbrokered() == {("pool", 0): 2 * MIB, ("managed", 0): MIB, ("array", 0): MIB}
     node.ctl("pause", "train")
@@ -284,7 +284,7 @@ def test_the_broker_is_told_what_is_not_brokered(node):
 
     assert told() == {}
     program.ask(f"unbrokered managed {MIB}")
-    program.ask(f"unbrokered pool {MIB}")
+    program.ask(f"unbrokered own_pool {MIB}")
     expected = {"managed": MIB, "pool": MIB}
     eventually(lambda: told() == expected, what="the broker knows")
     paused = node.ctl("pause", "train").json
@@ -296,11 +296,10 @@ def test_the_broker_is_told_what_is_not_brokered(node):
     assert paused["unbrokered_bytes"] == 0
 
 
-@pytest.mark.parametrize("kind, call", [("pool", "cuMemAllocAsync"), ("own_pool", "cuMemAllocFromPoolAsync"),
-                                        ("managed", "cuMemAllocManaged")])
+@pytest.mark.parametrize("kind, call", [("own_pool", "cuMemAllocFromPoolAsync"), ("managed", "cuMemAllocManaged")])
 @pytest.mark.parametrize("scope", ["heap", "regions"])
 def test_a_program_with_nothing_but_the_drivers_memory_is_in_its_group(node, scope, kind, call):
-    """As PyTorch with cudaMallocAsync is, and JAX with cuda_async. In scope regions it is about regions only."""
+    """Of a pool that others may import, or managed. In scope regions it is about regions only."""
     program = Program(node, scope=scope)
     if scope == "regions":
         program.ask(f"unbrokered {kind} {MIB}")

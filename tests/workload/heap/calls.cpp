@@ -270,6 +270,7 @@ void AllocateUnbrokered(Heap& heap, const Words& words, Answer*) {
     CUmemPoolProps properties{};
     properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+    properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     CUmemoryPool pool = nullptr;
     Check(Cuda().cuMemPoolCreate(&pool, &properties), "cuMemPoolCreate");
     g_pools.push_back(pool);

@@ -7,8 +7,8 @@
 namespace amem::shim {
 namespace {
 
-const Heap::Block kBlock{0x7000'0000, 1000, 1,   reinterpret_cast<CUcontext>(std::uintptr_t{9}),
-                         77,          true, true};
+const Heap::Block kBlock{0x7000'0000, 1000, 1,    reinterpret_cast<CUcontext>(std::uintptr_t{9}),
+                         77,          true, true, nullptr};
 
 /// The attribute of an address in the block; the bytes beside a smaller answer are zero.
 std::uint64_t attribute(CUpointer_attribute attribute) {
@@ -31,6 +31,20 @@ TEST(ShimPointer, AnswersAsForMemoryOfCuMemAlloc) {
   EXPECT_EQ(attribute(CU_POINTER_ATTRIBUTE_BUFFER_ID), 77U);
   EXPECT_EQ(attribute(CU_POINTER_ATTRIBUTE_ACCESS_FLAGS), 3U);
   EXPECT_EQ(attribute(CU_POINTER_ATTRIBUTE_IS_MANAGED), 0U);
+}
+
+TEST(ShimPointer, ABlockOfAPoolNamesIt) {
+  Heap::Block block = kBlock;
+  block.pool = reinterpret_cast<CUmemoryPool>(std::uintptr_t{5});
+  std::uint64_t value = 0;
+  const auto ask = [&](CUpointer_attribute attribute) {
+    value = 0;
+    EXPECT_EQ(pointer_attribute(block, 3, block.address, attribute, &value), CUDA_SUCCESS);
+    return value;
+  };
+  EXPECT_EQ(ask(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE), 5U);
+  EXPECT_EQ(ask(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE), 0U);
+  EXPECT_EQ(attribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE), 0U);
 }
 
 TEST(ShimPointer, WhatNoTableKnowsIsTheDrivers) {

@@ -88,17 +88,20 @@ TEST(ShimUnbrokered, OtherProcessesMemoryIsForeignAndNobodysAmount) {
 TEST(ShimUnbrokered, RemembersPools) {
   UnbrokeredMemory u;
   const auto pool = reinterpret_cast<CUmemoryPool>(std::uintptr_t{8});
-  u.pool_created(pool, 1);
+  u.pool_created(pool, {1, 500, true});
   const auto there = [&] {
     std::map<CUmemoryPool, int> pools;
     u.each_pool([&](CUmemoryPool each, int device) { pools[each] = device; });
     return pools;
   };
   EXPECT_EQ(there(), (std::map<CUmemoryPool, int>{{pool, 1}}));
-  EXPECT_EQ(u.pool_goes(pool), 1);
-  EXPECT_EQ(u.pool_goes(pool), std::nullopt);
+  EXPECT_EQ(u.pool(pool)->most, 500U);
+  EXPECT_TRUE(u.pool(pool)->plain);
+  EXPECT_EQ(u.pool_goes(pool)->device, 1);
+  EXPECT_FALSE(u.pool_goes(pool));
+  EXPECT_FALSE(u.pool(pool));
   EXPECT_TRUE(there().empty());
-  u.pool_created(pool, 1);
+  u.pool_created(pool, {1});
   u.device_reset(0);
   EXPECT_EQ(there().size(), 1U);
   u.device_reset(1);
