@@ -132,7 +132,7 @@ std::optional<Address> MemoryPools::take_and_wait(PoolPieces::Shelf shelf, std::
   return std::nullopt;
 }
 
-/// What to ask for where `least` bytes are needed: more, as long as much is free.
+/// What to ask for where `least` bytes are needed: more, while much is free.
 std::uint64_t MemoryPools::chunk_of(int device, std::uint64_t least) const {
   std::size_t free = 0, memory = 0;
   if (devices_.current() != device || driver_.cuMemGetInfo_ == nullptr ||

@@ -42,7 +42,7 @@ class StreamLines {
     unsigned waiters = 0;  // who wait for the event without the lock
   };
 
-  /// The line of a stream, which is new if need be. `per_thread`: stream 0 is the thread's own.
+  /// The line of a stream, which may be new. `per_thread`: stream 0 is the thread's own.
   CUresult find(CUstream stream, bool per_thread, Line*& line);
   /// Returns the point of a free that comes now.
   PoolPieces::Point free_in(Line& line);
@@ -53,13 +53,13 @@ class StreamLines {
 
   // REQUIRES, of these: no capture is open. What is recorded in a stream that is captured says
   // nothing of its work.
-  /// Asks how far the streams have come, and tells of those that have come further.
+  /// Asks how far the streams have come, and reports those that have come further.
   using Passed = std::function<void(PoolPieces::Line line, std::uint64_t order)>;
   void ask(const Passed& passed);
   /// The same once all of them have come to all of their frees. Without the lock meanwhile.
   void wait(std::unique_lock<std::mutex>& lock, const Passed& passed);
 
-  /// Some have not come to all of their frees, as far as is known.
+  /// Some may not have come to all of their frees.
   bool any_behind() const;
   /// Before the driver destroys it. `captured`: it is part of a capture.
   void stream_goes(CUstream stream, bool captured);

@@ -48,9 +48,9 @@ void close_deferred(std::uint32_t captures) {
   if (pass.result() == CUDA_SUCCESS) runtime.ipc().unmap_closed();
 }
 
-/// Only memory of cuMemAlloc's has such a handle. Of pools' and of mapped memory the driver refuses it, and a
-/// program that asks then takes another way. A handle of one mapping would be a part of what the
-/// program means: PyTorch's expandable segments are many mappings side by side.
+/// Only memory of cuMemAlloc's has such a handle. Of pools' and of mapped memory the driver refuses
+/// it, and a program that asks then takes another way. A handle of one mapping would be a part of
+/// what the program means: PyTorch's expandable segments are many mappings side by side.
 CUresult answer_cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   Runtime& runtime = Runtime::get();
   if (handle != nullptr && !runtime.forked()) {

@@ -1,5 +1,5 @@
 // Wrappers of the calls of stream-ordered memory pools. The pools are the driver's; what they give
-// out is brokered by MemoryPools, and all else the driver's, and counted.
+// out is brokered by MemoryPools; everything else is the driver's, and counted.
 #include <algorithm>
 #include <cstddef>
 

@@ -175,20 +175,6 @@ def free_while_paused(bench):
     return f"ms for the frees of each pause: {malloc['freed_ms']}, expandable segments {expandable['freed_ms']}"
 
 
-# ---- memory of the driver's pools -------------------------------------------------------------------------------
-
-
-@case(100)
-def driver_pools(bench):
-    """A process with nothing but cudaMallocAsync's memory is in its group, and the log says that this memory stays."""
-    done = bench.python_script("one_process.py", "driver_pools", scope="heap",
-                               env={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}).wait(90)
-    said = [line for line in done.err.read_text(errors="replace").splitlines() if "amem cannot broker memory of this kind" in line]
-    if len(said) != 1:
-        raise Failure(f"{len(said)} lines of amem say that this memory stays")
-    return f"{done.report()['pool_mib']} MiB in pools; {said[0][:100]}"
-
-
 # ---- driver calls that amem does not know ------------------------------------------------------------------------
 
 # Of CUDA 12.5 to 13.0, so that drivers of today have them, and none of them is needed by PyTorch or NCCL.

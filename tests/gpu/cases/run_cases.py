@@ -20,6 +20,7 @@ import cases_deep  # noqa: E402, F401
 import cases_nccl  # noqa: E402, F401
 import cases_nodes  # noqa: E402, F401
 import cases_nvls  # noqa: E402, F401
+import cases_pools  # noqa: E402, F401
 import cases_restart  # noqa: E402, F401
 import cases_space  # noqa: E402, F401
 import cases_swap  # noqa: E402, F401

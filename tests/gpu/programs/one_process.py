@@ -7,13 +7,10 @@ Run as the name of a part says:
     amemctl run --group train --scope regions -- python3 one_process.py beside_region
     amemctl run --group train --scope heap -- python3 one_process.py free_while_paused
     amemctl run --group train --scope regions -- python3 one_process.py touch_paused
-    PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync \\
-    amemctl run --group train --scope heap -- python3 one_process.py driver_pools
 
 "beside_cache": a region gets what PyTorch's ordinary cache has free. "beside_region": ordinary memory gets what a region has
 freed. "free_while_paused": the process pauses itself, frees memory and resumes. "touch_paused": a kernel reads memory that is
-paused, which must end in an error. "driver_pools": the process has only memory of the driver's pools. The first two run without
-amem too. Exit status: 0 all right, 1 a check failed.
+paused, which must end in an error. The first two run without amem too. Exit status: 0 all right, 1 a check failed.
 """
 
 import argparse
@@ -234,23 +231,7 @@ def touch_paused():
     raise CheckFailed(f"a kernel has read {float(total)} from memory that is paused")
 
 
-def driver_pools():
-    backend = torch.cuda.memory.get_allocator_backend()
-    check(backend == "cudaMallocAsync", f"PyTorch's allocator is {backend}")
-    block = values(256 * MIB // 4, 3)
-    torch.cuda.synchronize()
-    check(amem.is_active(), "this process is in no group")
-    held = sum(each.bytes for each in amem.stats().unbrokered if each.kind == "pool")
-    check(held >= 256 * MIB, f"{held} B are counted in pools")
-    amem.pause()
-    status = torch_rank.Operator(amem.group()).group_status()
-    check(status["state"] == "GROUP_STATE_PAUSED", f"the group is {status['state']}")
-    amem.resume()
-    check_equal("memory of the driver's pool", block, values(256 * MIB // 4, 3))
-    return {"pool_mib": held >> 20, "unbrokered_mib": status["unbrokered_bytes"] >> 20}
-
-
-PARTS = {each.__name__: each for each in (beside_cache, beside_region, free_while_paused, touch_paused, driver_pools)}
+PARTS = {each.__name__: each for each in (beside_cache, beside_region, free_while_paused, touch_paused)}
 
 
 def main():

@@ -1,0 +1,50 @@
+"""The cases about memory of stream-ordered pools: cudaMallocAsync, and the allocators that use it."""
+
+from harness import Failure
+from registry import case
+
+MOST_MORE_US = 0.5  # for each call, than the driver's
+
+
+@case(200)
+def pool_speed(bench):
+    """cuMemAllocAsync and cuMemFreeAsync that use memory again, of 2 MiB and 64 MiB, take at most 0.5 us more than without amem."""
+    def run(**how):
+        return bench.python_script("pool_memory.py", "speed", torch=False, **how).wait(60).report()["sizes_mib"]
+    alone, amem = run(shim=False), run(scope="heap", env={"AMEM_REQUIRED": "1"})
+    more = {(mib, call): amem[mib][call] - spent for mib, calls in alone.items() for call, spent in calls.items()}
+    slow = {each: round(extra, 2) for each, extra in more.items() if extra > MOST_MORE_US}
+    if slow and bench.time_limits:
+        raise Failure(f"us more than the driver's for (MiB, call): {slow}")
+    return f"us for each call without amem {alone}, with it {amem}"
+
+
+@case(240)
+def pool_pauses(bench):
+    """Pools' memory leaves with each pause and is right on several streams, behind events and beside captures; errors are the driver's."""
+    report = bench.python_script("pool_memory.py", "pauses", "--cycles", bench.few, torch=False, scope="heap").wait(220).report()
+    return f"{report['cycles']} pauses beside {report['runs']} runs; memory of graphs stays: {report['stays']}"
+
+
+@case(200)
+def pool_torch(bench):
+    """PyTorch with backend:cudaMallocAsync computes the same beside pauses, and none of its memory stays."""
+    report = bench.python_script("pool_stacks.py", "torch", scope="heap",
+                                 env={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}).wait(180).report()
+    return f"PyTorch {report['version']}, {report['left_mib']} MiB left"
+
+
+@case(200)
+def pool_jax(bench):
+    """JAX with cuda_async computes the same beside pauses, and none of its memory stays."""
+    report = bench.python_script("pool_stacks.py", "jax", torch=False, scope="heap",
+                                 env={"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+                                 ).wait(180).report()
+    return f"JAX {report['version']}, {report['left_mib']} MiB left"
+
+
+@case(200)
+def pool_cupy(bench):
+    """CuPy's MemoryAsyncPool computes the same beside pauses, and none of its memory stays."""
+    report = bench.python_script("pool_stacks.py", "cupy", torch=False, scope="heap").wait(180).report()
+    return f"CuPy {report['version']}, {report['left_mib']} MiB left"
