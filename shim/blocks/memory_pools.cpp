@@ -20,6 +20,9 @@ constexpr std::uint64_t kFreeChunks = 8;
 /// Large pieces do not come from what small ones are in, which may live long.
 constexpr std::uint64_t kSmall = 1ULL << 20U;
 
+/// For how long a pool that got no memory asks for none while there is another way.
+constexpr std::chrono::seconds kShort{1};
+
 // Numbers of the driver's own buffers count up from 1, and Heap's from 1 << 62.
 constexpr std::uint64_t kFirstPieceId = 1ULL << 61U;
 
@@ -210,17 +213,23 @@ std::optional<CUresult> MemoryPools::allocate(CUdeviceptr* address, std::size_t 
   if (pool == nullptr) return std::nullopt;
   if (size > kBeyondPools) return CUDA_ERROR_OUT_OF_MEMORY;
   const PoolPieces::Shelf shelf = shelf_of(*pool, label, size <= kSmall);
+  const StreamLines::Hold hold(lines_, *line);
   std::optional<Address> taken;
   while (!(taken = take(*pool, shelf, size, *line))) {
-    const PoolPieces::Line number = line->number;
+    // Where there was no memory a moment ago there is none, and to ask for it takes long.
+    if (pool->waits && std::chrono::steady_clock::now() < pool->short_until)
+      if ((taken = take_and_wait(shelf, size, *line))) break;
     const CUresult r = add_memory(lock, *pool, shelf, label, size);
-    line = lines_.of(number);
+    line = hold.line();
     if (line == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (r == CUDA_SUCCESS) {
       made = pool->device;
       continue;
     }
-    if (r == CUDA_ERROR_OUT_OF_MEMORY && pool->waits) taken = take_and_wait(shelf, size, *line);
+    if (r == CUDA_ERROR_OUT_OF_MEMORY) {
+      pool->short_until = std::chrono::steady_clock::now() + kShort;
+      if (pool->waits) taken = take_and_wait(shelf, size, *line);
+    }
     if (!taken) return r;
     break;
   }

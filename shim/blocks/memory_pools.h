@@ -15,6 +15,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -112,6 +113,7 @@ class MemoryPools {
     int device = 0;
     bool destroyed = false;
     unsigned growing = 0;  // threads that get it memory without the lock
+    std::chrono::steady_clock::time_point short_until;  // there is none to be had
     // As the driver has them.
     std::uint64_t most = 0;  // bytes; 0: no limit
     std::uint64_t threshold = 0;

@@ -116,7 +116,7 @@ void StreamLines::look_at(Line& line) {
 
 /// Nothing is behind it, and nobody can use the stream, or only a thread that may have ended.
 bool StreamLines::unneeded(const Line& line) const {
-  return line.passed == line.freed && line.waiters == 0 && (line.gone || line.thread != 0);
+  return line.passed == line.freed && line.users == 0 && (line.gone || line.thread != 0);
 }
 
 StreamLines::Lines::iterator StreamLines::forget(Lines::iterator line) {
@@ -151,7 +151,7 @@ void StreamLines::wait(std::unique_lock<std::mutex>& lock, const Passed& passed)
     if (line.passed == line.freed) continue;
     const bool recorded = line.recorded == line.freed || record(line);
     all.push_back({number, line.context, recorded ? line.event : nullptr, line.freed});
-    ++line.waiters;
+    ++line.users;
   }
   if (all.empty()) return;
   lock.unlock();
@@ -166,9 +166,9 @@ void StreamLines::wait(std::unique_lock<std::mutex>& lock, const Passed& passed)
   }
   lock.lock();
   for (std::size_t i = 0; i < all.size(); ++i) {
-    Line* const line = of(all[i].number);  // nullptr: its context has gone meanwhile
+    Line* const line = of(all[i].number);
     if (line == nullptr) continue;
-    --line->waiters;
+    --line->users;
     if (!came[i] || line->passed >= all[i].order) continue;
     line->passed = all[i].order;
     passed(line->number, line->passed);

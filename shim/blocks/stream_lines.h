@@ -39,7 +39,7 @@ class StreamLines {
     std::uint64_t freed = 0;
     std::uint64_t recorded = 0;
     std::uint64_t passed = 0;
-    unsigned waiters = 0;  // who wait for the event without the lock
+    unsigned users = 0;  // who have it still, perhaps without the lock
   };
 
   /// The line of a stream, which may be new. `per_thread`: stream 0 is the thread's own.
@@ -49,7 +49,24 @@ class StreamLines {
   /// `waits` does what it does from now on behind all frees that `line` had so far. False: the
   /// driver does not make it so.
   bool wait_behind(Line& line, const Line& waits);
+  /// nullptr: its context has gone.
   Line* of(PoolPieces::Line number);
+
+  /// Keeps a line for a scope. REQUIRES: the lock is held at its beginning and end.
+  class Hold {
+   public:
+    Hold(StreamLines& lines, Line& line) : lines_(lines), number_(line.number) { ++line.users; }
+    ~Hold() {
+      if (Line* const line = lines_.of(number_); line != nullptr) --line->users;
+    }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+    Line* line() const { return lines_.of(number_); }
+
+   private:
+    StreamLines& lines_;
+    PoolPieces::Line number_;
+  };
 
   // REQUIRES, of these: no capture is open. What is recorded in a stream that is captured says
   // nothing of its work.

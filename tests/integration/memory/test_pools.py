@@ -286,6 +286,26 @@ def test_a_stream_that_is_destroyed_before_its_free_is_done(node):
     eventually(lambda: rest() == 12 * MIB, what="the stream has come to its free")
 
 
+def test_the_pool_is_that_of_the_streams_device(node):
+    """Whichever device is current; and another device's, if the program says so."""
+    puppet = started(node)
+    there = puppet.ask("stream new 1")["stream"]
+    block = puppet.ask(f"async {3 * MIB} {there}")["id"]
+    of_pool = puppet.ask(f"async {3 * MIB} {there} 0")["id"]
+    assert [puppet.ask(f"pointer {each} 9")["value"] for each in (block, of_pool)] == [1, 0]  # DEVICE_ORDINAL
+    puppet.ask(f"set {block} 5 {there}")
+    puppet.ask(f"set {of_pool} 6 {there}")
+    for _ in range(2):
+        node.ctl("pause", "train")
+        assert allocated(node) == 6 * MIB and all(each["used_bytes"] <= node.CONTEXT_BYTES for each in node.ctl.status()["devices"])
+        node.ctl("resume", "train")
+    puppet.ask(f"byte {block} 5")
+    puppet.ask(f"byte {of_pool} 6")
+    puppet.ask(f"free-async {block} {there}")
+    puppet.ask(f"stream sync {there}")
+    assert allocated(node) == 3 * MIB
+
+
 def test_a_threads_own_stream(node):
     puppet = started(node)
     keep_all(puppet)

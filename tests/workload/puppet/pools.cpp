@@ -48,9 +48,16 @@ std::uint64_t NextNumber(const Things& things) {
 
 // ---- streams ----
 
-void NewStream(Puppet& puppet, const Words&, Answer* answer) {
+/// On the puppet's device, or another one, which is not the current one then.
+void NewStream(Puppet& puppet, const Words& words, Answer* answer) {
   const std::uint64_t number = NextNumber(puppet.pools.streams);
+  CUcontext context = puppet.context;
+  if (words.size() > 2)
+    Check(cuDevicePrimaryCtxRetain(&context, static_cast<CUdevice>(Number(words, 2))),
+          "cuDevicePrimaryCtxRetain");
+  Check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
   Check(cuStreamCreate(&puppet.pools.streams[number], CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  Check(cuCtxSetCurrent(puppet.context), "cuCtxSetCurrent");
   answer->Number("stream", number);
 }
 
