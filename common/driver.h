@@ -45,6 +45,7 @@
   X(cuStreamSynchronize, 2000)                \
   X(cuStreamQuery, 2000)                      \
   X(cuStreamGetCtx, 9020)                     \
+  X(cuStreamGetFlags, 5050)                   \
   X(cuStreamIsCapturing, 10000)               \
   X(cuStreamWaitEvent, 3020)                  \
   X(cuEventCreate, 2000)                      \

@@ -116,7 +116,11 @@ std::optional<Address> MemoryPools::take(Pool& pool, PoolPieces::Shelf shelf, st
     ask_lines();
     address = pieces_.take(shelf, size, line.number, usable);
   }
-  return address;
+  if (!address) return address;
+  const PoolPieces::Point behind = pieces_.used(*address)->freed;
+  if (behind.line != line.number || lines_.reuse_in(line)) return address;
+  pieces_.give(*address, behind);
+  return std::nullopt;
 }
 
 /// A piece that the stream waits for.
@@ -267,7 +271,9 @@ std::optional<CUresult> MemoryPools::free(CUdeviceptr address) {
   std::lock_guard lock(mutex_);
   if (!pieces_.owns(address)) return std::nullopt;
   if (pieces_.used(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  given(address, {});
+  // If nothing has used it, its memory may still be behind what was there before.
+  const PoolPieces::Point before = pieces_.used(address)->freed;
+  given(address, lines_.has_passed(before) ? PoolPieces::Point() : before);
   return CUDA_SUCCESS;
 }
 

@@ -43,7 +43,7 @@ class PoolPieces {
     Shelf shelf = 0;
     bool used = false;
     std::uint64_t number = 0;  // in use: never used twice
-    Point freed;               // if it is free
+    Point freed;               // in use: what its memory was behind before
   };
   /// Nothing: every segment is.
   using Usable = std::function<bool(Address segment)>;

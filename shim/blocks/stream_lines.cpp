@@ -1,7 +1,9 @@
 #include "shim/blocks/stream_lines.h"
 
 #include <atomic>
+#include <chrono>
 #include <iterator>
+#include <thread>
 #include <vector>
 
 #include "shim/driver/context_errors.h"
@@ -9,6 +11,9 @@
 
 namespace amem::shim {
 namespace {
+
+/// How long an event may take that has nothing in front of it, as far as its stream says.
+constexpr std::chrono::milliseconds kComesAtOnce{2};
 
 /// Never used twice, as the numbers that the kernel and the C library give threads are.
 std::uint64_t this_thread() {
@@ -47,6 +52,10 @@ CUresult StreamLines::add(const Name& name, Line*& line) {
     const LocalDevices::Use current(driver_, fresh.context);
     if (current.result() != CUDA_SUCCESS) return current.result();
     if (CUresult r = driver_.cuCtxGetDevice_(&fresh.device); r != CUDA_SUCCESS) return r;
+    unsigned flags = 0;
+    fresh.alone = name.context == nullptr &&
+                  driver_.cuStreamGetFlags_(fresh.stream, &flags) == CUDA_SUCCESS &&
+                  (flags & CU_STREAM_NON_BLOCKING) != 0;
   }
   fresh.number = ++last_;
   line = &lines_.emplace(fresh.number, fresh).first->second;
@@ -94,6 +103,16 @@ bool StreamLines::wait_behind(Line& line, const Line& waits) {
          driver_.cuStreamWaitEvent_(waits.stream, line.event, 0) == CUDA_SUCCESS;
 }
 
+bool StreamLines::reuse_in(Line& line) {
+  if (line.stream != CU_STREAM_LEGACY || line.passed == line.freed) return true;
+  return wait_behind(line, line);
+}
+
+bool StreamLines::has_passed(const PoolPieces::Point& point) {
+  const Line* const line = of(point.line);
+  return line == nullptr || line->passed >= point.order;
+}
+
 /// Finds out how far it has come.
 void StreamLines::look_at(Line& line) {
   const LocalDevices::Use current(driver_, line.context);
@@ -101,16 +120,25 @@ void StreamLines::look_at(Line& line) {
     if (context_is_gone(current.result())) line.passed = line.freed;
     return;
   }
+  bool idle = false;
   if (can_be_named(line)) {
     const CUresult r = driver_.cuStreamQuery_(line.stream);
-    if (r == CUDA_SUCCESS || ends_context(r)) {
+    idle = r == CUDA_SUCCESS;
+    if ((idle && line.alone) || ends_context(r)) {
       line.passed = line.freed;
       return;
     }
   }
-  // One that is recorded waits for its answer first: recorded anew it would never come.
-  if (line.recorded <= line.passed && !record(line)) return;
-  const CUresult r = driver_.cuEventQuery_(line.event);
+  // One that is recorded waits for its answer first: recorded anew it would never come, unless the
+  // stream has nothing else to do.
+  if ((line.recorded <= line.passed || (idle && line.recorded < line.freed)) && !record(line))
+    return;
+  const auto until = std::chrono::steady_clock::now() + kComesAtOnce;
+  CUresult r = driver_.cuEventQuery_(line.event);
+  while (idle && r == CUDA_ERROR_NOT_READY && std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+    r = driver_.cuEventQuery_(line.event);
+  }
   if (r == CUDA_SUCCESS || ends_context(r)) line.passed = line.recorded;
 }
 

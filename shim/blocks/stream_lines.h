@@ -2,9 +2,11 @@
 //
 // Each stream in which the program frees memory of a pool has a line (PoolPieces). Its frees are
 // counted, and the driver is asked only when somebody wants to know whether the stream has come to
-// them: by an event that is recorded then, behind more than the frees, or by whether the stream has
-// anything left to do. A thread's own default stream can be named by that thread alone, so its
-// event is recorded with each free. A stream that goes gets its event before it does.
+// them: by an event that is recorded then, behind more than the frees. A stream that waits for no
+// other by itself has come to all of them when it has nothing left to do. Of the legacy default
+// stream, and of those that wait for it, that says nothing: only something that is given to them
+// waits for the others' work. A thread's own default stream can be named by that thread alone, so
+// its event is recorded with each free. A stream that goes gets its event before it does.
 //
 // No lock: MemoryPools owns one and guards it. Any thread.
 #pragma once
@@ -32,7 +34,8 @@ class StreamLines {
     std::uint64_t thread = 0;  // 0: every thread can name the stream
     CUcontext context = nullptr;
     int device = 0;
-    bool gone = false;  // the stream has been destroyed
+    bool alone = false;  // it does not wait for the legacy default stream, nor that for it
+    bool gone = false;   // the stream has been destroyed
     CUevent event = nullptr;
     // How many frees there were, at all, before the event was last recorded, and that the stream
     // has come to.
@@ -44,6 +47,12 @@ class StreamLines {
 
   /// The line of a stream, which may be new. `per_thread`: stream 0 is the thread's own.
   CUresult find(CUstream stream, bool per_thread, Line*& line);
+  /// The stream has freed memory again at once. Of the legacy default stream: what other streams do
+  /// from now on comes behind what they have done before the free, as with an allocation of the
+  /// driver's. False: the driver does not make it so.
+  bool reuse_in(Line& line);
+  /// The line has come to this point, or there is none such any more.
+  bool has_passed(const PoolPieces::Point& point);
   /// Returns the point of a free that comes now.
   PoolPieces::Point free_in(Line& line);
   /// `waits` does what it does from now on behind all frees that `line` had so far. False: the

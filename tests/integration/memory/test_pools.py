@@ -286,6 +286,53 @@ def test_a_stream_that_is_destroyed_before_its_free_is_done(node):
     eventually(lambda: rest() == 12 * MIB, what="the stream has come to its free")
 
 
+def test_the_legacy_stream_keeps_the_order_of_streams_that_wait_for_it(node):
+    """A free in it comes after their work, and work of theirs after the next allocation in it."""
+    puppet = node.puppet(scope="heap")
+    for _ in range(2):
+        puppet.ask("stream blocking")
+    keep_all(puppet)
+    block = puppet.ask(f"async {12 * MIB} 0")["id"]
+    first = address(puppet, block)
+    puppet.ask("stream hold 1 500")
+    puppet.ask(f"set {block} 7 1")
+    puppet.ask(f"free-async {block} 0")
+    again = puppet.ask(f"async {12 * MIB} 0")["id"]
+    assert address(puppet, again) == first
+    puppet.ask(f"set {again} 9 2")
+    for stream in (1, 2):
+        puppet.ask(f"stream sync {stream}")
+    puppet.ask(f"byte {again} 9")
+
+
+def test_work_in_the_legacy_stream_is_in_front_of_frees_in_others(node):
+    puppet = node.puppet(scope="heap")
+    puppet.ask("stream blocking")
+    puppet.ask("stream new")
+    keep_all(puppet)
+    block = puppet.ask(f"async {12 * MIB} 1")["id"]
+    first = address(puppet, block)
+    puppet.ask("stream hold 0 500")
+    puppet.ask(f"set {block} 7 0")
+    puppet.ask(f"free-async {block} 1")
+    assert address(puppet, puppet.ask(f"async {12 * MIB} 2")["id"]) != first
+
+
+def test_memory_that_nothing_has_used_is_still_behind_what_was_there_before(node):
+    puppet = started(node, 2)
+    keep_all(puppet)
+    block = puppet.ask(f"async {12 * MIB} 1")["id"]
+    first = address(puppet, block)
+    puppet.ask("stream hold 1")
+    puppet.ask(f"set {block} 7 1")
+    puppet.ask(f"free-async {block} 1")
+    again = puppet.ask(f"async {12 * MIB} 1")["id"]
+    assert address(puppet, again) == first
+    puppet.ask(f"free {again}")  # cuMemFree, which waits for nothing
+    assert address(puppet, puppet.ask(f"async {12 * MIB} 2")["id"]) != first
+    puppet.ask("stream go 1")
+
+
 def test_the_pool_is_that_of_the_streams_device(node):
     """Whichever device is current; and another device's, if the program says so."""
     puppet = started(node)

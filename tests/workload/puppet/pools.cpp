@@ -56,7 +56,9 @@ void NewStream(Puppet& puppet, const Words& words, Answer* answer) {
     Check(cuDevicePrimaryCtxRetain(&context, static_cast<CUdevice>(Number(words, 2))),
           "cuDevicePrimaryCtxRetain");
   Check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
-  Check(cuStreamCreate(&puppet.pools.streams[number], CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  const unsigned flags =
+      WordAt(words, 1) == "blocking" ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
+  Check(cuStreamCreate(&puppet.pools.streams[number], flags), "cuStreamCreate");
   Check(cuCtxSetCurrent(puppet.context), "cuCtxSetCurrent");
   answer->Number("stream", number);
 }
@@ -228,6 +230,7 @@ void Churn(Puppet& puppet, const Words& words, Answer* answer) {
 
 const Commands<Puppet> kPoolCommands = {
     {"stream new", NewStream},
+    {"stream blocking", NewStream},
     {"stream destroy", DestroyStream},
     {"stream hold", HoldStream},
     {"stream go", [](Puppet& p, const Words& w, Answer*) { p.pools.held.at(Number(w, 2)) = 0; }},

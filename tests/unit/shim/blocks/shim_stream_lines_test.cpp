@@ -15,6 +15,7 @@ namespace {
 /// Streams and events of one context.
 struct DriversLines {
   std::set<CUstream> busy;
+  std::set<CUstream> blocking;  // streams that wait for the legacy one
   std::map<CUevent, CUstream> events;
   std::vector<std::pair<CUstream, CUevent>> waits;
   std::uintptr_t next = 1;
@@ -39,6 +40,10 @@ class ShimStreamLines : public testing::Test {
     };
     driver.cuCtxGetDevice_ = [](CUdevice* device) {
       *device = 3;
+      return CUDA_SUCCESS;
+    };
+    driver.cuStreamGetFlags_ = [](CUstream stream, unsigned* flags) {
+      *flags = driver_has.blocking.contains(stream) ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
       return CUDA_SUCCESS;
     };
     driver.cuThreadExchangeStreamCaptureMode_ = [](CUstreamCaptureMode*) { return CUDA_SUCCESS; };
@@ -179,6 +184,36 @@ TEST_F(ShimStreamLines, OneThatGoesWhileItIsCapturedIsAskedThroughItsContext) {
   Came came;
   lines.wait(lock, [&](PoolPieces::Line number, std::uint64_t order) { came[number] = order; });
   EXPECT_EQ(came, (Came{{first, 1}}));
+}
+
+TEST_F(ShimStreamLines, OfAStreamThatWaitsForTheLegacyOneOnlyAnEventSaysIt) {
+  driver_has.blocking = {number(5)};
+  for (const CUstream stream : {number(5), CU_STREAM_LEGACY}) {
+    driver_has.records = 0;
+    StreamLines::Line& its = line(stream);
+    driver.cuEventQuery_ = [](CUevent) { return CUDA_ERROR_NOT_READY; };
+    lines.free_in(its);
+    EXPECT_EQ(asked(), Came()) << "it has nothing to do, but the event has to wait";
+    EXPECT_EQ(driver_has.records, 1U);
+    driver.cuEventQuery_ = [](CUevent) { return CUDA_SUCCESS; };
+    EXPECT_EQ(asked(), (Came{{its.number, 1}}));
+  }
+}
+
+TEST_F(ShimStreamLines, TheLegacyStreamIsABarrierWhereItHasMemoryAgain) {
+  StreamLines::Line& other = line(number(5));
+  lines.free_in(other);
+  EXPECT_TRUE(lines.reuse_in(other));
+  StreamLines::Line& legacy = line(CU_STREAM_LEGACY);
+  EXPECT_TRUE(lines.reuse_in(legacy)) << "nothing is behind it";
+  EXPECT_EQ(driver_has.records, 0U);
+  const PoolPieces::Point point = lines.free_in(legacy);
+  EXPECT_FALSE(lines.has_passed(point));
+  EXPECT_TRUE(lines.reuse_in(legacy));
+  ASSERT_EQ(driver_has.waits.size(), 1U);
+  EXPECT_EQ(driver_has.waits[0], (std::pair{CU_STREAM_LEGACY, legacy.event}));
+  asked();
+  EXPECT_TRUE(lines.has_passed(point));
 }
 
 TEST_F(ShimStreamLines, AnotherStreamWaitsForAllFreesSoFar) {
