@@ -3,7 +3,7 @@
 // Each stream in which the program frees memory of a pool has a line (PoolPieces). Its frees are
 // counted, and the driver is asked only when somebody wants to know whether the stream has come to
 // them: by an event that is recorded then, behind more than the frees. A stream that waits for no
-// other by itself has come to all of them when it has nothing left to do. Of the legacy default
+// other has come to all of them when it has nothing left to do. Of the legacy default
 // stream, and of those that wait for it, that says nothing: only something that is given to them
 // waits for the others' work. A thread's own default stream can be named by that thread alone, so
 // its event is recorded with each free. A stream that goes gets its event before it does.
