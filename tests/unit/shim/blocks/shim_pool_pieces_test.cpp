@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "shim/blocks/pool_pieces.h"
+#include "tests/unit/fixtures/texts_and_sizes.h"
 
 namespace amem::shim {
 namespace {
 
-constexpr std::uint64_t kKiB = 1024;
 constexpr PoolPieces::Shelf kShelf = 1;
 constexpr PoolPieces::Line kA = 1;
 constexpr PoolPieces::Line kB = 2;

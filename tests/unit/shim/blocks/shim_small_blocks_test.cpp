@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "shim/blocks/small_blocks.h"
+#include "tests/unit/fixtures/texts_and_sizes.h"
 
 namespace amem::shim {
 namespace {
@@ -129,7 +130,6 @@ TEST(ShimSmallBlocks, TheFirstChunkThatFitsInTheOrderInWhichTheyCame) {
 
 TEST(ShimSmallBlocks, WhereNoBlockIs) {
   SmallBlocks blocks;
-  constexpr std::uint64_t kKiB = 1024;
   const auto unused = [&](std::uint64_t least) {
     std::vector<std::vector<std::uint64_t>> list;  // chunk, offset, size
     for (const auto& [chunk, gaps] : blocks.unused(least))
