@@ -41,6 +41,16 @@ MemoryPools::Pool* MemoryPools::pool_of(CUmemoryPool handle) {
   return by_handle_[handle] = &pools_.back();
 }
 
+/// To ask the driver takes as long as the rest of an allocation. nullptr: it has no answer.
+CUmemoryPool MemoryPools::current(int device) {
+  const auto index = static_cast<std::size_t>(device);
+  if (index >= current_.size()) current_.resize(index + 1);
+  CUmemoryPool& known = current_[index];
+  if (known == nullptr && driver_.cuDeviceGetMemPool_(&known, device) != CUDA_SUCCESS)
+    known = nullptr;
+  return known;
+}
+
 /// Nothing: its memory is the driver's.
 std::optional<MemoryPools::Pool> MemoryPools::look_up(CUmemoryPool handle) const {
   Pool pool;
@@ -211,9 +221,8 @@ std::optional<CUresult> MemoryPools::allocate(CUdeviceptr* address, std::size_t 
   std::unique_lock lock(mutex_);
   StreamLines::Line* line = nullptr;
   if (lines_.find(stream.stream, stream.per_thread, line) != CUDA_SUCCESS) return std::nullopt;
-  if (handle == nullptr && driver_.cuDeviceGetMemPool_(&handle, line->device) != CUDA_SUCCESS)
-    return std::nullopt;
-  Pool* const pool = pool_of(handle);
+  if (handle == nullptr) handle = current(line->device);
+  Pool* const pool = handle != nullptr ? pool_of(handle) : nullptr;
   if (pool == nullptr) return std::nullopt;
   if (size > kBeyondPools) return CUDA_ERROR_OUT_OF_MEMORY;
   const PoolPieces::Shelf shelf = shelf_of(*pool, label, size <= kSmall);
@@ -380,6 +389,7 @@ void MemoryPools::stream_goes(CUstream stream) {
 
 void MemoryPools::context_gone(CUcontext context) {
   std::lock_guard lock(mutex_);
+  current_.clear();  // a reset of the device sets it back
   lines_.context_gone(context, passed());
 }
 

@@ -84,6 +84,13 @@ class MemoryPools {
   void trim(CUmemoryPool pool, std::uint64_t keep);
   /// Before the driver destroys it. Its memory goes when the last of it has been freed.
   void destroyed(CUmemoryPool pool);
+  /// Calls `set`, which changes the current pool of a device at the driver.
+  template <class Set>
+  CUresult set_current(const Set& set) {
+    std::lock_guard lock(mutex_);
+    current_.clear();
+    return set();
+  }
   /// Before the driver destroys it.
   void stream_goes(CUstream stream);
   /// The driver has destroyed a context. Memory of pools is the device's, and stays.
@@ -130,6 +137,7 @@ class MemoryPools {
     return pool.destroyed || pool.amounts.reserved > pool.threshold || !pool.opportunistic;
   }
   Pool* pool_of(CUmemoryPool handle);
+  CUmemoryPool current(int device);
   std::optional<Pool> look_up(CUmemoryPool handle) const;
   void read_attributes(Pool& pool) const;
   PoolPieces::Shelf shelf_of(Pool& pool, const Label& label, bool small);
@@ -161,6 +169,7 @@ class MemoryPools {
   std::mutex mutex_;  // guards what follows; taken before BrokeredMemory's
   std::list<Pool> pools_;
   std::map<CUmemoryPool, Pool*> by_handle_;  // not destroyed
+  std::vector<CUmemoryPool> current_;  // by device, as the driver said; nullptr: not asked yet
   std::map<PoolPieces::Shelf, Pool*> of_shelf_;
   PoolPieces pieces_;
   StreamLines lines_;

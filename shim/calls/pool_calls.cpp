@@ -68,6 +68,12 @@ CUresult allocate(const void* caller, CUdeviceptr* address, std::size_t size, CU
   return r;
 }
 
+template <class Set>
+CUresult set_current(const Set& set) {
+  MemoryPools* const pools = brokered_pools();
+  return pools != nullptr ? pools->set_current(set) : set();
+}
+
 /// Its memory can be the broker's: nobody imports it, and it has no use of its own. Members that
 /// are newer than the headers of CUDA 12.4 are zero then.
 bool is_plain(const CUmemPoolProps& properties) {
@@ -121,8 +127,10 @@ CUresult answer_cuMemPoolDestroy(CUmemoryPool pool) {
   if (runtime.forked()) return real_call(pool);
   const std::optional<UnbrokeredMemory::Pool> made = runtime.memory().unbrokered.pool_goes(pool);
   // What it has here goes with what is freed last. A default pool is not destroyed.
-  if (MemoryPools* pools = brokered_pools(); pools != nullptr && made) pools->destroyed(pool);
-  const CUresult r = real_call(pool);
+  MemoryPools* const pools = brokered_pools();
+  if (pools != nullptr && made) pools->destroyed(pool);
+  // If it was its device's current one, the default is now.
+  const CUresult r = set_current([&] { return real_call(pool); });
   if (r != CUDA_SUCCESS && made) runtime.memory().unbrokered.pool_created(pool, *made);
   if (r == CUDA_SUCCESS) runtime.report().changed();
   return r;
@@ -166,6 +174,15 @@ CUresult answer_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute att
   if (MemoryPools* pools = brokered_pools(); pools != nullptr && r == CUDA_SUCCESS)
     pools->attribute_set(pool, attribute);
   return r;
+}
+
+CUresult answer_cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
+  return set_current([&] { return real<kRow_cuDeviceSetMemPool>()(device, pool); });
+}
+
+CUresult answer_cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type,
+                                CUmemoryPool pool) {
+  return set_current([&] { return real<kRow_cuMemSetMemPool>()(location, type, pool); });
 }
 
 CUresult answer_cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* map,

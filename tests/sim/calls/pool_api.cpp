@@ -204,6 +204,11 @@ SIM_CALL(cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice device),
 SIM_CALL(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice device),
          GetPool(pool, device, &CurrentPool))
 SIM_CALL(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool), SetPool(device, pool))
+SIM_CALL(cuMemSetMemPool, (CUmemLocation * location, CUmemAllocationType type, CUmemoryPool pool),
+         location == nullptr || location->type != CU_MEM_LOCATION_TYPE_DEVICE ||
+                 type != CU_MEM_ALLOCATION_TYPE_PINNED
+             ? CUDA_ERROR_INVALID_VALUE
+             : SetPool(location->id, pool))
 SIM_CALL(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps* properties),
          CreatePool(pool, properties))
 SIM_CALL(cuMemPoolDestroy, (CUmemoryPool pool), WithPool(pool, [&](Pool& found) {
