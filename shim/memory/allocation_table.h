@@ -204,9 +204,9 @@ class AllocationTable {
     std::uint64_t size = 0;
     std::vector<Access> access;
   };
-  /// One call holds a lock of the driver's, for which all processes of the node wait: to unmap 134
-  /// GiB in handles of 1 GiB takes 111 ms in one call (H200), and small handles take longer. So a
-  /// run has no more bytes than this, unless a single mapping has.
+  /// One call holds a lock of the driver's, for which all processes of the node wait: up to 111 ms
+  /// to unmap 134 GiB in handles of 1 GiB, and up to 13 ms in parts of this size (H200). So a run
+  /// has no more bytes than this, unless a single mapping has.
   static constexpr std::uint64_t kLongestRun = 4ULL << 30U;
   /// Joins neighbours; `with_access` false ignores what is granted. REQUIRES: sorted by address.
   static std::vector<Run> runs(const std::vector<Mapping*>& sorted, bool with_access);
