@@ -203,43 +203,6 @@ TEST_F(HolderClientTest, NobodyThereIsSaidSo) {
             Code::kInvalidArgument);
 }
 
-/// One that says welcome, and reads no more before it is told to.
-class DeafHolder {
- public:
-  explicit DeafHolder(const std::string& path)
-      : listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
-    const sockaddr_un address = address_of(path);
-    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address),
-              0);
-    EXPECT_EQ(::listen(listener_.get(), 1), 0);
-    thread_ = std::thread([this] {
-      socket_.reset(::accept(listener_.get(), nullptr, nullptr));
-      HolderHeader header;
-      header.message = HolderMessage::kWelcome;
-      header.number = kHolderVersion;
-      EXPECT_EQ(read().header.message, HolderMessage::kHello);
-      EXPECT_EQ(::send(socket_.get(), &header, sizeof header, 0), 16);
-    });
-  }
-  ~DeafHolder() { join(); }
-  void join() {
-    if (thread_.joinable()) thread_.join();
-  }
-  HolderPacket read() const {
-    HolderPacket packet;
-    receive_with<kMaxHeldPerPacket>(socket_.get(), &packet, sizeof packet, 0, [](const Fd&) {});
-    return packet;
-  }
-  void say(const HolderPacket& packet) const {
-    EXPECT_GT(::send(socket_.get(), &packet, packet.bytes(), 0), 0);
-  }
-
- private:
-  Fd listener_;
-  Fd socket_;
-  std::thread thread_;
-};
-
 TEST_F(HolderClientTest, WhatTheHolderDoesNotTakeStaysBufferedInOrder) {
   DeafHolder deaf(path);
   const auto holder = connect();

@@ -2,7 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
 #include "tests/unit/fixtures/holder_fixture.h"
+#include "tests/unit/fixtures/log_heard.h"
 
 namespace amem {
 namespace {
@@ -87,6 +93,41 @@ TEST_F(RecordHolderTest, OnlyAHolderThatHasEverythingLetsMemoryOutliveThisProces
   record.replace(nullptr);
   EXPECT_EQ(record.outlives().code(), Code::kFailedPrecondition);
   EXPECT_NE(record.outlives().text().find("amemd has no holder"), std::string::npos);
+}
+
+using RecordBehindTest = HolderFixture;
+
+TEST_F(RecordBehindTest, AHolderThatHasCaughtUpIsSaidOnce) {
+  DeafHolder deaf(path);
+  EventLoop its_loop;
+  ASSERT_TRUE(its_loop.open().ok());
+  Record record(its_loop, std::move(RecordLog::create(64 << 10)).value(), nullptr);
+  const auto holder = connect();
+  deaf.join();
+  record.replace(holder);
+  const auto file = std::make_shared<const Fd>(some_file("one"));
+  constexpr std::uint64_t kMany = 4000;
+  for (std::uint64_t id = 0; id < kMany; ++id)  // a packet for each put and each drop
+    (void)record.hold(HolderKind::kMemory, id, file);
+  const LogHeard log;
+  record.flush_soon();
+  ASSERT_TRUE(holder->behind());
+  std::thread reading([&] {
+    for (std::uint64_t i = 0; i < 2 * kMany; ++i) deaf.read();
+  });
+  const Time until = Clock::now() + kLong;
+  const std::function<void()> look = [&] {
+    if (!holder->behind() || Clock::now() > until) return its_loop.stop();
+    its_loop.at(Clock::now() + std::chrono::milliseconds(5), look);
+  };
+  look();
+  its_loop.run();
+  reading.join();
+  EXPECT_FALSE(holder->behind());
+  record.flush();
+  const std::string said = "the holder has everything";
+  EXPECT_TRUE(log.has(said)) << log.text();
+  EXPECT_EQ(log.text().find(said), log.text().rfind(said)) << log.text();
 }
 
 }  // namespace
