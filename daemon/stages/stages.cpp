@@ -267,7 +267,7 @@ void Stages::end_waits(Stage& stage, const StageView& view) {
         group.machine.state() == GroupState::kRunning && !stage.memory.is_switching(its.id);
     const std::vector<WaitId> leases = waits_.of(its.id, StageWaits::For::kLease);
     const std::vector<WaitId> starts = waits_.of(its.id, StageWaits::For::kStart);
-    if (!m.admitted && !m.refusal.empty()) {
+    if (!m.refusal.empty()) {
       const Status status(Code::kFailedPrecondition,
                           "group '" + its.name + "' takes no turns: " +
                               without_names_of_others(node_, *group.account, m.refusal));

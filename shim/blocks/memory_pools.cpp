@@ -226,14 +226,14 @@ std::optional<CUresult> MemoryPools::allocate(CUdeviceptr* address, std::size_t 
   if (pool == nullptr) return std::nullopt;
   if (size > kBeyondPools) return CUDA_ERROR_OUT_OF_MEMORY;
   const PoolPieces::Shelf shelf = shelf_of(*pool, label, size <= kSmall);
-  const StreamLines::Hold hold(lines_, *line);
+  const StreamLines::Use use(lines_, *line);
   std::optional<Address> taken;
   while (!(taken = take(*pool, shelf, size, *line))) {
     // Where there was no memory a moment ago there is none, and to ask for it takes long.
     if (pool->waits && std::chrono::steady_clock::now() < pool->short_until)
       if ((taken = take_and_wait(shelf, size, *line))) break;
     const CUresult r = add_memory(lock, *pool, shelf, label, size);
-    line = hold.line();
+    line = use.line();
     if (line == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (r == CUDA_SUCCESS) {
       made = pool->device;
@@ -359,14 +359,14 @@ CUresult MemoryPools::access_set(CUmemoryPool handle, const CUmemAccessDesc* acc
   return CUDA_SUCCESS;
 }
 
-void MemoryPools::trim(CUmemoryPool handle, std::uint64_t keep) {
+void MemoryPools::trim(CUmemoryPool handle, std::uint64_t least) {
   std::vector<AddressRange> free;
   {
     std::lock_guard lock(mutex_);
     const auto known = by_handle_.find(handle);
     if (known == by_handle_.end()) return;
     ask_lines();
-    free = take_free(*known->second, keep);
+    free = take_free(*known->second, least);
   }
   maker_.drop(free);
 }
@@ -398,11 +398,11 @@ void MemoryPools::context_gone(CUcontext context) {
 /// Takes segments out of the books, for the caller to drop them inside the gate and without the
 /// lock. Not what is on its way back, since whoever frees it waits until it is there, and may be
 /// who brings it. REQUIRES: the lock is held.
-std::vector<AddressRange> MemoryPools::take_free(Pool& pool, std::uint64_t keep) {
+std::vector<AddressRange> MemoryPools::take_free(Pool& pool, std::uint64_t least) {
   std::vector<AddressRange> free;
   for (const auto& [kind, shelf] : pool.shelves) {
     const auto gone = pieces_.take_segments(shelf, [&](const AddressRange& segment) {
-      if (pool.amounts.reserved < keep + segment.size) return false;
+      if (pool.amounts.reserved < least + segment.size) return false;
       for (const CUdeviceptr part : memory_.mappings.starts(segment.address, segment.size))
         if (memory_.mappings.arriving(part)) return false;
       pool.amounts.reserved -= segment.size;

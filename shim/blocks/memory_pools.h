@@ -81,7 +81,7 @@ class MemoryPools {
   CUresult access_set(CUmemoryPool pool, const CUmemAccessDesc* access, std::size_t count);
   /// Frees what is free until the pool has no more than these bytes here. The caller is inside the
   /// gate.
-  void trim(CUmemoryPool pool, std::uint64_t keep);
+  void trim(CUmemoryPool pool, std::uint64_t least);
   /// Before the driver destroys it. Its memory goes when the last of it has been freed.
   void destroyed(CUmemoryPool pool);
   /// Calls `set`, which changes the current pool of a device at the driver.
@@ -153,7 +153,7 @@ class MemoryPools {
   void given(Address address, PoolPieces::Point point);
   std::optional<CUresult> capture_refuses(CUstream stream, bool per_thread) const;
   void ask_lines();
-  std::vector<AddressRange> take_free(Pool& pool, std::uint64_t keep);
+  std::vector<AddressRange> take_free(Pool& pool, std::uint64_t least);
   std::vector<AddressRange> take_free_of_all(bool above_threshold);
   StreamLines::Passed passed();
 

@@ -37,7 +37,7 @@ std::optional<Address> PoolPieces::take(Shelf shelf, std::uint64_t size, Line li
     if (found != nullptr && (best == nullptr || found->first < best->first)) best = found;
   }
   if (best == nullptr) return std::nullopt;
-  return cut(best->second, size);
+  return split(best->second, size);
 }
 
 std::optional<PoolPieces::Behind> PoolPieces::take_behind(Shelf shelf, std::uint64_t size,
@@ -52,11 +52,11 @@ std::optional<PoolPieces::Behind> PoolPieces::take_behind(Shelf shelf, std::uint
   if (best == nullptr) return std::nullopt;
   const Address address = best->second;
   const Point point = pieces_.at(address).freed;
-  return Behind{cut(address, size), point};
+  return Behind{split(address, size), point};
 }
 
 /// Of a free piece: the beginning is in use from now on, and the rest a piece of its own.
-Address PoolPieces::cut(Address address, std::uint64_t asked) {
+Address PoolPieces::split(Address address, std::uint64_t asked) {
   const auto it = pieces_.find(address);
   take_out(it);
   Piece& piece = it->second;

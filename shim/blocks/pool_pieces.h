@@ -88,7 +88,7 @@ class PoolPieces {
   const BySize::value_type* fit(const BySize& pieces, std::uint64_t size,
                                 const Usable& usable) const;
   const BySize* free_of(Line line, Shelf shelf) const;
-  Address cut(Address address, std::uint64_t asked);
+  Address split(Address address, std::uint64_t asked);
   void put(Address address);
   void take_out(Pieces::const_iterator piece);
   bool joins(Pieces::const_iterator before, Pieces::const_iterator after) const;

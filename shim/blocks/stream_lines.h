@@ -61,15 +61,15 @@ class StreamLines {
   /// nullptr: its context has gone.
   Line* of(PoolPieces::Line number);
 
-  /// Keeps a line for a scope. REQUIRES: the lock is held at its beginning and end.
-  class Hold {
+  /// A line stays for a scope. REQUIRES: the lock is held at its beginning and end.
+  class Use {
    public:
-    Hold(StreamLines& lines, Line& line) : lines_(lines), number_(line.number) { ++line.users; }
-    ~Hold() {
+    Use(StreamLines& lines, Line& line) : lines_(lines), number_(line.number) { ++line.users; }
+    ~Use() {
       if (Line* const line = lines_.of(number_); line != nullptr) --line->users;
     }
-    Hold(const Hold&) = delete;
-    Hold& operator=(const Hold&) = delete;
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
     Line* line() const { return lines_.of(number_); }
 
    private:

@@ -137,19 +137,19 @@ CUresult answer_cuMemPoolDestroy(CUmemoryPool pool) {
 }
 
 /// While the group is paused, memory that is free leaves what was saved.
-CUresult answer_cuMemPoolTrimTo(CUmemoryPool pool, std::size_t keep) {
+CUresult answer_cuMemPoolTrimTo(CUmemoryPool pool, std::size_t least) {
   const auto real_call = real<kRow_cuMemPoolTrimTo>();
   Runtime& runtime = Runtime::get();
   MemoryPools* const pools = brokered_pools();
-  if (pools == nullptr) return real_call(pool, keep);
+  if (pools == nullptr) return real_call(pool, least);
   std::uint64_t here = 0;
   {
     const FreePass pass(*the_gate, runtime.memory().brokered);
     if (pass.result() != CUDA_SUCCESS) return pass.result();
-    pools->trim(pool, keep);
+    pools->trim(pool, least);
     here = pools->amounts(pool).reserved;
   }
-  const CUresult r = real_call(pool, keep - std::min<std::uint64_t>(here, keep));
+  const CUresult r = real_call(pool, least - std::min<std::uint64_t>(here, least));
   runtime.report().changed();
   return r;
 }

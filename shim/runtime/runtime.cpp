@@ -147,10 +147,11 @@ Runtime::Runtime() {
 Runtime::Runtime(Options options, bool alone, bool forked)
     : options_(std::move(options)), alone_(alone), tried_(forked), forked_(forked) {}
 
-bool Runtime::brokers(const void* code_address) const { return !alone_ && is_nccl(code_address); }
+bool Runtime::brokers(const void* code_address) const {
+  return !alone_ && is_nccl(file_of(code_address));
+}
 
-bool Runtime::is_nccl(const void* code_address) const {
-  const char* file = file_of(code_address);
+bool Runtime::is_nccl(const char* file) const {
   return *file != '\0' && matches_module(file, options_.modules);
 }
 
@@ -158,13 +159,14 @@ std::optional<Label> Runtime::label(const void* code_address) {
   // Its driver refuses every call, and says so better than we do.
   if (forked()) return std::nullopt;
   // NCCL's memory is never dropped and has no region, whoever calls NCCL from where.
-  if (is_nccl(code_address)) {
+  const char* const file = file_of(code_address);
+  if (is_nccl(file)) {
     if (alone_) return std::nullopt;
     scratch_.of_nccl(code_address);
     return Label{kNcclTag};
   }
   if (options_.scope == Scope::kNccl || Region::unbrokered()) return std::nullopt;
-  if (matches_module(file_of(code_address), kImmovable)) return std::nullopt;
+  if (matches_module(file, kImmovable)) return std::nullopt;
   std::optional<Label> label = Region::current();
   if (!label && options_.scope == Scope::kHeap) label = Label{kHeapTag, options_.heap_policy};
   return label;

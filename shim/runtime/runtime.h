@@ -125,7 +125,7 @@ class Runtime {
   static void process_ends();
   static void driver_ends();
   friend struct BackupAccess;  // shim/runtime/backup.cpp
-  bool is_nccl(const void* code_address) const;
+  bool is_nccl(const char* file) const;
   void name_group_of_one();
 
   Options options_;
