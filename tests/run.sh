@@ -95,8 +95,8 @@ export TSAN_OPTIONS=suppressions=$root/tests/races.supp:ignore_noninstrumented_m
 run_tests() {
   local preset=$1
   local log=build/$preset/tests.log
-  # Four for each core: tests of several processes wait more than half of their time.
-  local select=(--preset "$preset" --no-tests=error --parallel "$((4 * $(nproc)))")
+  # Two more than there are cores: tests of several processes wait a third of their time.
+  local select=(--preset "$preset" --no-tests=error --parallel "$(($(nproc) + 2))")
   # A loaded CI machine gets a second try at tests that have deadlines; a test that fails twice fails, and one that failed once is named.
   [[ -z ${CI:-} ]] || select+=(--repeat until-pass:2)
   local without=nightly
