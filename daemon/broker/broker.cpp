@@ -57,7 +57,8 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
           [this](PoolSegment segment) {
             pool_.release(std::move(segment));
             loop_.post([this] { look_at_excess(); });
-          }),
+          },
+          [this](std::uint64_t size) { pool_.more(size); }),
       events_(node_),
       sessions_(loop, ranks_, accounts_, config.isolation),
       saved_(node_, loop),
@@ -87,6 +88,7 @@ Broker::Broker(EventLoop& loop, const Config& config, const Devices& devices, co
       ranks_(context_, sessions_, events_, operations_, groups_, requests_, stages_),
       pool_(devices, config.pool_place) {
   node_.pool_configured = config.pool_size;
+  node_.pool_reserve = config.reserve();
   node_.retain = config.pool_retain;
   take_settings();
   node_.deep_pauses = config.deep_pauses;
@@ -99,6 +101,8 @@ void Broker::take_settings() {
   node_.swap_wave = config_.swap_wave;
   node_.hand_on = config_.swap_hand_on;
   node_.guests = config_.guests;
+  node_.pool_idle = config_.pool_idle;
+  operations_.elastic().look_at_idle();
   accounts_.limit(
       config_.quotas.resolve(config_.pool_size, config_.segment(), devices_.total()).most);
 }
@@ -126,10 +130,11 @@ Status Broker::start() {
   if (Status status = sessions_.listen({path, config_.session_mode, config_.socket_group_id});
       !status.ok())
     return status;
-  node_.pools.limit(config_.pool_size);
+  const std::uint64_t missing = node_.pools.limit(
+      {.most = config_.pool_size, .reserve = config_.reserve(), .segment = config_.segment()});
   look_at_excess();
-  const std::uint64_t there = node_.pools.total() + node_.pools.renewing();
-  pool_.start(config_.pool_size - std::min(config_.pool_size, there), config_.segment(),
+  operations_.elastic().look_at_idle();
+  pool_.start(missing, config_.segment(),
               {[this](PoolSegment segment) {
                  loop_.post([this, segment = std::move(segment)]() mutable {
                    pool_segment_ready(std::move(segment));
@@ -140,6 +145,9 @@ Status Broker::start() {
                },
                [this](std::string error) {
                  loop_.post([this, error = std::move(error)] { pool_troubled(error); });
+               },
+               [this](std::uint64_t size, Status why) {
+                 loop_.post([this, size, why = std::move(why)] { pool_refused(size, why); });
                }});
   return {};
 }
@@ -213,17 +221,30 @@ void Broker::make_proof_pool(const VisibleDevices& visible, Duration limit,
 void Broker::pool_segment_ready(PoolSegment segment) {
   const std::uint64_t number = next_segment_++;
   (void)node_.records.used_segment(number);
+  const std::uint64_t size = segment.size;
+  const bool more = segment.made == PoolSegment::Made::kMore;
   node_.pools.add(std::move(segment), number);
-  for (const auto& [id, rank] : node_.ranks) outbox_.extend_reach(id);
+  // It was made for somebody, who gets it before others whose ranks could reach it.
+  if (more) operations_.elastic().came(size);
+  if (!more)
+    for (const auto& [id, rank] : node_.ranks) outbox_.extend_reach(id);
+  operations_.look_at_pool();
+}
+
+void Broker::pool_refused(std::uint64_t bytes, const Status& why) {
+  spdlog::warn("pool: amemd cannot pin {} more: {}", format_size(bytes), why.text());
+  node_.pools.not_made(bytes, why);
+  operations_.elastic().refused(why);
   operations_.look_at_pool();
 }
 
 void Broker::pool_finished(const std::string& error) {
   pool_made_ = node_.pool_error = error;
+  node_.pools.started();
   if (node_.pools.excess() > 0) return;  // that has been said
   events_.publish(nullptr, error.empty() ? "pool" : "error",
                   "pool: " + format_size(node_.pools.total()) + " of " +
-                      format_size(node_.pool_configured) + " ready" +
+                      format_size(node_.pool_reserve) + " ready" +
                       (error.empty() ? "" : ": " + error));
 }
 
@@ -297,7 +318,8 @@ std::string Broker::summary() const {
   const std::uint64_t ready = node_.pools.total();
   std::string text = "serves " + std::to_string(groups) + (groups == 1 ? " group" : " groups") +
                      "; pool: " + format_size(ready);
-  if (ready < node_.pool_configured) text += " of " + format_size(node_.pool_configured);
+  if (ready < node_.pool_reserve) text += " of " + format_size(node_.pool_reserve);
+  if (node_.pools.elastic()) text += " pinned, at most " + format_size(node_.pool_configured);
   return node_.pool_error.empty() ? text : text + ": " + node_.pool_error;
 }
 

@@ -126,6 +126,8 @@ class Broker {
   void pool_finished(const std::string& error);
   /// The pool has more than is configured, or has shrunk to that.
   void look_at_excess();
+  /// A segment more cannot be made.
+  void pool_refused(std::uint64_t bytes, const Status& why);
   /// Notes why a segment cannot be made anew; empty: all can.
   void pool_troubled(const std::string& error);
 

@@ -51,6 +51,14 @@ void HostPool::renew(PoolSegment segment) {
   asked_.notify_one();
 }
 
+void HostPool::more(std::uint64_t size) {
+  {
+    const std::lock_guard lock(mutex_);
+    more_.push_back(size);
+  }
+  asked_.notify_one();
+}
+
 void HostPool::release(PoolSegment segment) {
   {
     const std::lock_guard lock(mutex_);
@@ -70,9 +78,7 @@ void HostPool::stop() {
 
 void HostPool::run(std::uint64_t size, std::uint64_t segment, const Callbacks& callbacks) {
   const Time began = Clock::now();
-  const std::set<int> nodes = devices_.numa_nodes();
-  std::vector<int> order(nodes.begin(), nodes.end());
-  if (order.empty()) order.push_back(0);
+  std::vector<int> order = nodes();
   std::uint64_t ready = 0;
   std::string error;
   int tenths = 0;
@@ -106,21 +112,24 @@ void HostPool::run(std::uint64_t size, std::uint64_t segment, const Callbacks& c
     spdlog::error("pool: only {} of {}: {}. amemd refuses a pause that needs more",
                   format_size(ready), format_size(size), error);
   if (!stop_) callbacks.finished(std::move(error));
-  renew_until_stopped(callbacks);
+  serve_until_stopped(callbacks);
 }
 
 /// Nobody can take from a process the memory that it has mapped. So what another owner gets is not
 /// cleared, it is other memory, which the system clears.
-void HostPool::renew_until_stopped(const Callbacks& callbacks) {
+void HostPool::serve_until_stopped(const Callbacks& callbacks) {
   std::deque<PoolSegment> missing;  // given back, and not made anew yet
   bool failed = false;              // to make the first of them
   Duration delay = kFirstRetry;
   Time next{};  // attempt, when it has failed
   for (;;) {
     std::deque<PoolSegment> released;
+    std::deque<std::uint64_t> more;
     {
       std::unique_lock lock(mutex_);
-      const auto asked = [this] { return stop_ || !renewals_.empty() || !releases_.empty(); };
+      const auto asked = [this] {
+        return stop_ || !renewals_.empty() || !releases_.empty() || !more_.empty();
+      };
       if (failed)
         asked_.wait_until(lock, next, asked);
       else
@@ -129,11 +138,20 @@ void HostPool::renew_until_stopped(const Callbacks& callbacks) {
       std::move(renewals_.begin(), renewals_.end(), std::back_inserter(missing));
       renewals_.clear();
       released.swap(releases_);
+      more.swap(more_);
     }
     for (PoolSegment& segment : released)
       if (segment.fd != nullptr) give_back(segment);
     for (PoolSegment& old : missing)
       if (old.fd != nullptr) give_back(old);
+    for (const std::uint64_t size : more) {
+      Result<PoolSegment> made = create_more(size);
+      if (stop_) return;
+      if (made.ok())
+        callbacks.ready(std::move(made).value());
+      else
+        callbacks.refused(size, made.status());
+    }
     while (!missing.empty() && (!failed || Clock::now() >= next)) {
       Result<PoolSegment> made = create_again(missing.front());
       if (stop_) return;
@@ -159,8 +177,27 @@ Result<PoolSegment> HostPool::create_again(const PoolSegment& old) {
   Result<PoolSegment> made = create(old.size, std::max(old.numa_node, 0));
   if (!made.ok()) return made.status();
   PoolSegment segment = std::move(made).value();
-  segment.anew = true;
+  segment.made = PoolSegment::Made::kAnew;
   return segment;
+}
+
+Result<PoolSegment> HostPool::create_more(std::uint64_t size) {
+  if (Status space = has_space(size); !space.ok()) return space;
+  const std::vector<int> all = nodes();
+  for (std::size_t tries = 1;; ++tries) {
+    Result<PoolSegment> made = create(size, all[turn_++ % all.size()]);
+    if (made.ok()) {
+      PoolSegment segment = std::move(made).value();
+      segment.made = PoolSegment::Made::kMore;
+      return segment;
+    }
+    if (made.status().code() != Code::kResourceExhausted || tries >= all.size()) return made;
+  }
+}
+
+std::vector<int> HostPool::nodes() const {
+  const std::set<int> nodes = devices_.numa_nodes();
+  return nodes.empty() ? std::vector<int>{0} : std::vector<int>(nodes.begin(), nodes.end());
 }
 
 void HostPool::give_back(PoolSegment& segment) {

@@ -5,8 +5,8 @@
 // NUMA nodes. Their place (common/place.h) is the first of a list that this node supports.
 // When memory runs out the pool stays as large as it got.
 //
-// start(), renew(), release() and the destructor: the loop's thread. The callbacks come on the
-// pool's own.
+// start(), renew(), more(), release() and the destructor: the loop's thread. The callbacks come on
+// the pool's own.
 #pragma once
 
 #include <atomic>
@@ -20,6 +20,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "common/place.h"
 #include "common/status.h"
@@ -38,6 +39,8 @@ class HostPool {
     /// A segment could not be made anew, and why. It is tried again, less and less often. Empty:
     /// by now all have been made.
     std::function<void(std::string error)> troubled;
+    /// What more() asked for is not to be had, and why. It is not tried again.
+    std::function<void(std::uint64_t size, Status why)> refused;
   };
 
   /// `place`: of all segments. Nothing: the first automatic place that this node supports and all
@@ -53,6 +56,9 @@ class HostPool {
   /// after all that was asked for before. Where the host has no memory for it, it tries again until
   /// there is some. REQUIRES: start().
   void renew(PoolSegment segment);
+  /// Makes one more segment, once, after all that start() was asked for. The NUMA nodes take turns.
+  /// REQUIRES: start().
+  void more(std::uint64_t size);
   /// Gives a segment back to the system, which may take seconds, and makes no other.
   void release(PoolSegment segment);
   /// Ends the thread; what was being created is given up within a fraction of a second.
@@ -60,9 +66,13 @@ class HostPool {
 
  private:
   void run(std::uint64_t size, std::uint64_t segment, const Callbacks& callbacks);
-  void renew_until_stopped(const Callbacks& callbacks);
+  /// Serves renew(), more() and release().
+  void serve_until_stopped(const Callbacks& callbacks);
   /// A segment like that one, which has been given back to the system.
   Result<PoolSegment> create_again(const PoolSegment& old);
+  Result<PoolSegment> create_more(std::uint64_t size);
+  /// The devices' NUMA nodes.
+  std::vector<int> nodes() const;
   Result<PoolSegment> create(std::uint64_t size, int numa_node);
   /// To the system.
   void give_back(PoolSegment& segment);
@@ -71,9 +81,11 @@ class HostPool {
   const std::map<Place, std::unique_ptr<SegmentSource>> sources_;
   std::deque<Place> places_;  // to be made in, the first before the others; of the pool's thread
   std::atomic<bool> stop_ = false;
-  std::mutex mutex_;  // guards renewals_ and releases_
+  std::size_t turn_ = 0;  // of nodes(), whose turn it is; of the pool's thread
+  std::mutex mutex_;      // guards the three below
   std::condition_variable asked_;
   std::deque<PoolSegment> renewals_;
+  std::deque<std::uint64_t> more_;  // sizes
   std::deque<PoolSegment> releases_;
   std::thread thread_;
 };

@@ -9,6 +9,12 @@
 #include "daemon/base/units.h"
 
 namespace amem {
+namespace {
+
+/// Whoever waited for more has been told by then, and others may try.
+constexpr Duration kRefusalHolds = std::chrono::seconds(1);
+
+}  // namespace
 
 void OwnPool::give_back(const Extents& freed) {
   if (freed.empty()) return;
@@ -17,25 +23,27 @@ void OwnPool::give_back(const Extents& freed) {
 }
 
 void Pools::add(PoolSegment segment, std::uint64_t id) {
-  if (segment.anew) renewing_ -= segment.size;
+  std::uint64_t& awaited = segment.made == PoolSegment::Made::kAnew   ? renewing_
+                           : segment.made == PoolSegment::Made::kMore ? making_
+                                                                      : starting_;
+  awaited -= std::min(awaited, segment.size);
   RecordedSegment recorded{std::move(segment), id, {}, {}};
   if (recorded.segment.fd)
     recorded.holder_entry = record_.hold(HolderKind::kSegment, id, recorded.segment.fd);
   record_.flush();
   write(recorded, std::nullopt, std::nullopt);
-  stock_.push_back({std::move(recorded), std::nullopt});
+  put_in_stock(std::move(recorded), std::nullopt);
   shrink();
 }
 
-void Pools::limit(std::uint64_t bytes) {
-  most_ = bytes;
+std::uint64_t Pools::limit(const Bounds& bounds) {
+  bounds_ = bounds;
   shrink();
+  starting_ = bounds_.reserve - std::min(bounds_.reserve, all());
+  return starting_;
 }
 
-std::uint64_t Pools::excess() const {
-  const std::uint64_t all = total() + renewing_;
-  return all > most_ ? all - most_ : 0;
-}
+std::uint64_t Pools::excess() const { return all() - std::min(all(), bounds_.most); }
 
 void Pools::shrink() {
   if (excess() == 0) return;
@@ -53,8 +61,7 @@ void Pools::shrink() {
     release_(std::move(chosen->of.segment));
     stock_.erase(chosen);
   }
-  const std::uint64_t all = total() + renewing_;
-  const std::uint64_t rest = (most_ - all) / chunk_ * chunk_;
+  const std::uint64_t rest = (bounds_.reserve - std::min(bounds_.reserve, all())) / chunk_ * chunk_;
   if (rest == 0) return;
   PoolSegment wanted;
   wanted.size = rest;
@@ -78,7 +85,7 @@ void Pools::write(RecordedSegment& segment, const std::optional<Owner>& owner,
 }
 
 void Pools::restore(RecordedSegment segment, const std::optional<Owner>& last) {
-  stock_.push_back({std::move(segment), last});
+  put_in_stock(std::move(segment), last);
 }
 
 void Pools::restore(RecordedSegment segment, const std::shared_ptr<Account>& account) {
@@ -128,7 +135,7 @@ void Pools::dissolve_if_idle(const std::shared_ptr<Account>& account) {
   for (OwnPool::Drawn& segment : it->second.segments) {
     if (segment.of.segment.size == 0) continue;  // a restart has lost it: it only keeps the numbers
     write(segment.of, account->owner(), std::nullopt);
-    stock_.push_back({std::move(segment.of), account->owner()});
+    put_in_stock(std::move(segment.of), account->owner());
   }
   pools_.erase(it);
   shrink();
@@ -220,6 +227,56 @@ Status Pools::make_space(const std::shared_ptr<Account>& account, std::uint64_t 
     text +=
         ". amemd prepares " + format_size(renewed) + " that other users had. Try again in a moment";
   return {Code::kResourceExhausted, text};
+}
+
+void Pools::draw(const std::shared_ptr<Account>& account, std::uint64_t bytes) {
+  OwnPool& pool = of(account);
+  while (pool.available() < bytes && draw(account, pool, -1, false)) continue;
+}
+
+std::uint64_t Pools::can_make(const std::shared_ptr<Account>& account) const {
+  if (!elastic()) return 0;
+  const Space there = space(account);
+  const std::uint64_t may = account->most(Resource::kPoolBytes);
+  const std::uint64_t has = account->used(Resource::kPoolBytes) + there.stock + there.coming;
+  const std::uint64_t left =
+      std::min(bounds_.most - std::min(bounds_.most, all()), may - std::min(may, has));
+  return left / chunk_ * chunk_;
+}
+
+/// One at a time: who asked for it may not wait any more when it comes.
+bool Pools::make_more(const std::shared_ptr<Account>& account) {
+  const std::uint64_t size = std::min(can_make(account), bounds_.segment);
+  if (making_ > 0) return true;
+  if (size == 0) return false;
+  making_ = size;
+  more_(size);
+  return true;
+}
+
+void Pools::not_made(std::uint64_t bytes, Status why) {
+  making_ -= std::min(making_, bytes);
+  refused_ = std::move(why);
+  refused_at_ = Clock::now();
+}
+
+Status Pools::no_more() const {
+  return Clock::now() - refused_at_ < kRefusalHolds ? refused_ : Status();
+}
+
+std::optional<Time> Pools::release_idle(Time before) {
+  std::optional<Time> next;
+  for (auto it = stock_.begin(); it != stock_.end();) {
+    const bool fits = it->of.segment.size <= beyond_reserve();
+    if (fits && it->since <= before) {
+      release_(std::move(it->of.segment));
+      it = stock_.erase(it);
+      continue;
+    }
+    if (fits) next = std::min(next.value_or(it->since), it->since);
+    ++it;
+  }
+  return next;
 }
 
 /// As make_space() draws, and has made anew what is missing then.

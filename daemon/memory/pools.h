@@ -6,11 +6,13 @@
 // is saved. Then its segments are in stock again. Before somebody else gets one, it is made anew.
 //
 // A pool that is larger than configured, because pool.size was smaller at the last start of amemd,
-// gives segments back to the system as soon as they are in stock.
+// gives segments back to the system as soon as they are in stock. One that is larger than its
+// reserve gives them back when they have been in stock for a time.
 //
 // For the loop's thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -21,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/base/clock.h"
 #include "daemon/memory/extents.h"
 #include "daemon/memory/pool.h"
 #include "daemon/memory/reach.h"
@@ -66,8 +69,14 @@ class Pools {
 
   /// `renew` has a new segment made, which the caller passes to add(). `release` returns the memory
   /// to the system. The record outlives this object.
-  Pools(std::uint64_t chunk, Record& record, Use renew, Use release)
-      : chunk_(chunk), record_(record), renew_(std::move(renew)), release_(std::move(release)) {}
+  /// `more` has one made of that size or says not_made().
+  using More = std::function<void(std::uint64_t size)>;
+  Pools(std::uint64_t chunk, Record& record, Use renew, Use release, More more)
+      : chunk_(chunk),
+        record_(record),
+        renew_(std::move(renew)),
+        release_(std::move(release)),
+        more_(std::move(more)) {}
 
   /// A segment that nobody has had. `id`: never used before.
   void add(PoolSegment segment, std::uint64_t id);
@@ -77,10 +86,22 @@ class Pools {
   void restore(RecordedSegment segment, const std::shared_ptr<Account>& account);
   /// The rows are read. What nobody has anything in any more is in stock again.
   void restored();
-  /// From now on the pool is to have no more than so many bytes. Once restored(); to be called
-  /// once.
-  void limit(std::uint64_t bytes);
-  /// Bytes that it has beyond that, because their owners' processes may have them mapped.
+  /// How large it is to be, in bytes.
+  struct Bounds {
+    std::uint64_t most = 0;
+    std::uint64_t reserve = 0;  // at most `most`; no less than that while the host has memory
+    std::uint64_t segment = 0;  // of what is made beyond the reserve, at most
+  };
+  /// From now on it has these bounds. Returns how much of the reserve is missing: the caller makes
+  /// it, and says started() when that has ended. Once restored(); to be called once.
+  std::uint64_t limit(const Bounds& bounds);
+  /// Nothing of the reserve is being made any more.
+  void started() { starting_ = 0; }
+  /// Whether there is anything beyond the reserve.
+  bool elastic() const { return bounds_.reserve < bounds_.most; }
+  /// Bytes that it has, or will have, beyond the reserve.
+  std::uint64_t beyond_reserve() const { return all() - std::min(all(), bounds_.reserve); }
+  /// Bytes that it has beyond the most, because their owners' processes may have them mapped.
   std::uint64_t excess() const;
   /// Whether those that are being made anew are likely to come soon; until it is said otherwise.
   void expect_renewals(bool expect) { expect_renewals_ = expect; }
@@ -103,6 +124,21 @@ class Pools {
   /// drawn. kResourceExhausted: they are not to be had; what there was has been drawn. The text
   /// says of what there is too little.
   Status make_space(const std::shared_ptr<Account>& account, std::uint64_t bytes);
+  /// Draws segments until so many bytes are free in the owner's part, as far as there are any, and
+  /// leaves there what is retained.
+  void draw(const std::shared_ptr<Account>& account, std::uint64_t bytes);
+  /// Returns how much can still be made for this owner beyond what it can have.
+  std::uint64_t can_make(const std::shared_ptr<Account>& account) const;
+  /// Has a segment more made for this owner, unless one is on its way. False: can_make() nothing.
+  bool make_more(const std::shared_ptr<Account>& account);
+  /// That could not be made, and why.
+  void not_made(std::uint64_t bytes, Status why);
+  /// Returns why nothing more can be made, as a try of the last second has shown; OK: none has.
+  Status no_more() const;
+  /// Gives back what is beyond the reserve and has been in stock since before. Returns since when
+  /// the next is there; nothing: none is.
+  std::optional<Time> release_idle(Time before);
+
   /// The most that make_space() can make free for the owner.
   struct Space {
     std::uint64_t own = 0;     // in its part
@@ -142,6 +178,7 @@ class Pools {
   struct Stocked {
     RecordedSegment of;
     std::optional<Owner> last;  // whose it was
+    Time since{};               // in stock
   };
 
   /// `drawn`: it is the owner's now, with this number.
@@ -159,15 +196,26 @@ class Pools {
   /// Gives back from the stock what is too much. Of the last segment only a part may be: then one
   /// of the rest's size is made in its place.
   void shrink();
+  /// Bytes that there are or will be.
+  std::uint64_t all() const { return total() + renewing_ + making_ + starting_; }
+  void put_in_stock(RecordedSegment segment, const std::optional<Owner>& last) {
+    stock_.push_back({std::move(segment), last, Clock::now()});
+  }
 
   const std::uint64_t chunk_;
   Record& record_;
   const Use renew_;
   const Use release_;
-  std::uint64_t most_ = std::numeric_limits<std::uint64_t>::max();
+  const More more_;
+  static constexpr std::uint64_t kNoBound = std::numeric_limits<std::uint64_t>::max();
+  Bounds bounds_{kNoBound, kNoBound, 0};
   std::list<Stocked> stock_;
   std::uint64_t renewing_ = 0;  // bytes
+  std::uint64_t making_ = 0;    // by more_
+  std::uint64_t starting_ = 0;  // of the reserve, by the caller of limit()
   bool expect_renewals_ = true;
+  Status refused_;  // the last of what could not be made
+  Time refused_at_{};
   std::map<std::shared_ptr<Account>, OwnPool> pools_;
 };
 

@@ -20,8 +20,9 @@ struct PoolSegment {
   SharedFd fd;
   std::uint64_t size = 0;
   Place place = Place::kHostNuma;
-  int numa_node = -1;  // -1: none in particular
-  bool anew = false;   // by HostPool::renew()
+  int numa_node = -1;                                       // -1: none in particular
+  enum class Made : std::uint8_t { kFirst, kAnew, kMore };  // by start(), renew() or more()
+  Made made = Made::kFirst;
 };
 
 class SegmentSource {

@@ -183,13 +183,16 @@ struct GroupEntry {
 
 struct Node {
   /// The record outlives this object.
-  Node(std::uint64_t chunk, Record& record, Pools::Use renew, Pools::Use release)
-      : records(record), pools(chunk, record, std::move(renew), std::move(release)) {}
+  Node(std::uint64_t chunk, Record& record, Pools::Use renew, Pools::Use release, Pools::More more)
+      : records(record),
+        pools(chunk, record, std::move(renew), std::move(release), std::move(more)) {}
 
   Records records;
   Allocations allocations;
   Pools pools;
   std::uint64_t pool_configured = 0;
+  std::uint64_t pool_reserve = 0;          // of that, what stays pinned
+  Duration pool_idle{};                    // for how long the rest does without need
   Form pool_form = Form::kAuto;            // of tags for which nobody has set another
   Retain retain = Retain::kAuto;           // what pauses do to find bytes that did not change
   std::uint64_t swap_wave = 0;             // copied bytes of each keeper at a time; 0: no waves

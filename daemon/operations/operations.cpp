@@ -86,6 +86,9 @@ std::uint64_t Operations::start(const Order& order, const Observer& observer, co
     observer->finished(status);
     return 0;
   }
+  if (remote_nodes == nullptr && closed_.ok() && refusal_.ok() &&
+      elastic_.await(order, observer, [=, this](const Observer& then) { start(order, then, who); }))
+    return 0;
   return run(order, observer, who, std::move(remote_nodes));
 }
 
@@ -394,6 +397,7 @@ void Operations::close(const Status& status) {
   std::set<Observer> observers(await_proof_.begin(), await_proof_.end());  // each once
   await_proof_.clear();
   for (const AwaitsRanks& waits : std::exchange(await_ranks_, {})) observers.insert(waits.observer);
+  for (const Observer& waits : elastic_.dismiss()) observers.insert(waits);
   for (const auto& [id, operation] : running_)
     if (operation->of().command != nullptr)
       if (Observer observer = operation->of().command->dismiss())

@@ -14,6 +14,7 @@
 
 #include "daemon/node/names.h"
 #include "daemon/node/node.h"
+#include "daemon/operations/elastic_pool.h"
 #include "daemon/operations/group_operation.h"
 #include "daemon/operations/pause_operation.h"
 #include "daemon/operations/resume_operation.h"
@@ -29,12 +30,14 @@ class Operations {
 
   /// `context` outlives this object. `duplex`: in a swap one comes in while the other goes out.
   Operations(const OperationContext& context, bool duplex)
-      : context_(context), node_(context.node), duplex_(duplex) {}
+      : context_(context), node_(context.node), duplex_(duplex), elastic_(context) {}
 
   /// Tells the observer of a refusal at once; then nothing has changed. `remote_nodes`: other nodes
   /// have a part of it, too; it is asked while the observer is told. `who`: has asked for it.
   /// Returns the transaction's number; 0: refused, or it must be proven first that deep pauses work
-  /// here, or ranks of these groups pause or resume some of their own: nothing begins before that.
+  /// here, or ranks of these groups pause or resume some of their own, or host memory is pinned for
+  /// it: nothing begins before that. Over several nodes nobody waits for memory with the gates of
+  /// the others shut: it is pinned in the phase save.
   std::uint64_t start(const Order& order, const Observer& observer, const Requester& who,
                       std::shared_ptr<RemoteNodes> remote_nodes = nullptr);
   /// The same, of an order that pauses groups and resumes others.
@@ -65,6 +68,7 @@ class Operations {
   void look_at_guests();
   /// Segments of the pool may have come, or not be coming any more.
   void look_at_pool();
+  ElasticPool& elastic() { return elastic_; }
   /// Closes the spares that no group lacks any more.
   void close_spares();
 
@@ -138,6 +142,7 @@ class Operations {
   const OperationContext& context_;
   Node& node_;
   bool duplex_;
+  ElasticPool elastic_;
   std::map<GroupId, std::unique_ptr<GroupOperation>> running_;
   std::map<GroupId, Membership> begins_;  // of those whose group has not said so yet
   std::list<AwaitsRanks> await_ranks_;    // in the order in which they came

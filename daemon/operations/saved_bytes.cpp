@@ -97,8 +97,9 @@ Result<std::vector<TakenSpace>> SavedBytes::whole(const GroupEntry& group,
                                                   const Devices& devices) {
   std::uint64_t need = 0;
   for (const Allocation* a : to_save) need += round_up(a->size, node_.pools.chunk());
-  if (const Status space = node_.pools.make_space(group.account, need); !space.ok()) return space;
+  const Status space = node_.pools.make_space(group.account, need);
   OwnPool& pool = node_.pools.of(group.account);
+  if (!space.ok()) return grow(group, need - pool.extents.available(), space);
   clear_reached(pool, to_save);
   std::vector<std::size_t> order_of;
   std::vector<SegmentOrder> all = orders(pool, to_save, devices, order_of);
@@ -112,6 +113,13 @@ Result<std::vector<TakenSpace>> SavedBytes::whole(const GroupEntry& group,
   spaces.reserve(to_save.size());
   for (Extents& extents : taken.value()) spaces.push_back({std::move(extents), {}});
   return spaces;
+}
+
+Status SavedBytes::grow(const GroupEntry& group, std::uint64_t missing, const Status& why) {
+  Pools& pools = node_.pools;
+  if (missing > pools.coming(*group.account) + pools.can_make(group.account)) return why;
+  if (!pools.no_more().ok() || !pools.make_more(group.account)) return why;
+  return {Code::kUnavailable, "amemd pins " + format_size(missing) + " of host memory"};
 }
 
 void SavedBytes::clear_reached(OwnPool& pool, const std::vector<Allocation*>& to_save) {
@@ -159,6 +167,7 @@ Result<std::vector<TakenSpace>> SavedBytes::packed(const GroupEntry& group,
   if (packing.missing <= node_.pools.coming(*group.account))
     return Status(Code::kUnavailable, "amemd prepares " + format_size(packing.missing) +
                                           " of the pool that other users had");
+  if (const Status grows = grow(group, packing.missing, {}); !grows.ok()) return grows;
 
   Shortage shortage;
   shortage.missing = packing.missing;
@@ -199,8 +208,9 @@ void SavedBytes::find_remedies(const Account& account, Shortage& shortage) const
   const std::uint64_t more = shortage.missing - std::min(shortage.missing, unowned);
   const std::uint64_t there = pools.total() + pools.coming();
   const std::uint64_t to_create = node_.pool_configured - std::min(node_.pool_configured, there);
-  if (to_create > 0) shortage.trouble = node_.pool_error;
-  shortage.coming = to_create >= more && node_.pool_error.empty();
+  const std::string trouble = node_.pool_error.empty() ? pools.no_more().text() : node_.pool_error;
+  if (to_create > 0) shortage.trouble = trouble;
+  shortage.coming = to_create >= more && trouble.empty() && !pools.elastic();
   if (to_create < more)
     shortage.pool_size =
         there + (shortage.of_others > 0 ? round_up(more, segment) + others_lack : more);

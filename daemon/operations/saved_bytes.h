@@ -32,8 +32,8 @@ class SavedBytes {
   std::vector<Allocation*> find_to_save(const GroupEntry& group, const Task& pause);
   /// Takes extents for all of that: retained ones, or else extents that the keepers reach, if there
   /// is space. With `measured` no more than that says is needed. kResourceExhausted: the pool is
-  /// too small, nothing has changed. kUnavailable, with `measured`: nothing has changed, but what
-  /// is missing is being made anew, and it may be asked for again when some of that has come.
+  /// too small, nothing has changed. kUnavailable: nothing has changed, but what is missing is
+  /// being made, and it may be asked for again when some of that has come.
   Status take(const GroupEntry& group, const Task& pause, const Devices& devices,
               const Measurement* measured);
 
@@ -95,6 +95,8 @@ class SavedBytes {
   Result<std::vector<TakenSpace>> packed(const GroupEntry& group,
                                          const std::vector<Allocation*>& to_save,
                                          const Devices& devices, const Measurement& measured);
+  /// So many bytes are missing, and `why`. kUnavailable: the pool gets larger for it; else `why`.
+  Status grow(const GroupEntry& group, std::uint64_t missing, const Status& why);
   /// Makes space in the segments that the keepers reach, at the cost of retained copies there. So
   /// retained copies never make a keeper reach another segment.
   static void clear_reached(OwnPool& pool, const std::vector<Allocation*>& to_save);

@@ -525,7 +525,7 @@ std::string Course::laggards() const {
   if (waiting_.empty() && params_.barrier != Barrier::kNone)
     return "other groups of the swap or set still have the memory, or the broker still works";
   if (waiting_.empty() && rule(phase_).entry == PhaseEntry::kSave)
-    return "amemd still prepares space in the pool that other users had";
+    return "amemd still prepares space in the pool";
   if (waiting_.empty()) return "the broker still works";
   return group_.members.names({waiting_.begin(), waiting_.end()}) + " did not answer";
 }

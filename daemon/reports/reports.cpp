@@ -56,7 +56,7 @@ void report_shares(const Node& node, const Caller& caller, v1::PoolStatus& statu
   for (const auto& [owner, account] : owners) {
     v1::PoolShare& share = *status.add_shares();
     share.set_owner(to_string(owner));
-    share.set_available_bytes(node.pools.space(account).all());
+    share.set_available_bytes(node.pools.space(account).all() + node.pools.can_make(account));
     const OwnPool* const pool = node.pools.find(account);
     if (pool == nullptr) continue;
     share.set_segment_bytes(pool->extents.total());
@@ -367,6 +367,7 @@ void Reports::status(const Caller& caller, v1::NodeStatus& status) const {
   v1::PoolStatus* pool = status.mutable_pool();
   pool->set_configured_bytes(node.pool_configured);
   pool->set_ready_bytes(node.pools.total());
+  pool->set_elastic_bytes(node.pool_configured - node.pool_reserve);
   pool->set_used_bytes(
       node.pools.used([&](const Account& account) { return caller.may_see(account); }));
   pool->set_retained_bytes(

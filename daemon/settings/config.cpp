@@ -72,6 +72,28 @@ Status set_deep_after(Config& config, std::string_view value) {
   return {};
 }
 
+Status set_reserve(Config& config, std::string_view value) {
+  config.pool_reserve.reset();
+  if (value == "all") return {};
+  Result<std::uint64_t> size = parse_size(value);
+  if (!size.ok()) return {size.status().code(), size.status().text() + ", or all"};
+  config.pool_reserve = size.value();
+  return {};
+}
+std::string get_reserve(const Config& config) {
+  return config.pool_reserve ? exact_size(*config.pool_reserve) : "all";
+}
+
+/// To pin it again takes about as long as a pause, so not at once.
+Status set_pool_idle(Config& config, std::string_view value) {
+  Result<Duration> parsed = parse_duration(value);
+  if (!parsed.ok()) return parsed.status();
+  if (parsed.value() < std::chrono::seconds(1))
+    return {Code::kInvalidArgument, "must be at least 1s"};
+  config.pool_idle = parsed.value();
+  return {};
+}
+
 Status set_spare_idle(Config& config, std::string_view value) {
   Result<Duration> parsed = parse_duration(value);
   if (!parsed.ok()) return parsed.status();
@@ -498,11 +520,15 @@ std::string stages_as_toml(const Config& config) {
 
 }  // namespace
 
+/// One segment, so that a small pause waits for nothing: others need a desk's memory, too.
+constexpr std::uint64_t kReserveOfUser = 64ULL << 20;
+
 Config Config::defaults(bool system, std::string runtime_dir) {
   Config config;
   config.runtime_dir = std::move(runtime_dir);
   config.session_mode = system ? 0660 : 0600;
   if (system) config.socket_group = "amem";
+  if (!system) config.pool_reserve = kReserveOfUser;
   if (system) config.device_nodes = "/dev";
   if (system) config.quotas = QuotaSettings::shared_node();
   config.control_mode = system ? 0660 : 0600;
@@ -532,8 +558,12 @@ const std::vector<Setting>& settings() {
       {"guests", "what a pause does with memory that other groups have open: pin or refuse",
        set_choice<&Config::guests, kGuests>, get_choice<&Config::guests, kGuests>, true},
 
-      {"pool.size", "pinned host memory for saved bytes; 0: none", set_size<&Config::pool_size>,
-       get_size<&Config::pool_size>},
+      {"pool.size", "most pinned host memory for saved bytes; 0: none",
+       set_size<&Config::pool_size>, get_size<&Config::pool_size>},
+      {"pool.reserve", "of pool.size, what stays pinned all the time; all: all of it", set_reserve,
+       get_reserve},
+      {"pool.idle", "how long pinned memory beyond pool.reserve stays when nothing needs it",
+       set_pool_idle, [](const Config& config) { return format_duration(config.pool_idle); }, true},
       {"pool.chunk", "unit of the pool's space", set_size<&Config::pool_chunk>,
        get_size<&Config::pool_chunk>},
       {"pool.segment", "amemd chooses it by pool.size. Remove it", set_segment, get_segment, false,
@@ -712,6 +742,10 @@ void apply_flags(Config& config, const std::vector<std::pair<std::string, std::s
   }
 }
 
+std::uint64_t Config::reserve() const {
+  return std::min(pool_reserve.value_or(pool_size), pool_size);
+}
+
 std::uint64_t Config::segment() const {
   constexpr std::uint64_t kSmallest = 64ULL << 20;
   constexpr std::uint64_t kLargest = 1ULL << 30;
@@ -748,6 +782,7 @@ void check(const Config& config, ConfigErrors& errors) {
     errors.emplace_back("llm_d.deep: requires deep.enabled = true");
   if (config.pool_segment != 0) check_size("pool.segment", config.pool_segment, kPage);
   check_size("pool.size", config.pool_size, 0);
+  if (config.pool_reserve) check_size("pool.reserve", *config.pool_reserve, 0);
   const std::uint64_t segment = std::min(config.segment(), config.pool_size);
   const std::uint64_t most =
       config.quotas.resolve(config.pool_size, segment, 0).most[Resource::kPoolBytes];

@@ -9,6 +9,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -42,7 +43,9 @@ struct Config {
   std::string holder_socket;  // empty: in the folder runtime_dir + "-holder"
 
   std::uint64_t pool_size = 8ULL << 30;
-  std::uint64_t pool_segment = 0;  // 0: segment() chooses
+  std::optional<std::uint64_t> pool_reserve;      // bytes that stay pinned; nothing: all of it
+  Duration pool_idle = std::chrono::seconds(60);  // for which the rest stays without need
+  std::uint64_t pool_segment = 0;                 // 0: segment() chooses
   std::uint64_t pool_chunk = 2ULL << 20;
   Form pool_save = Form::kAuto;
   Retain pool_retain = Retain::kAuto;
@@ -91,6 +94,8 @@ struct Config {
   /// deadlines.end: for operations under way, when amemd is told to end.
   Duration end = std::chrono::seconds(30);
 
+  /// Returns the bytes of the pool that stay pinned.
+  std::uint64_t reserve() const;
   /// Returns the size of the pool's segments: as asked for, or small enough that a rank with little
   /// to save gets access to little, and large enough that no pool has thousands.
   std::uint64_t segment() const;

@@ -25,7 +25,7 @@ Findings check_pool(const v1::PoolStatus& pool) {
   if (!pool.error().empty())
     findings.push_back({pool.ready_bytes() == 0, "pool",
                         "the pool has " + format_bytes(pool.ready_bytes()) + " of the " +
-                            format_bytes(pool.configured_bytes()) +
+                            format_bytes(pool.configured_bytes() - pool.elastic_bytes()) +
                             " it should have: " + pool.error(),
                         "amemd refuses a pause that needs more",
                         "free host memory, or set a smaller pool.size, then restart amemd"});

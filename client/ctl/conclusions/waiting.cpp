@@ -94,8 +94,9 @@ Sight see_idle(const v1::ListGroupsResponse& groups) {
 }
 
 Sight see_pool(const v1::PoolStatus& pool) {
-  const std::string size = format_bytes(pool.configured_bytes());
-  if (pool.ready_bytes() >= pool.configured_bytes())
+  const std::uint64_t reserve = pool.configured_bytes() - pool.elastic_bytes();
+  const std::string size = format_bytes(reserve);
+  if (pool.ready_bytes() >= reserve)
     return {true,
             {},
             "the pool has all of its " + size,

@@ -300,9 +300,11 @@ std::string pool_line(const v1::PoolStatus& pool, const Style& style) {
   std::string line = style(Tone::kBold, "pool");
   line += "  " + format_bytes(pool.used_bytes()) + " used of " + format_bytes(pool.ready_bytes());
   if (pool.retained_bytes() > 0) line += ", " + format_bytes(pool.retained_bytes()) + " retained";
-  if (pool.ready_bytes() != pool.configured_bytes()) {
+  if (pool.elastic_bytes() > 0)
+    line += " pinned, at most " + format_bytes(pool.configured_bytes()) + ", at least " +
+            format_bytes(pool.configured_bytes() - pool.elastic_bytes());
+  else if (pool.ready_bytes() != pool.configured_bytes())
     line += " ready, " + format_bytes(pool.configured_bytes()) + " configured";
-  }
   if (pool.ready_bytes() > pool.configured_bytes())
     line += "  " + style(Tone::kBusy, "shrinks as jobs end");
   if (!pool.place().empty()) line += "  " + printable(pool.place());

@@ -169,7 +169,7 @@ class PoolStatus:
 
     Attributes:
         configured_bytes:
-        ready_bytes: created so far
+        ready_bytes: pinned now
         used_bytes: in use by saved bytes
         place: "host_numa" or "memfd": the kind of memory
         error: why it is smaller than configured; empty: it is not
@@ -177,6 +177,7 @@ class PoolStatus:
         shares: of owners that the caller may see
         unowned_bytes: in segments that no owner has
         segment_bytes: of the largest segment
+        elastic_bytes: of configured_bytes, pinned only while something needs it: beyond pool.reserve
     """
 
     configured_bytes: int
@@ -188,6 +189,7 @@ class PoolStatus:
     shares: tuple[PoolShare, ...]
     unowned_bytes: int
     segment_bytes: int
+    elastic_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -506,6 +508,9 @@ class Progress:
         node_number: with node: its place in the request's `nodes`, from 0
         remarks: with done: what people should know of the operation, a sentence each
         memory: with done: as in PastOperation
+        pool_pinned_bytes: With the first `done` of a pause: host memory that amemd pinned before the operation began, and for how long. 0:
+            none.
+        pool_pinned_us:
     """
 
     group: str
@@ -531,6 +536,8 @@ class Progress:
     node_number: int
     remarks: tuple[str, ...]
     memory: MovedMemory
+    pool_pinned_bytes: int
+    pool_pinned_us: int
 
 
 @dataclasses.dataclass(frozen=True)

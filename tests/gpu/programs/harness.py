@@ -295,12 +295,13 @@ class Broker:
                 raise Failure(f"amemd ended with {self.daemon.process.returncode}:\n{tail(self.log)}")
             try:
                 pool = self.status()["pool"]
-                limit = self.READY_S + self.READY_S_PER_GIB * (pool["configured_bytes"] >> 30)
+                reserve = pool["configured_bytes"] - pool.get("elastic_bytes", 0)  # an older amemd has none
+                limit = self.READY_S + self.READY_S_PER_GIB * (reserve >> 30)
                 if pool["error"]:
                     raise Failure(f"the pool is smaller than asked for: {pool['error']}")
-                if pool["ready_bytes"] >= pool["configured_bytes"] > 0:
+                if pool["ready_bytes"] >= reserve and pool["configured_bytes"] > 0:
                     return self
-                why = f"{pool['ready_bytes'] >> 20} of {pool['configured_bytes'] >> 20} MiB are ready"
+                why = f"{pool['ready_bytes'] >> 20} of {reserve >> 20} MiB are ready"
             except Failure as failure:
                 if "amemctl" not in str(failure):
                     raise

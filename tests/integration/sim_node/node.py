@@ -143,7 +143,7 @@ class Node:
             if not os.path.exists(os.path.join(self.runtime_dir, "control.sock")) or not self.ctl.reachable():
                 return False
             pool = self.ctl.status()["pool"]
-            return pool["ready_bytes"] >= pool["configured_bytes"] or bool(pool["error"])
+            return pool["ready_bytes"] >= pool["configured_bytes"] - pool["elastic_bytes"] or bool(pool["error"])
 
         eventually(ready, what=f"{broker.name} serves")
 

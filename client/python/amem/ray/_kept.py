@@ -89,7 +89,7 @@ class Kept:
                     pool = broker.status().pool
                     if pool.error:
                         raise ResourceExhaustedError(f"the pool has {_part(pool)}: {pool.error}")
-                    if pool.ready_bytes >= pool.configured_bytes:
+                    if pool.ready_bytes >= pool.configured_bytes - pool.elastic_bytes:
                         return
                     state = f"its pool has {_part(pool)}"
                 except UnavailableError:

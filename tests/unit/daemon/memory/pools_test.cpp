@@ -36,15 +36,19 @@ class PoolsTest : public testing::Test {
     return pools.extend(account, rank);
   }
 
+  void limit(std::uint64_t bytes) { (void)pools.limit({bytes, bytes, kSegmentSize}); }
+
   EventLoop loop;
   Accounts accounts{loop, quotas()};
   std::vector<PoolSegment> renewed;
   std::vector<PoolSegment> released;
+  std::vector<std::uint64_t> asked;  // for segments more
   std::uint64_t made = 0;
   Record record;
   Pools pools{kPoolUnit, record,
               [this](PoolSegment segment) { renewed.push_back(std::move(segment)); },
-              [this](PoolSegment segment) { released.push_back(std::move(segment)); }};
+              [this](PoolSegment segment) { released.push_back(std::move(segment)); },
+              [this](std::uint64_t size) { asked.push_back(size); }};
 };
 
 TEST_F(PoolsTest, OwnersGetSegmentsOfTheirOwnAsTheyNeedThem) {
@@ -113,7 +117,7 @@ TEST_F(PoolsTest, APoolThatIsTooLargeShrinksAsItsOwnersEnd) {
   ASSERT_TRUE(saved.ok());
   EXPECT_EQ(pools.excess(), 0U);
 
-  pools.limit(kSegmentSize);
+  limit(kSegmentSize);
   EXPECT_EQ(released.size(), 2U) << "what nobody had, at once";
   EXPECT_EQ(pools.total(), 4 * kSegmentSize);
   EXPECT_EQ(pools.excess(), 3 * kSegmentSize);
@@ -131,13 +135,13 @@ TEST_F(PoolsTest, APoolThatIsTooLargeShrinksAsItsOwnersEnd) {
 
 TEST_F(PoolsTest, OfASegmentThatIsTooMuchInPartTheRestIsMadeAnew) {
   fill(2);
-  pools.limit(kSegmentSize + 3 * kPoolUnit);
+  limit(kSegmentSize + 3 * kPoolUnit);
   ASSERT_EQ(released.size(), 1U);
   ASSERT_EQ(renewed.size(), 1U);
   EXPECT_EQ(renewed[0].size, 3 * kPoolUnit);
   EXPECT_EQ(renewed[0].fd, nullptr) << "there is nothing to give back";
   EXPECT_EQ(pools.excess(), 0U);
-  pools.add({nullptr, 3 * kPoolUnit, Place::kMemfd, 0, true}, ++made);
+  pools.add({nullptr, 3 * kPoolUnit, Place::kMemfd, 0, PoolSegment::Made::kAnew}, ++made);
   EXPECT_EQ(pools.total(), kSegmentSize + 3 * kPoolUnit);
   EXPECT_EQ(released.size(), 1U);
 }
@@ -150,9 +154,9 @@ TEST_F(PoolsTest, WhatIsBeingMadeAnewCountsWhenThePoolIsTooLarge) {
   pools.leave(a);
   keep(owner(1002), 2, kSegmentSize);
   ASSERT_EQ(renewed.size(), 1U);
-  pools.limit(0);
+  limit(0);
   EXPECT_EQ(pools.excess(), kSegmentSize);
-  pools.add({nullptr, kSegmentSize, Place::kMemfd, 0, true}, ++made);
+  pools.add({nullptr, kSegmentSize, Place::kMemfd, 0, PoolSegment::Made::kAnew}, ++made);
   EXPECT_EQ(released.size(), 1U);
   EXPECT_EQ(pools.total() + pools.excess(), 0U);
 }
@@ -198,7 +202,8 @@ TEST_F(PoolsTest, WhatOthersHadIsMadeAnewForAPauseThatLacksIt) {
   const Status status = pools.make_space(b, 3 * kSegmentSize);
   EXPECT_THAT(status.text(), HasSubstr("that other users had. Try again in a moment"));
   ASSERT_EQ(renewed.size(), 3U) << "all that is missing at once";
-  for (int i = 0; i < 3; ++i) pools.add({nullptr, kSegmentSize, Place::kMemfd, 0, true}, ++made);
+  for (int i = 0; i < 3; ++i)
+    pools.add({nullptr, kSegmentSize, Place::kMemfd, 0, PoolSegment::Made::kAnew}, ++made);
   EXPECT_TRUE(pools.make_space(b, 3 * kSegmentSize).ok());
 }
 
@@ -219,7 +224,7 @@ TEST_F(PoolsTest, WhatIsComingIsWhatTheOwnerMayHaveOfIt) {
   EXPECT_EQ(pools.coming(*b), 0U);
   pools.expect_renewals(true);
   for (int left = 1; left >= 0; --left) {
-    pools.add({nullptr, kSegmentSize, Place::kMemfd, 0, true}, ++made);
+    pools.add({nullptr, kSegmentSize, Place::kMemfd, 0, PoolSegment::Made::kAnew}, ++made);
     EXPECT_EQ(pools.coming(*b), static_cast<std::uint64_t>(left) * kSegmentSize);
   }
   EXPECT_TRUE(pools.make_space(b, 3 * kSegmentSize).ok());
@@ -263,7 +268,7 @@ TEST_F(PoolsTest, APauseGetsAllOfTheSpaceThatIsSaidAndNoMore) {
     while (!renewed.empty()) {
       PoolSegment segment = std::move(renewed.back());
       renewed.pop_back();
-      segment.anew = true;
+      segment.made = PoolSegment::Made::kAnew;
       pools.add(std::move(segment), ++made);
     }
   };
@@ -300,6 +305,86 @@ TEST_F(PoolsTest, WhatACompartmentHadIsNobodys) {
   const auto next = accounts.of(pod);  // the number may be another's by now
   EXPECT_FALSE(pools.make_space(next, kSegmentSize).ok());
   EXPECT_EQ(renewed.size(), 1U);
+}
+
+class ElasticPoolsTest : public PoolsTest {
+ protected:
+  /// A pool of so many segments, one of which stays.
+  void start(std::uint64_t segments) {
+    missing = pools.limit({segments * kSegmentSize, kSegmentSize, kSegmentSize});
+    pools.add({nullptr, kSegmentSize, Place::kMemfd, 0}, ++made);
+    pools.started();
+  }
+  void come() {
+    ASSERT_FALSE(asked.empty());
+    pools.add({nullptr, asked.back(), Place::kMemfd, 0, PoolSegment::Made::kMore}, ++made);
+    asked.pop_back();
+  }
+  std::uint64_t missing = 0;
+};
+
+TEST_F(ElasticPoolsTest, MoreThanTheReserveIsMadeOnlyWhenItIsAskedFor) {
+  start(5);
+  EXPECT_EQ(missing, kSegmentSize) << "the reserve";
+  EXPECT_TRUE(pools.elastic());
+  EXPECT_EQ(pools.total(), kSegmentSize);
+  EXPECT_EQ(pools.beyond_reserve(), 0U);
+  const auto a = owner(1001);
+  EXPECT_EQ(pools.can_make(a), 2 * kSegmentSize) << "its quota is 3 segments, and one is there";
+  EXPECT_TRUE(pools.make_more(a));
+  EXPECT_TRUE(pools.make_more(a));
+  EXPECT_EQ(asked, (std::vector<std::uint64_t>{kSegmentSize})) << "one at a time";
+  come();
+  EXPECT_EQ(pools.beyond_reserve(), kSegmentSize);
+  pools.draw(a, 2 * kSegmentSize);
+  EXPECT_EQ(pools.of(a).available(), 2 * kSegmentSize);
+  EXPECT_TRUE(pools.make_more(a));
+  come();
+  pools.draw(a, 3 * kSegmentSize);
+  EXPECT_EQ(pools.can_make(a), 0U);
+  EXPECT_FALSE(pools.make_more(a));
+  const auto b = owner(1002);
+  EXPECT_EQ(pools.can_make(b), 2 * kSegmentSize) << "what is left of the pool";
+}
+
+TEST_F(ElasticPoolsTest, WhatIsStillBeingStartedIsNotMadeTwice) {
+  (void)pools.limit({2 * kSegmentSize, kSegmentSize, kSegmentSize});
+  EXPECT_EQ(pools.can_make(owner(1001)), kSegmentSize);
+  pools.started();
+  EXPECT_EQ(pools.can_make(owner(1001)), 2 * kSegmentSize) << "the reserve is not to be had";
+}
+
+TEST_F(ElasticPoolsTest, APoolThatIsAllReserveDoesNotGrow) {
+  limit(4 * kSegmentSize);
+  pools.started();
+  EXPECT_FALSE(pools.elastic());
+  EXPECT_EQ(pools.can_make(owner(1001)), 0U);
+  EXPECT_FALSE(pools.make_more(owner(1001)));
+}
+
+TEST_F(ElasticPoolsTest, WhatCannotBeMadeIsToldForASecond) {
+  start(3);
+  EXPECT_TRUE(pools.no_more().ok());
+  EXPECT_TRUE(pools.make_more(owner(1001)));
+  pools.not_made(asked.back(), {Code::kResourceExhausted, "no space"});
+  EXPECT_EQ(pools.no_more().text(), "no space");
+  asked.clear();
+  EXPECT_TRUE(pools.make_more(owner(1001))) << "whoever asks may try again";
+  EXPECT_EQ(asked.size(), 1U);
+}
+
+TEST_F(ElasticPoolsTest, WhatHasBeenInStockForLongIsGivenBackDownToTheReserve) {
+  start(4);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(pools.make_more(owner(1001)));
+    come();
+  }
+  const Time now = Clock::now();
+  EXPECT_LE(pools.release_idle(now - std::chrono::seconds(1)), now) << "none has for so long";
+  EXPECT_THAT(released, testing::IsEmpty());
+  EXPECT_EQ(pools.release_idle(now), std::nullopt);
+  EXPECT_EQ(released.size(), 2U);
+  EXPECT_EQ(pools.total(), kSegmentSize);
 }
 
 }  // namespace

@@ -66,7 +66,8 @@ class OutboxTest : public ::testing::Test, protected SessionHandler {
   Accounts accounts{loop, Quotas{}};
   SessionServer server{loop, *this, accounts, Isolation::kUid};
   Record record;
-  Node node{2 << 20, record, [](const PoolSegment&) {}, [](const PoolSegment&) {}};
+  Node node{2 << 20, record, [](const PoolSegment&) {}, [](const PoolSegment&) {},
+            [](std::uint64_t) {}};
   Outbox outbox{node, server, DeviceUuid{}};
 };
 

@@ -61,7 +61,8 @@ class StageViewTest : public ::testing::Test {
   Accounts accounts{loop, Quotas{}};
   std::shared_ptr<Account> account = accounts.of(Owner{1000, ""});
   Record record;
-  Node node{2 << 20, record, [](const PoolSegment&) {}, [](const PoolSegment&) {}};
+  Node node{2 << 20, record, [](const PoolSegment&) {}, [](const PoolSegment&) {},
+            [](std::uint64_t) {}};
   StageWaits waits{loop, [](GroupId) {}};
   Workers::Uses seen;
   StageRules stage;

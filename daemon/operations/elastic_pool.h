@@ -1,0 +1,84 @@
+// ElasticPool: when the host pool gets larger than its reserve, and smaller again.
+//
+// A pause that an operator or a stage asks for waits here before its gates shut, so that the job
+// runs on while memory is pinned for it: as much as it has to save at most. One segment is made at
+// a time, for the first who waits, and each that comes is looked at anew. So whoever stops waiting
+// ends the growth, and what has come goes back after pool.idle, as all else that nothing needs.
+//
+// For the loop's thread; works on the Node's tables.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "daemon/base/callback_scope.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/operations/group_operation.h"
+#include "daemon/operations/running_command.h"
+#include "daemon/owners/account.h"
+
+namespace amem {
+
+class ElasticPool {
+ public:
+  using Observer = RunningCommand::Observer;
+  using Groups = std::vector<NamedGroup>;
+
+  /// `context` outlives this object.
+  explicit ElasticPool(const OperationContext& context)
+      : node_(context.node), outbox_(context.outbox), saved_(context.saved), loop_(context.loop) {}
+  ~ElasticPool();
+  ElasticPool(const ElasticPool&) = delete;
+  ElasticPool& operator=(const ElasticPool&) = delete;
+
+  /// True: the pool may get larger for what goes out by this order, and `go_on` is called when it
+  /// has. It gets the observer that is to watch from then on. If it cannot, the observer is told
+  /// why, and that is all.
+  bool await(const Order& order, const Observer& observer,
+             std::function<void(const Observer&)> go_on);
+  /// A segment of so many bytes has come for who waits.
+  void came(std::uint64_t bytes);
+  /// It cannot be made.
+  void refused(const Status& why);
+  /// Looks what is in stock without need, at once and from then on.
+  void look_at_idle();
+  /// Nobody waits any more. Returns who did.
+  std::vector<Observer> dismiss();
+
+ private:
+  struct Wait {
+    Groups groups;
+    Task pause;
+    Parts parts;
+    Observer observer;
+    std::function<void(const Observer&)> go_on;
+    Time began;
+    std::uint64_t pinned = 0;  // bytes, for this
+  };
+  using Needs = std::map<std::shared_ptr<Account>, std::uint64_t>;
+
+  /// Returns how many bytes these save at most, by owner.
+  Needs needs_of(const Groups& groups, const Task& pause, const Parts& parts) const;
+  /// Returns how much of that is missing and can be made.
+  std::uint64_t missing(const Needs& needs) const;
+  /// Gives those who wait what there is, lets those go on who lack nothing, and asks for more.
+  void serve();
+  void forget(const Observer& observer);
+
+  Node& node_;
+  Outbox& outbox_;
+  SavedBytes& saved_;
+  EventLoop& loop_;
+  std::list<Wait> waits_;  // in the order in which they came
+  Observer asked_;         // for whom the last segment was asked
+  std::optional<EventLoop::TimerId> timer_;
+  CallbackScope scope_;
+};
+
+}  // namespace amem
