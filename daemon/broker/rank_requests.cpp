@@ -103,6 +103,10 @@ void RankRequests::handle(Rank& rank, Packet& packet) {
       return;
     case amem_v1_SessionMessage_unbrokered_tag:
       return unbrokered(rank, message.body.unbrokered);
+    case amem_v1_SessionMessage_segment_unmapped_tag: {
+      const amem_v1_SegmentUnmapped& answer = message.body.segment_unmapped;
+      return operations_.elastic().unmapped(rank.id, answer.number, answer.code == 0);
+    }
     case amem_v1_SessionMessage_work_tag:
       return stages_.work(rank, message.body.work);
     case amem_v1_SessionMessage_unknown_calls_tag:

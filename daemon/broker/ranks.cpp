@@ -163,6 +163,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   rank.program = printable(message.program);
   rank.shim_version = printable(message.version);
   rank.devices = devices_in(message);
+  rank.unmaps_segments = message.unmaps_segments;
   if (rank.peer.process)
     rank.process_watch = loop_.watch(rank.peer.process->get(), EPOLLIN,
                                      [this, id = rank.id](std::uint32_t) { process_ended(id); });
@@ -272,6 +273,7 @@ void Ranks::come_back(SessionId session_id, std::uint64_t seq, const amem_v1_Hel
   session.rank = rank.id;
   session.returning = true;
   session.gate_shut = message.gate_shut;
+  session.unmaps_segments = message.unmaps_segments;
   sessions_.send(session_id, welcome_message(seq, rank.id, message.gate_shut, group.machine.epoch(),
                                              offers_of(node_), rank.key));
 }
@@ -292,6 +294,7 @@ void Ranks::inventory(SessionId session_id, const amem_v1_Inventory& message) {
   const auto inventory = std::exchange(session.inventory, {});
   Rank& rank = node_.ranks.at(session.rank);
   GroupEntry& group = node_.group_of(rank);
+  rank.unmaps_segments = session.unmaps_segments;
   saved_.returned(rank);
   std::vector<AllocationId> gone;
   for (const Allocation* a : node_.allocations.of_group(group.id))

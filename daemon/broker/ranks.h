@@ -49,6 +49,7 @@ class Ranks final : public SessionHandler {
     bool refused = false;    // it must close: what it has sent still would make it miss why
     bool returning = false;  // it is saying what it holds
     bool gate_shut = false;  // as it has said
+    bool unmaps_segments = false;
     std::map<AllocationId, amem_v1_Inventory_Item> inventory =
         {};                     // as far as it has said, and we know
     std::uint64_t unknown = 0;  // what it holds besides

@@ -11,13 +11,25 @@
 namespace amem {
 
 std::uint32_t ExtentAllocator::add_segment(std::uint64_t size) {
-  Segment segment;
+  segments_.emplace_back();
+  const auto index = static_cast<std::uint32_t>(segments_.size() - 1);
+  restore(index, size);
+  return index;
+}
+
+void ExtentAllocator::withdraw(std::uint32_t index) {
+  Segment& segment = segments_[index];
+  total_ -= segment.size;
+  free_ -= segment.size;
+  segment = {};
+}
+
+void ExtentAllocator::restore(std::uint32_t index, std::uint64_t size) {
+  Segment& segment = segments_[index];
   segment.size = size / chunk_ * chunk_;
   if (segment.size > 0) segment.free.emplace(0, segment.size);
   total_ += segment.size;
   free_ += segment.size;
-  segments_.push_back(std::move(segment));
-  return static_cast<std::uint32_t>(segments_.size() - 1);
 }
 
 Result<std::vector<Extents>> ExtentAllocator::take(const std::vector<SpaceWanted>& requests,

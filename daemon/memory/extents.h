@@ -1,8 +1,8 @@
 // ExtentAllocator: who uses which bytes of an owner's part of the host pool.
 //
-// It is a list of segments that only grows. Space is handed out in whole chunks; what one
-// request gets may lie in several pieces, so space never goes unusable by fragmentation and a
-// batch fails only when there really are too few chunks left. Holds no memory itself.
+// It is a list of segments, each of which keeps its number. Space is handed out in whole chunks;
+// what one request gets may lie in several pieces, so space never goes unusable by fragmentation
+// and a batch fails only when there really are too few chunks left. Holds no memory itself.
 //
 // Not synchronised: the broker's loop owns it.
 #pragma once
@@ -49,6 +49,11 @@ class ExtentAllocator {
   /// chunk at its end is not used.
   std::uint32_t add_segment(std::uint64_t size);
 
+  /// The segment's space cannot be used from now on. REQUIRES: none of it is in use.
+  void withdraw(std::uint32_t segment);
+  /// One that was withdrawn can be used again, with this size.
+  void restore(std::uint32_t segment, std::uint64_t size);
+
   /// One list of extents per request, in order; each list covers its request from the first byte
   /// on. All or nothing: kResourceExhausted names need and free bytes, and nothing has changed.
   /// REQUIRES: every order names every segment. None at all: by index.
@@ -75,6 +80,8 @@ class ExtentAllocator {
   std::uint64_t available() const { return free_; }
   /// In one segment.
   std::uint64_t available(std::uint32_t segment) const;
+  /// Usable bytes of one segment.
+  std::uint64_t size(std::uint32_t segment) const { return segments_[segment].size; }
 
  private:
   using FreeList = std::map<std::uint64_t, std::uint64_t>;  // offset → length, never adjacent

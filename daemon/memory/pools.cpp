@@ -110,7 +110,9 @@ std::uint64_t Pools::coming(const Account& account) const {
 }
 
 OwnPool& Pools::of(const std::shared_ptr<Account>& account) {
-  return pools_.try_emplace(account, chunk_).first->second;
+  const auto [it, added] = pools_.try_emplace(account, chunk_);
+  if (added) it->second.needed = Clock::now();
+  return it->second;
 }
 
 OwnPool* Pools::find(const std::shared_ptr<Account>& account) {
@@ -127,13 +129,17 @@ void Pools::leave(const std::shared_ptr<Account>& account) {
   dissolve_if_idle(account);
 }
 
-void Pools::saved_less(const std::shared_ptr<Account>& account) { dissolve_if_idle(account); }
+void Pools::saved_less(const std::shared_ptr<Account>& account) {
+  of(account).needed = Clock::now();
+  dissolve_if_idle(account);
+}
 
 void Pools::dissolve_if_idle(const std::shared_ptr<Account>& account) {
   const auto it = pools_.find(account);
   if (it == pools_.end() || it->second.processes > 0 || it->second.used() > 0) return;
   for (OwnPool::Drawn& segment : it->second.segments) {
-    if (segment.of.segment.size == 0) continue;  // a restart has lost it: it only keeps the numbers
+    if (segment.of.segment.size == 0) continue;  // it has left, or a restart has lost it
+    if (segment.leaving != 0) leaving_ -= segment.of.segment.size / chunk_ * chunk_;
     write(segment.of, account->owner(), std::nullopt);
     put_in_stock(std::move(segment.of), account->owner());
   }
@@ -149,23 +155,35 @@ int Pools::rank(const Stocked& stocked, const Owner& owner, int node, bool only)
   return 1 + (near ? 2 : 0) + (stocked.last ? 1 : 0);
 }
 
-bool Pools::draw(const std::shared_ptr<Account>& account, OwnPool& pool, int node, bool only) {
+std::optional<std::uint32_t> Pools::draw(const std::shared_ptr<Account>& account, OwnPool& pool,
+                                         int node, bool only) {
   const auto rank_of = [&](const Stocked& stocked) {
     return rank(stocked, account->owner(), node, only);
   };
   const auto best =
       std::max_element(stock_.begin(), stock_.end(),
                        [&](const auto& a, const auto& b) { return rank_of(a) < rank_of(b); });
-  if (best == stock_.end() || rank_of(*best) == 0) return false;
+  if (best == stock_.end() || rank_of(*best) == 0) return std::nullopt;
   const PoolSegment& segment = best->of.segment;
   Result<Charge> charge = account->take(Resource::kPoolBytes, segment.size);
-  if (!charge.ok()) return false;
-  const std::uint32_t index = pool.extents.add_segment(segment.size);
-  pool.reach.add_segment(segment.size, segment.numa_node);
+  if (!charge.ok()) return std::nullopt;
+  const std::uint32_t index = next_number(pool);
+  pool.extents.restore(index, segment.size);
+  pool.reach.restore(index, segment.size, segment.numa_node);
   write(best->of, account->owner(), index);
-  pool.segments.push_back({std::move(best->of), std::move(charge).value()});
+  pool.segments[index] = {std::move(best->of), std::move(charge).value()};
   stock_.erase(best);
-  return true;
+  return index;
+}
+
+/// That of one that has left is free: all ranks that had it have said that they have it no more.
+std::uint32_t Pools::next_number(OwnPool& pool) {
+  const auto free = std::find_if(pool.segments.begin(), pool.segments.end(),
+                                 [](const OwnPool::Drawn& each) { return each.left; });
+  if (free != pool.segments.end()) return static_cast<std::uint32_t>(free - pool.segments.begin());
+  pool.segments.emplace_back();
+  pool.reach.add_segment(0, -1);
+  return pool.extents.add_segment(0);
 }
 
 /// The number of a namespace may come again as another's, so what a compartment had is nobody's.
@@ -194,14 +212,16 @@ std::vector<std::uint32_t> Pools::extend(const std::shared_ptr<Account>& account
   for (const Stocked& stocked : stock_) most += stocked.of.segment.size;
   return pool.reach.extend(rank, std::min(most, account->most(Resource::kPoolBytes)),
                            [&](int node, bool only) {
-                             if (draw(account, pool, node, only)) return true;
-                             renew_one(*account, node, only);
-                             return false;
+                             const auto drawn = draw(account, pool, node, only);
+                             if (!drawn) renew_one(*account, node, only);
+                             return drawn;
                            });
 }
 
 Status Pools::make_space(const std::shared_ptr<Account>& account, std::uint64_t bytes) {
   OwnPool& pool = of(account);
+  pool.needed = Clock::now();
+  keep_leaving(account, pool, bytes);
   while (pool.extents.available() < bytes) {
     const std::optional<RetainedCopy> oldest = pool.retained.take_oldest();
     if (!oldest) break;
@@ -231,6 +251,8 @@ Status Pools::make_space(const std::shared_ptr<Account>& account, std::uint64_t 
 
 void Pools::draw(const std::shared_ptr<Account>& account, std::uint64_t bytes) {
   OwnPool& pool = of(account);
+  pool.needed = Clock::now();
+  keep_leaving(account, pool, bytes);
   while (pool.available() < bytes && draw(account, pool, -1, false)) continue;
 }
 
@@ -243,6 +265,78 @@ std::uint64_t Pools::can_make(const std::shared_ptr<Account>& account) const {
       std::min(bounds_.most - std::min(bounds_.most, all()), may - std::min(may, has));
   return left / chunk_ * chunk_;
 }
+
+// ---- what nobody needs --------------------------------------------------------------------------
+
+std::optional<std::uint32_t> Pools::withdraw(const std::shared_ptr<Account>& account, Time before,
+                                             std::uint64_t number) {
+  OwnPool* const pool = find(account);
+  if (pool == nullptr || pool->needed > before) return std::nullopt;
+  const std::uint64_t over = beyond_reserve();
+  std::vector<std::uint64_t> retained(pool->segments.size());
+  pool->retained.each([&](const RetainedCopy& copy) {
+    for (const Extent& extent : copy.extents) retained[extent.segment] += extent.length;
+  });
+  std::optional<std::uint32_t> best;  // what is retained goes last
+  for (std::uint32_t i = 0; i < pool->segments.size(); ++i) {
+    const OwnPool::Drawn& each = pool->segments[i];
+    if (each.of.segment.size == 0 || each.leaving != 0 || each.of.segment.size > over) continue;
+    if (pool->extents.available(i) + retained[i] < pool->extents.size(i)) continue;
+    if (!best || retained[i] <= retained[*best]) best = i;
+  }
+  if (!best) return std::nullopt;
+  const auto in_it = [&](std::uint32_t segment) { return segment == *best; };
+  while (const std::optional<RetainedCopy> copy = pool->retained.take_oldest(in_it))
+    pool->give_back(copy->extents);
+  pool->segments[*best].leaving = number;
+  leaving_ += pool->extents.size(*best);
+  pool->extents.withdraw(*best);
+  pool->reach.withdraw(*best);
+  return best;
+}
+
+void Pools::keep(const std::shared_ptr<Account>& account, std::uint32_t index,
+                 std::uint64_t number) {
+  OwnPool* const pool = find(account);
+  if (pool == nullptr || index >= pool->segments.size()) return;
+  OwnPool::Drawn& drawn = pool->segments[index];
+  if (drawn.leaving != number || number == 0) return;
+  drawn.leaving = 0;
+  pool->needed = Clock::now();
+  pool->extents.restore(index, drawn.of.segment.size);
+  pool->reach.restore(index, drawn.of.segment.size, drawn.of.segment.numa_node);
+  leaving_ -= pool->extents.size(index);
+}
+
+void Pools::left(const std::shared_ptr<Account>& account, std::uint32_t index,
+                 std::uint64_t number) {
+  OwnPool* const pool = find(account);
+  if (pool == nullptr || index >= pool->segments.size()) return;
+  OwnPool::Drawn& drawn = pool->segments[index];
+  if (drawn.leaving != number || number == 0) return;
+  leaving_ -= drawn.of.segment.size / chunk_ * chunk_;
+  pool->reach.left(index, drawn.of.segment.size);
+  // The row first: the next amemd would miss what it names.
+  drawn.of.row.erase();
+  release_(std::move(drawn.of.segment));
+  drawn = {};
+  drawn.left = true;
+}
+
+void Pools::keep_leaving(const std::shared_ptr<Account>& account, OwnPool& pool,
+                         std::uint64_t bytes) {
+  for (std::uint32_t i = 0; i < pool.segments.size() && pool.available() < bytes; ++i)
+    keep(account, i, pool.segments[i].leaving);
+}
+
+std::uint64_t Pools::leaving(const OwnPool& pool) {
+  std::uint64_t bytes = 0;
+  for (const OwnPool::Drawn& each : pool.segments)
+    if (each.leaving != 0) bytes += each.of.segment.size;
+  return bytes / pool.extents.chunk() * pool.extents.chunk();
+}
+
+// ---- more than the reserve ----------------------------------------------------------------------
 
 /// One at a time: who asked for it may not wait any more when it comes.
 bool Pools::make_more(const std::shared_ptr<Account>& account) {
@@ -282,7 +376,8 @@ std::optional<Time> Pools::release_idle(Time before) {
 /// As make_space() draws, and has made anew what is missing then.
 Pools::Space Pools::space(const std::shared_ptr<Account>& account) const {
   Space space;
-  if (const OwnPool* const pool = find(account); pool != nullptr) space.own = pool->available();
+  if (const OwnPool* const pool = find(account); pool != nullptr)
+    space.own = pool->available() + leaving(*pool);
   std::vector<std::pair<int, std::uint64_t>> own;  // those to be drawn: ranks and sizes
   std::vector<std::uint64_t> others;
   for (const Stocked& stocked : stock_) {
@@ -322,7 +417,7 @@ void Pools::each(const std::function<void(const RecordedSegment&)>& segment) con
 }
 
 std::uint64_t Pools::total() const {
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = leaving_;
   for (const auto& [account, pool] : pools_) bytes += pool.extents.total();
   for (const Stocked& stocked : stock_) bytes += stocked.of.segment.size / chunk_ * chunk_;
   return bytes;

@@ -56,10 +56,14 @@ struct OwnPool {
   Retained retained;  // of it
   Reach reach;
   struct Drawn {
-    RecordedSegment of;
+    RecordedSegment of;  // of size 0: there is none of this number
     Charge charge;
+    std::uint64_t leaving =
+        0;              // Pools::withdraw() has it from its processes by this number; 0: not
+    bool left = false;  // it did, and the number is free
   };
   std::vector<Drawn> segments;
+  Time needed{};              // its space, for the last time
   std::size_t processes = 0;  // that may have some of it mapped
 };
 
@@ -100,7 +104,10 @@ class Pools {
   /// Whether there is anything beyond the reserve.
   bool elastic() const { return bounds_.reserve < bounds_.most; }
   /// Bytes that it has, or will have, beyond the reserve.
-  std::uint64_t beyond_reserve() const { return all() - std::min(all(), bounds_.reserve); }
+  std::uint64_t beyond_reserve() const {
+    const std::uint64_t stays = all() - leaving_;
+    return stays - std::min(stays, bounds_.reserve);
+  }
   /// Bytes that it has beyond the most, because their owners' processes may have them mapped.
   std::uint64_t excess() const;
   /// Whether those that are being made anew are likely to come soon; until it is said otherwise.
@@ -138,6 +145,16 @@ class Pools {
   /// Gives back what is beyond the reserve and has been in stock since before. Returns since when
   /// the next is there; nothing: none is.
   std::optional<Time> release_idle(Time before);
+
+  /// Withdraws a segment that has nothing which anybody needs from an owner that has not needed
+  /// space since before, if there is one beyond the reserve. Its processes still have it: unless
+  /// they say that they do not, it is to be kept(), and goes only when it has left(). Whoever lacks
+  /// space meanwhile gets it again. Nothing: there is none. `number`: not 0, never used before.
+  std::optional<std::uint32_t> withdraw(const std::shared_ptr<Account>& account, Time before,
+                                        std::uint64_t number);
+  /// Of what was withdrawn with this number; nothing if it has been used again since.
+  void keep(const std::shared_ptr<Account>& account, std::uint32_t index, std::uint64_t number);
+  void left(const std::shared_ptr<Account>& account, std::uint32_t index, std::uint64_t number);
 
   /// The most that make_space() can make free for the owner.
   struct Space {
@@ -185,7 +202,13 @@ class Pools {
   void write(RecordedSegment& segment, const std::optional<Owner>& owner,
              std::optional<std::uint32_t> drawn);
 
-  bool draw(const std::shared_ptr<Account>& account, OwnPool& pool, int node, bool only);
+  std::optional<std::uint32_t> draw(const std::shared_ptr<Account>& account, OwnPool& pool,
+                                    int node, bool only);
+  /// The number that the owner's next segment gets.
+  static std::uint32_t next_number(OwnPool& pool);
+  /// So much space is to be free there: what is leaving stays if it is needed for that.
+  void keep_leaving(const std::shared_ptr<Account>& account, OwnPool& pool, std::uint64_t bytes);
+  static std::uint64_t leaving(const OwnPool& pool);
   static bool was_others(const Stocked& stocked, const Owner& owner);
   /// The owner gets the one of the highest rank first; 0: it cannot get it.
   static int rank(const Stocked& stocked, const Owner& owner, int node, bool only);
@@ -212,6 +235,7 @@ class Pools {
   std::list<Stocked> stock_;
   std::uint64_t renewing_ = 0;  // bytes
   std::uint64_t making_ = 0;    // by more_
+  std::uint64_t leaving_ = 0;   // of total(), what owners' processes are being asked for
   std::uint64_t starting_ = 0;  // of the reserve, by the caller of limit()
   bool expect_renewals_ = true;
   Status refused_;  // the last of what could not be made

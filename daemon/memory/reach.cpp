@@ -9,6 +9,29 @@ namespace amem {
 
 void Reach::add_segment(std::uint64_t size, int node) { segments_.push_back({size, node, 0}); }
 
+void Reach::withdraw(std::uint32_t segment) {
+  segments_[segment].size = 0;
+  for (auto& [rank, reach] : ranks_)
+    if (segment < reach.segments.size() && reach.segments[segment].state == State::kTold)
+      reach.segments[segment].state = State::kDoubtful;
+}
+
+void Reach::restore(std::uint32_t segment, std::uint64_t size, int node) {
+  segments_[segment].size = size;
+  segments_[segment].node = node;
+}
+
+void Reach::left(std::uint32_t segment, std::uint64_t size) {
+  for (auto& [rank, reach] : ranks_) {
+    if (segment >= reach.segments.size()) continue;
+    const Reached was = std::exchange(reach.segments[segment], {});
+    if (!was.given_for) continue;
+    std::uint64_t& given = reach.needs[*was.given_for].given;
+    given -= std::min(given, size);
+  }
+  segments_[segment].ranks = 0;
+}
+
 void Reach::join(RankId rank, GroupId group) { ranks_[rank].group = group; }
 
 void Reach::add_need(RankId rank, int node, std::uint64_t bytes) {
@@ -41,14 +64,14 @@ std::uint64_t Reach::share(GroupId group, std::uint64_t bytes, std::uint64_t mos
 /// Of the segments that there are, the one that the rank is best given next; nothing: it has all.
 std::optional<std::uint32_t> Reach::best(RankReach& reach, int node) const {
   reach.segments.resize(segments_.size());
-  if (reach.count == segments_.size()) return std::nullopt;
   auto badness = [&](std::uint32_t i) {
-    return std::tuple(reach.segments[i] != State::kOut, segments_[i].node != node,
-                      segments_[i].ranks);
+    return std::tuple(segments_[i].node != node, segments_[i].ranks);
   };
-  std::uint32_t best = 0;
-  for (std::uint32_t i = 1; i < segments_.size(); ++i)
-    if (badness(i) < badness(best)) best = i;
+  std::optional<std::uint32_t> best;
+  for (std::uint32_t i = 0; i < segments_.size(); ++i) {
+    if (segments_[i].size == 0 || reach.segments[i].state != State::kOut) continue;
+    if (!best || badness(i) < badness(*best)) best = i;
+  }
   return best;
 }
 
@@ -63,10 +86,13 @@ std::vector<std::uint32_t> Reach::extend(RankId rank, std::uint64_t most, const 
       std::optional<std::uint32_t> next = best(reach, node);
       const bool far = !next || segments_[*next].node != node;
       const bool shared = !next || segments_[*next].ranks > 0;
-      if (((far || shared) && draw(node, true)) || (far && shared && draw(node, false)))
-        next = static_cast<std::uint32_t>(segments_.size() - 1);
+      std::optional<std::uint32_t> drawn;
+      if (far || shared) drawn = draw(node, true);
+      if (!drawn && far && shared) drawn = draw(node, false);
+      if (drawn) next = drawn;
       if (!next) break;
       add(rank, *next);
+      reach.segments[*next].given_for = node;
       need.given += segments_[*next].size;
       added.push_back(*next);
     }
@@ -77,25 +103,24 @@ std::vector<std::uint32_t> Reach::extend(RankId rank, std::uint64_t most, const 
 bool Reach::add(RankId rank, std::uint32_t segment) {
   RankReach& reach = ranks_[rank];
   reach.segments.resize(segments_.size());
-  if (segment >= segments_.size() || reach.segments[segment] == State::kTold) return false;
-  if (std::exchange(reach.segments[segment], State::kTold) == State::kDoubtful) return true;
-  ++reach.count;
+  if (segment >= segments_.size() || reach.segments[segment].state == State::kTold) return false;
+  if (std::exchange(reach.segments[segment].state, State::kTold) == State::kDoubtful) return true;
   ++segments_[segment].ranks;
   return true;
 }
 
 void Reach::doubt(RankId rank) {
   if (const auto it = ranks_.find(rank); it != ranks_.end())
-    std::replace(it->second.segments.begin(), it->second.segments.end(), State::kTold,
-                 State::kDoubtful);
+    for (Reached& each : it->second.segments)
+      if (each.state == State::kTold) each.state = State::kDoubtful;
 }
 
 void Reach::forget(RankId rank) {
   const auto it = ranks_.find(rank);
   if (it == ranks_.end()) return;
-  const std::vector<State>& states = it->second.segments;
-  for (std::size_t i = 0; i < states.size(); ++i)
-    if (states[i] != State::kOut) --segments_[i].ranks;
+  const std::vector<Reached>& all = it->second.segments;
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (all[i].state != State::kOut) --segments_[i].ranks;
   std::uint64_t& to_save = to_save_[it->second.group];
   for (const auto& [node, need] : it->second.needs) to_save -= need.bytes;
   if (to_save == 0) to_save_.erase(it->second.group);
@@ -105,7 +130,7 @@ void Reach::forget(RankId rank) {
 bool Reach::reaches(RankId rank, std::uint32_t segment) const {
   const auto it = ranks_.find(rank);
   return it != ranks_.end() && segment < it->second.segments.size() &&
-         it->second.segments[segment] != State::kOut;
+         it->second.segments[segment].state != State::kOut;
 }
 
 SegmentOrder Reach::order(RankId rank, int node) const {

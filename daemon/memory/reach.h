@@ -21,8 +21,15 @@ namespace amem {
 
 class Reach {
  public:
-  /// The pool's next segment; `node`: NUMA node, -1: none in particular.
+  /// The pool's next segment; `node`: NUMA node, -1: none in particular. Of size 0: its number is
+  /// nobody's.
   void add_segment(std::uint64_t size, int node);
+  /// Nobody gets this one from now on. Ranks that reach it may lack it.
+  void withdraw(std::uint32_t segment);
+  /// It is there again, where it was withdrawn or left, and of that size.
+  void restore(std::uint32_t segment, std::uint64_t size, int node);
+  /// No rank reaches what was withdrawn any more.
+  void left(std::uint32_t segment, std::uint64_t size);
 
   /// The rank pauses together with the others of its group.
   void join(RankId rank, GroupId group);
@@ -30,15 +37,15 @@ class Reach {
   void add_need(RankId rank, int node, std::uint64_t bytes);
   /// So many fewer. More than it has: none are left.
   void release(RankId rank, int node, std::uint64_t bytes);
-  /// Adds a segment that was nobody's, with add_segment(): of this node, or, unless `only`, of
-  /// another. False: there is none to be had.
-  using Draw = std::function<bool(int node, bool only)>;
+  /// Adds a segment that was nobody's, with add_segment() or restore(): of this node, or, unless
+  /// `only`, of another. Returns its number; nothing: there is none to be had.
+  using Draw = std::function<std::optional<std::uint32_t>(int node, bool only)>;
   /// The segments that the rank is to reach from now on besides those that it does, so that all it
   /// has to save has space; of the right node first, and of these those that fewest ranks reach,
   /// which is what `draw` adds. Of a pool that is smaller than what the group has to save, no more
   /// than the rank's share. `most`: bytes that the pool can come to have.
   std::vector<std::uint32_t> extend(
-      RankId rank, std::uint64_t most, const Draw& draw = [](int, bool) { return false; });
+      RankId rank, std::uint64_t most, const Draw& draw = [](int, bool) { return std::nullopt; });
   /// The rank is about to copy to or from this one. Returns whether the caller must send it the
   /// segment first. It does not have to reach kZeroSegment, which stands for no segment.
   bool add(RankId rank, std::uint32_t segment);
@@ -63,10 +70,13 @@ class Reach {
     std::uint64_t given = 0;  // in segments
   };
   enum class State : std::uint8_t { kOut, kDoubtful, kTold };  // reached, except for kOut
+  struct Reached {
+    State state = State::kOut;
+    std::optional<int> given_for;  // the need of this node
+  };
   struct RankReach {
     GroupId group = 0;
-    std::vector<State> segments;
-    std::size_t count = 0;      // that are reached
+    std::vector<Reached> segments;
     std::map<int, Need> needs;  // by node
   };
 

@@ -43,6 +43,10 @@ class Retained {
   /// Of those that have space in such a segment.
   std::optional<RetainedCopy> take_oldest(const std::function<bool(std::uint32_t)>& segment);
 
+  void each(const std::function<void(const RetainedCopy&)>& copy) const {
+    for (const auto& [id, entry] : copies_) copy(entry.copy);
+  }
+
   /// Bytes of the pool.
   std::uint64_t bytes() const { return bytes_; }
   /// Of this allocation alone.

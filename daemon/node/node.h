@@ -74,9 +74,10 @@ struct Rank {
   int number = -1;  // the launcher's
   std::string program;
   std::string shim_version;
-  VisibleDevices devices;    // that its process sees; none: its shim does not say
-  bool has_pool = false;     // it was given some of the pool
-  std::size_t creating = 0;  // its requests for memory that have not been answered
+  VisibleDevices devices;        // that its process sees; none: its shim does not say
+  bool has_pool = false;         // it was given some of the pool
+  bool unmaps_segments = false;  // when it is asked to, which it can be
+  std::size_t creating = 0;      // its requests for memory that have not been answered
   std::vector<Unbrokered> unbrokered;
   std::vector<UnknownCall> unknown_calls;  // one of each name, kMostUnknownCalls at most
   bool unknown_calls_full = false;         // it has told more, and the log says so

@@ -3,14 +3,21 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 
 #include "common/numbers.h"
 #include "daemon/base/units.h"
+#include "daemon/sessions/messages.h"
 
 namespace amem {
 namespace {
+
+/// For all ranks of an owner to unmap one segment. A rank that takes longer keeps it.
+constexpr Duration kUnmapLimit = std::chrono::seconds(10);
+/// No more often than this is it looked what is idle.
+constexpr Duration kLeast = std::chrono::milliseconds(100);
 
 std::string quoted(const std::vector<NamedGroup>& groups) {
   std::string text = groups.size() == 1 ? "group " : "groups ";
@@ -48,6 +55,7 @@ class Pinned final : public OperationObserver {
 
 ElasticPool::~ElasticPool() {
   if (timer_) loop_.cancel(*timer_);
+  for (const auto& [number, leaving] : leaving_) loop_.cancel(leaving.deadline);
 }
 
 // ---- larger -------------------------------------------------------------------------------------
@@ -161,13 +169,73 @@ void ElasticPool::look_at_idle() {
   if (timer_) loop_.cancel(*timer_);
   timer_.reset();
   const Time now = Clock::now();
-  const std::optional<Time> next = node_.pools.release_idle(now - node_.pool_idle);
+  const Time before = now - node_.pool_idle;
+  // Nobody tells when something comes into stock, or is needed no more: that is seen within as
+  // long.
+  Time next = now;
+  if (const std::optional<Time> since = node_.pools.release_idle(before)) next = *since;
+  std::vector<std::shared_ptr<Account>> owners;
+  node_.pools.each_owner(
+      [&](const std::shared_ptr<Account>& account, const OwnPool&) { owners.push_back(account); });
+  for (const std::shared_ptr<Account>& account : owners)
+    next = std::min(next, withdraw(account, before));
   if (node_.pools.beyond_reserve() == 0) return;
-  // Nobody tells when something comes into stock: that is seen within as long.
-  timer_ = loop_.at(next.value_or(now) + node_.pool_idle, [this] {
+  timer_ = loop_.at(std::max(next, before + kLeast) + node_.pool_idle, [this] {
     timer_.reset();
     look_at_idle();
   });
+}
+
+std::optional<std::set<RankId>> ElasticPool::askable(
+    const std::shared_ptr<Account>& account) const {
+  for (const auto& [id, group] : node_.groups)
+    if (group.account == account && !group.machine.what_is_under_way().empty()) return std::nullopt;
+  std::set<RankId> ranks;
+  for (const auto& [id, rank] : node_.ranks)
+    if (rank.peer.account == account && rank.session != 0 && rank.unmaps_segments &&
+        !node_.group_of(rank).lost.contains(id))
+      ranks.insert(id);
+  if (ranks.size() != node_.pools.of(account).processes) return std::nullopt;
+  return ranks;
+}
+
+Time ElasticPool::withdraw(const std::shared_ptr<Account>& account, Time before) {
+  const Time later = before + node_.pool_idle;
+  const bool asked = std::any_of(leaving_.begin(), leaving_.end(), [&](const auto& entry) {
+    return entry.second.account == account;
+  });
+  if (asked || !waits_.empty()) return later;
+  const Time needed = node_.pools.of(account).needed;
+  if (needed > before) return needed;
+  const std::optional<std::set<RankId>> ranks = askable(account);
+  if (!ranks) return later;
+  const std::uint64_t number = ++last_number_;
+  const std::optional<std::uint32_t> segment = node_.pools.withdraw(account, before, number);
+  if (!segment) return later;
+  leaving_[number] = {account, *segment, *ranks,
+                      loop_.at(Clock::now() + kUnmapLimit, [this, number] { end(number, false); })};
+  for (const RankId rank : *ranks) outbox_.send(rank, unmap_segment_message(*segment, number));
+  if (ranks->empty()) loop_.post(scope_.bind([this, number] { end(number, true); }));
+  return later;
+}
+
+void ElasticPool::unmapped(RankId rank, std::uint64_t number, bool gone) {
+  const auto found = leaving_.find(number);
+  if (found == leaving_.end() || found->second.ranks.erase(rank) == 0) return;
+  if (!gone) return end(number, false);
+  if (found->second.ranks.empty()) end(number, true);
+}
+
+void ElasticPool::end(std::uint64_t number, bool gone) {
+  const auto ended = leaving_.extract(number);
+  if (ended.empty()) return;
+  const Leaving& leaving = ended.mapped();
+  loop_.cancel(leaving.deadline);
+  if (gone)
+    node_.pools.left(leaving.account, leaving.segment, number);
+  else
+    node_.pools.keep(leaving.account, leaving.segment, number);
+  look_at_idle();
 }
 
 }  // namespace amem

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "daemon/base/callback_scope.h"
@@ -46,8 +47,10 @@ class ElasticPool {
   void came(std::uint64_t bytes);
   /// It cannot be made.
   void refused(const Status& why);
-  /// Looks what is in stock without need, at once and from then on.
+  /// Gives back what nothing has needed for pool.idle, at once and from then on.
   void look_at_idle();
+  /// The rank has unmapped what it was asked to by this number, or has kept it.
+  void unmapped(RankId rank, std::uint64_t number, bool gone);
   /// Nobody waits any more. Returns who did.
   std::vector<Observer> dismiss();
 
@@ -61,6 +64,13 @@ class ElasticPool {
     Time began;
     std::uint64_t pinned = 0;  // bytes, for this
   };
+  /// A segment that an owner's ranks are asked for.
+  struct Leaving {
+    std::shared_ptr<Account> account;
+    std::uint32_t segment = 0;
+    std::set<RankId> ranks;  // that have not answered
+    EventLoop::TimerId deadline;
+  };
   using Needs = std::map<std::shared_ptr<Account>, std::uint64_t>;
 
   /// Returns how many bytes these save at most, by owner.
@@ -70,13 +80,22 @@ class ElasticPool {
   /// Gives those who wait what there is, lets those go on who lack nothing, and asks for more.
   void serve();
   void forget(const Observer& observer);
+  /// Asks for a segment of an owner that has needed none since. Returns when to look again.
+  Time withdraw(const std::shared_ptr<Account>& account, Time before);
+  /// Returns all its ranks that can be asked; nothing: a process of its may have segments and
+  /// cannot be asked, or an operation is under way.
+  std::optional<std::set<RankId>> askable(const std::shared_ptr<Account>& account) const;
+  /// All ranks have unmapped it, or it stays.
+  void end(std::uint64_t number, bool gone);
 
   Node& node_;
   Outbox& outbox_;
   SavedBytes& saved_;
   EventLoop& loop_;
-  std::list<Wait> waits_;  // in the order in which they came
-  Observer asked_;         // for whom the last segment was asked
+  std::list<Wait> waits_;                     // in the order in which they came
+  Observer asked_;                            // for whom the last segment was asked
+  std::map<std::uint64_t, Leaving> leaving_;  // one of each owner, by number
+  std::uint64_t last_number_ = 0;
   std::optional<EventLoop::TimerId> timer_;
   CallbackScope scope_;
 };

@@ -85,6 +85,13 @@ Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place plac
   return message;
 }
 
+Message unmap_segment_message(std::uint32_t index, std::uint64_t number) {
+  Message message = message_of(amem_v1_SessionMessage_unmap_segment_tag);
+  message.body.unmap_segment.index = index;
+  message.body.unmap_segment.number = number;
+  return message;
+}
+
 Message reply_message(std::uint64_t seq, const Status& status) {
   Message message = message_of(amem_v1_SessionMessage_reply_tag);
   message.seq = seq;

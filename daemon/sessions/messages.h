@@ -28,6 +28,8 @@ Message ask_message(Epoch epoch, RankPhase what);
 /// `device`: to which the driver counts the segment's memory; zeros: to none.
 Message pool_segment_message(std::uint32_t index, std::uint64_t size, Place place,
                              const DeviceUuid& device);
+/// `number`: of the message, for the answer.
+Message unmap_segment_message(std::uint32_t index, std::uint64_t number);
 
 /// A Reply without a result; the caller fills in what else it carries.
 Message reply_message(std::uint64_t seq, const Status& status);

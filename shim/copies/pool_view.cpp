@@ -63,6 +63,25 @@ Result<PoolView::Segment> PoolView::map(const amem_v1_PoolSegment& message, cons
   return segment;
 }
 
+Status PoolView::unmap(std::uint32_t index) {
+  missing_.erase(index);
+  const auto found = segments_.find(index);
+  if (found == segments_.end()) return {};
+  Segment& segment = found->second;
+  if (segment.lent)
+    return {Code::kFailedPrecondition,
+            "the program may read pool segment " + std::to_string(index)};
+  std::optional<LocalDevices::Use> use;
+  if (!segment.reachable_from.empty()) {
+    use.emplace(devices_, segment.reachable_from.front());
+    if (use->result() != CUDA_SUCCESS)
+      return driver_.error(use->result(), "the context of pool segment " + std::to_string(index));
+  }
+  if (Status s = segment.view->unmap(); !s.ok()) return s;
+  segments_.erase(found);
+  return {};
+}
+
 Status PoolView::map_view(SegmentView& view, const amem_v1_PoolSegment& message, const Fd& fd,
                           const std::string& what) {
   const bool of_device = place_of(message.place) == Place::kHostNuma;

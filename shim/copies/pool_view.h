@@ -28,6 +28,9 @@ class PoolView {
   /// changes nothing; kInternal if that has another size. After an error the copies that need it
   /// fail with that, until the broker has sent it again.
   Status add(const amem_v1_PoolSegment& segment, Fd fd);
+  /// The broker needs nothing of it, and may come with another of that number. OK: it is not here,
+  /// or not any more. kFailedPrecondition: the program may read it. REQUIRES: no copy is under way.
+  Status unmap(std::uint32_t index);
   /// Lets the device reach every segment, also those that come later.
   Status prepare(int device);
   /// The program has reset this device: the registrations of segments in its context have gone.

@@ -53,6 +53,12 @@ class HostNumaView final : public SegmentView {
     readable_ = false;
     return {};
   }
+  Status unmap() override {
+    if (!detached_)
+      if (Status s = detach(); !s.ok()) return s;
+    driver_.cuMemAddressFree_(address_, size_);
+    return {};
+  }
   CUresult grant(int device) override {
     return allow({CU_MEM_LOCATION_TYPE_DEVICE, {device}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   }
@@ -111,6 +117,16 @@ CUresult MemfdView::register_once(CUdeviceptr at, int device) {
       driver_.cuMemHostRegister_(reinterpret_cast<void*>(at), size_, CU_MEMHOSTREGISTER_PORTABLE);
   if (r == CUDA_SUCCESS) registered_by_ = device;
   return r;
+}
+
+Status MemfdView::unmap(CUdeviceptr registered) {
+  if (registered_by_ != -1)
+    if (const CUresult r = driver_.cuMemHostUnregister_(reinterpret_cast<void*>(registered));
+        r != CUDA_SUCCESS)
+      return driver_.error(r, "unregistering a segment of the host pool");
+  registered_by_ = -1;
+  ::munmap(reinterpret_cast<void*>(address_), size_);
+  return {};
 }
 
 bool MemfdView::forget(int device) {

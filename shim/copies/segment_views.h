@@ -26,7 +26,8 @@ class SegmentView {
   };
 
   SegmentView(const Driver& driver, std::uint64_t size) : driver_(driver), size_(size) {}
-  /// The memory stays the broker's; what is mapped stays mapped until the process ends.
+  /// The memory stays the broker's; what is mapped stays mapped until unmap(), or until the process
+  /// ends.
   virtual ~SegmentView() = default;
   SegmentView(const SegmentView&) = delete;
   SegmentView& operator=(const SegmentView&) = delete;
@@ -38,6 +39,9 @@ class SegmentView {
   virtual bool must_detach() const { return false; }
   /// Unmaps it. REQUIRES: must_detach(), and no copy is under way.
   virtual Status detach() { return {}; }
+  /// For good. After an error it is as before. REQUIRES: no copy is under way, and the context of
+  /// the device that was first granted access is current, if one was.
+  virtual Status unmap() = 0;
   /// Lets a device reach it. REQUIRES: the device's context is current.
   virtual CUresult grant(int device) = 0;
   /// The program has reset this device. True: other devices reach the segment no more either.
@@ -71,6 +75,7 @@ class MemfdView : public SegmentView {
   using SegmentView::SegmentView;
 
   Status map(const Fd& fd, const std::string& what) override;
+  Status unmap() override { return unmap(address_); }
   CUresult grant(int device) override { return register_once(address_, device); }
   bool forget(int device) override;
 
@@ -78,6 +83,8 @@ class MemfdView : public SegmentView {
   /// Registers size() bytes there. A portable registration reaches every context of the process, so
   /// once is enough, and it goes with the context that has made it.
   CUresult register_once(CUdeviceptr at, int device);
+  /// With the registration there, if there is one.
+  Status unmap(CUdeviceptr registered);
 
  private:
   int registered_by_ = -1;  // in this device's context

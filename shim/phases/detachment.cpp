@@ -121,6 +121,11 @@ void Detachment::add(const amem_v1_PoolSegment& segment, Fd fd) {
     add_now(segment, std::move(fd));
 }
 
+Status Detachment::unmap(std::uint32_t segment) {
+  if (!DeepCalls::on()) return pool_.unmap(segment);
+  return {Code::kUnavailable, "the process is checkpointed, or about to be"};
+}
+
 /// Without it the copies that need it fail, and say so to the broker.
 void Detachment::add_now(const amem_v1_PoolSegment& segment, Fd fd) {
   if (const Status s = pool_.add(segment, std::move(fd)); !s.ok()) log_error(s.text());

@@ -35,6 +35,8 @@ class Detachment {
 
   /// Adds the segment to the pool, or keeps it for attach().
   void add(const amem_v1_PoolSegment& segment, Fd fd);
+  /// Unmaps it, as PoolView does. kUnavailable: to do that takes the driver.
+  Status unmap(std::uint32_t segment);
   /// The broker has ended, and the next one sends the segments again.
   void drop_segments() { segments_.clear(); }
 

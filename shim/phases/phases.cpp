@@ -30,6 +30,9 @@ void Phases::command(Packet& packet) {
       detachment_.add(m.body.pool_segment,
                       packet.fds.size() == 1 ? std::move(packet.fds.front()) : Fd());
       break;
+    case amem_v1_SessionMessage_unmap_segment_tag:
+      unmap(m.body.unmap_segment);
+      break;
     case amem_v1_SessionMessage_quiesce_tag:
       if (const Result<RankState> next = begin(RankCommand::kQuiesce); !next.ok())
         return done(m.body.quiesce.epoch, RankPhase::kQuiet, next.status(), 0);
@@ -81,6 +84,18 @@ void Phases::command(Packet& packet) {
     default:
       log_warn("the broker sent a message of the unknown kind " + std::to_string(m.which_body));
   }
+}
+
+void Phases::unmap(const amem_v1_UnmapSegment& asked) {
+  const Status status = mover_.under_way() ? Status(Code::kUnavailable, "copies are under way")
+                                           : detachment_.unmap(asked.index);
+  if (!status.ok())
+    log_debug("pool segment " + std::to_string(asked.index) + " stays: " + status.text());
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_segment_unmapped_tag;
+  message.body.segment_unmapped.number = asked.number;
+  message.body.segment_unmapped.code = static_cast<std::uint32_t>(status.code());
+  session_.post(message);
 }
 
 void Phases::join_shut(const std::string& paused_by, bool first_turn) {

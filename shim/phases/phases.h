@@ -65,6 +65,7 @@ class Phases final : public Session::Handler {
  private:
   void make(const amem_v1_Make& make);
   void map(Packet& packet);
+  void unmap(const amem_v1_UnmapSegment& asked);
   void measure(const amem_v1_Measure& measure);
   /// Tells the broker which blocks are not zero.
   void measured(std::uint64_t epoch, std::span<const Look> looks);

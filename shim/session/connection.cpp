@@ -37,6 +37,7 @@ std::unique_ptr<Message> hello_of(const RankIdentity& identity, const Comeback* 
   set_text(h.job, identity.job);
   set_text(h.program, identity.program);
   set_text(h.stage, identity.stage);
+  h.unmaps_segments = true;
   h.rank = identity.rank;
   h.pid = ::getpid();
   // LocalDevices has no more than that.

@@ -15,6 +15,11 @@ class PageableView final : public MemfdView {
  public:
   using MemfdView::MemfdView;
 
+  Status unmap() override {
+    if (Status s = MemfdView::unmap(reinterpret_cast<CUdeviceptr>(mirror_)); !s.ok()) return s;
+    if (mirror_ != MAP_FAILED) ::munmap(mirror_, size_);
+    return {};
+  }
   CUresult grant(int device) override {
     if (mirror_ == MAP_FAILED)
       mirror_ = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

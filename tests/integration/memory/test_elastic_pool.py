@@ -51,6 +51,31 @@ def test_a_pause_pins_before_it_begins(elastic):
     memory.verify()
 
 
+@pytest.mark.parametrize("devices", [1, 2], ids=["host_numa", "memfd"])
+def test_what_is_idle_is_given_back_while_its_ranks_live(elastic, devices):
+    node = elastic("--pool-idle", "1s", devices=devices)
+    memory = Memory(node, 24 * MIB)
+    for _ in range(3):
+        assert pause(node)[0] >= 20 * MIB
+        node.ctl("resume", "train")
+        eventually(lambda: pinned(node) == RESERVE, what="what nothing needs is given back")
+        memory.flip(next(iter(memory.blocks)), 5 * MIB)
+        memory.verify()
+
+
+def test_what_is_saved_stays(elastic):
+    node = elastic("--pool-idle", "1s")
+    first, second = (Memory(node, 12 * MIB, name=name, group=name) for name in ("first", "second"))
+    pause(node, "first")
+    pause(node, "second")
+    node.ctl("resume", "second")
+    eventually(lambda: pinned(node) == 12 * MIB, what="what nothing needs is given back")
+    second.verify()
+    node.ctl("resume", "first")
+    first.verify()
+    eventually(lambda: pinned(node) == RESERVE, what="all is given back")
+
+
 def test_a_host_without_memory_refuses_it_before_it_begins(elastic):
     node = elastic()
     memory = Memory(node, 24 * MIB)

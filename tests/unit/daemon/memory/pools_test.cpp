@@ -387,5 +387,85 @@ TEST_F(ElasticPoolsTest, WhatHasBeenInStockForLongIsGivenBackDownToTheReserve) {
   EXPECT_EQ(pools.total(), kSegmentSize);
 }
 
+TEST_F(ElasticPoolsTest, WhatItsOwnerDoesNotNeedIsWithdrawnAndItsNumberIsFreeAgain) {
+  start(4);
+  const auto a = owner(1001);
+  pools.enter(a);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(pools.make_more(a));
+    come();
+  }
+  pools.draw(a, 3 * kSegmentSize);
+  const Time now = Clock::now();
+  EXPECT_EQ(pools.withdraw(a, now - std::chrono::seconds(1), 1), std::nullopt) << "it was needed";
+  const std::optional<std::uint32_t> first = pools.withdraw(a, now, 1);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(pools.of(a).available(), 2 * kSegmentSize);
+  EXPECT_EQ(pools.total(), 3 * kSegmentSize) << "it is still pinned";
+  EXPECT_EQ(pools.space(a).own, 3 * kSegmentSize) << "it can be had";
+  EXPECT_TRUE(keep(a, 7, kSegmentSize) != Segments{*first});
+  pools.left(a, *first, 2);
+  EXPECT_THAT(released, testing::IsEmpty()) << "that was another number";
+  pools.left(a, *first, 1);
+  EXPECT_EQ(released.size(), 1U);
+  EXPECT_EQ(pools.total(), 2 * kSegmentSize);
+  EXPECT_EQ(a->used(Resource::kPoolBytes), 2 * kSegmentSize);
+  const std::optional<std::uint32_t> second = pools.withdraw(a, now, 3);
+  ASSERT_TRUE(second);
+  EXPECT_EQ(pools.withdraw(a, now, 4), std::nullopt) << "the reserve stays";
+  pools.left(a, *second, 3);
+  EXPECT_TRUE(pools.make_more(a));
+  come();
+  pools.draw(a, 2 * kSegmentSize);
+  EXPECT_EQ(pools.of(a).segments.size(), 3U) << "numbers do not grow without end";
+  EXPECT_EQ(pools.of(a).available(), 2 * kSegmentSize);
+}
+
+TEST_F(ElasticPoolsTest, WhatIsWithdrawnComesBackForWhoLacksSpace) {
+  start(3);
+  const auto a = owner(1001);
+  pools.enter(a);
+  EXPECT_TRUE(pools.make_more(a));
+  come();
+  pools.draw(a, 2 * kSegmentSize);
+  const std::optional<std::uint32_t> leaves = pools.withdraw(a, Clock::now(), 1);
+  ASSERT_TRUE(leaves);
+  EXPECT_TRUE(pools.make_space(a, kSegmentSize).ok());
+  EXPECT_EQ(pools.of(a).segments[*leaves].leaving, 1U) << "there was enough";
+  EXPECT_TRUE(pools.make_space(a, 2 * kSegmentSize).ok());
+  EXPECT_EQ(pools.of(a).available(), 2 * kSegmentSize);
+  pools.left(a, *leaves, 1);
+  pools.keep(a, *leaves, 1);
+  EXPECT_EQ(pools.of(a).available(), 2 * kSegmentSize) << "an answer that comes late says nothing";
+  EXPECT_THAT(released, testing::IsEmpty());
+}
+
+TEST_F(ElasticPoolsTest, WhatHoldsSavedBytesStaysAndWhatIsRetainedGoesLast) {
+  start(4);
+  const auto a = owner(1001);
+  pools.enter(a);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(pools.make_more(a));
+    come();
+  }
+  pools.draw(a, 3 * kSegmentSize);
+  OwnPool& pool = pools.of(a);
+  auto taken = pool.extents.take({{kPoolUnit, 0}, {kPoolUnit, 1}}, {{0, 1, 2}, {1, 0, 2}});
+  ASSERT_TRUE(taken.ok());
+  pool.retained.add(5, {taken.value()[1], 1, 1});
+  const Time now = Clock::now();
+  EXPECT_EQ(pools.withdraw(a, now, 1), 2U);
+  EXPECT_EQ(pool.retained.bytes(), kPoolUnit);
+  EXPECT_EQ(pools.withdraw(a, now, 2), 1U);
+  EXPECT_EQ(pool.retained.bytes(), 0U);
+  pools.leave(a);
+  EXPECT_EQ(pools.total(), 3 * kSegmentSize);
+  EXPECT_TRUE(pool.extents.give_back(taken.value()[0]).ok());
+  pools.saved_less(a);
+  EXPECT_EQ(pools.total(), 3 * kSegmentSize) << "what was leaving is in stock with the rest";
+  EXPECT_EQ(pools.release_idle(Clock::now()), std::nullopt);
+  EXPECT_EQ(released.size(), 2U);
+}
+
 }  // namespace
 }  // namespace amem

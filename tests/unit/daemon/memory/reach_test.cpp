@@ -141,5 +141,31 @@ TEST(Reach, BytesGoWhereTheRankReachesThenToItsNode) {
   EXPECT_EQ(reach.order(1, 1), (Segments{3, 1, 2, 0}));
 }
 
+TEST(Reach, WhatIsWithdrawnIsGivenToNobodyAndMayBeSentAgain) {
+  Reach reach = two_nodes();
+  reach.add_need(1, 0, 2 * kSize);
+  EXPECT_EQ(reach.extend(1, kAll), (Segments{0, 1}));
+  reach.withdraw(1);
+  reach.add_need(2, 0, 2 * kSize);
+  EXPECT_EQ(reach.extend(2, kAll), (Segments{0, 2})) << "not 1, though it is near and nobody's";
+  reach.restore(1, kSize, 0);
+  EXPECT_TRUE(reach.reaches(1, 1));
+  EXPECT_TRUE(reach.add(1, 1)) << "it may lack what it was asked for";
+  EXPECT_FALSE(reach.add(1, 1));
+}
+
+TEST(Reach, WhoLosesASegmentGetsAnother) {
+  Reach reach = two_nodes();
+  reach.add_need(1, 0, 2 * kSize);
+  EXPECT_EQ(reach.extend(1, kAll), (Segments{0, 1}));
+  reach.withdraw(1);
+  reach.left(1, kSize);
+  EXPECT_FALSE(reach.reaches(1, 1));
+  EXPECT_EQ(reach.extend(1, kAll), Segments{2});
+  reach.restore(1, kSize, 0);
+  reach.add_need(1, 0, kSize);
+  EXPECT_EQ(reach.extend(1, kAll), Segments{1}) << "a new one of that number";
+}
+
 }  // namespace
 }  // namespace amem
