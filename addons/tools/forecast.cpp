@@ -224,7 +224,10 @@ Status limit(const v1::NodeStatus& node, const std::map<std::string, std::uint64
              Forecast& forecast) {
   const v1::PoolStatus& pool = node.pool();
   forecast.limit = "the pool";
-  std::uint64_t unowned = pool.unowned_bytes();
+  // What is not pinned yet comes last.
+  const std::uint64_t to_come =
+      pool.elastic_bytes() > 0 ? less(pool.configured_bytes(), pool.ready_bytes()) : 0;
+  std::uint64_t unowned = pool.unowned_bytes() + to_come;
   std::uint64_t at_most = unowned;  // if they need so much
   std::uint64_t allowed = 0;
   std::uint64_t had = 0;  // of what they need
@@ -243,9 +246,11 @@ Status limit(const v1::NodeStatus& node, const std::map<std::string, std::uint64
     had += std::min(needs, share->free_bytes() + drawn);
     at_most += share->free_bytes();
     allowed += share->available_bytes();
-    if (share->available_bytes() < std::min(needs, share->free_bytes() + pool.unowned_bytes()))
+    if (share->available_bytes() <
+        std::min(needs, share->free_bytes() + pool.unowned_bytes() + to_come))
       forecast.limit = "the quota of " + owner;
   }
+  forecast.to_pin_bytes = less(to_come, unowned);
   const bool fits = had == forecast.copied_bytes;
   forecast.free_bytes = fits ? std::min(at_most, allowed) : had;
   if (!fits && forecast.limit == "the pool") forecast.pool_users = pool_users(pool, by_owner);
@@ -327,6 +332,9 @@ std::string forecast_view(const Forecast& forecast) {
                    : "") +
               "\n";
   }
+  if (forecast.to_pin_bytes > 0)
+    text += "amemd would first pin " + format_bytes(forecast.to_pin_bytes) +
+            " of host memory, while the job runs on. `amemctl prepare` does that before\n";
   const std::string has = forecast.limit + " has " + format_bytes(forecast.free_bytes) + " free";
   const std::string needs = "the pause needs at most " + format_bytes(forecast.copied_bytes);
   switch (forecast.fit) {
@@ -366,6 +374,7 @@ std::string to_json(const Forecast& forecast) {
                           {"fits", fits},
                           {"copied_bytes", forecast.copied_bytes},
                           {"free_bytes", forecast.free_bytes},
+                          {"to_pin_bytes", forecast.to_pin_bytes},
                           {"limit", forecast.limit},
                           {"keepers", forecast.pool_users},
                           {"groups", groups}});

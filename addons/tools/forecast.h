@@ -43,6 +43,7 @@ struct Forecast {
   std::vector<GroupForecast> groups;
   std::uint64_t copied_bytes = 0;  // of all groups, at most
   std::uint64_t free_bytes = 0;    // that their owners can have of the pool
+  std::uint64_t to_pin_bytes = 0;  // of that, what amemd pins before the pause begins
   std::string limit;               // what has so many: "the pool", "the quota of uid 1000"
   std::string pool_users;          // why it has no more, if others have segments; else empty
   std::uint64_t last_bytes = 0;    // that the last pauses of all these groups had in the pool

@@ -454,6 +454,12 @@ Status ControlClient::set_turn(const v1::SetTurnRequest& request) {
   return impl_->ask<v1::SetTurnResponse>(&v1::Broker::Stub::SetTurn, request).status();
 }
 
+Result<v1::PrepareResponse> ControlClient::prepare(const v1::PrepareRequest& request) {
+  for (const std::string& group : request.groups())
+    if (Status status = check_group(group); !status.ok()) return status;
+  return impl_->wait<v1::PrepareResponse>(&v1::Broker::Stub::Prepare, request);
+}
+
 Result<v1::LeaseResponse> ControlClient::lease(const v1::LeaseRequest& request) {
   if (Status status = check_group(request.group()); !status.ok()) return status;
   if (request.yield()) return impl_->ask<v1::LeaseResponse>(&v1::Broker::Stub::Lease, request);

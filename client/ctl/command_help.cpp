@@ -21,6 +21,7 @@ constexpr Shown kShown[] = {
     {kJobs, "pause", "amemctl pause train --discard kv_cache"},
     {kJobs, "resume", "amemctl resume train"},
     {kJobs, "swap", "amemctl swap rollout train"},
+    {kJobs, "prepare", "amemctl prepare train"},
     {kJobs, "policy", "amemctl policy rollout kv_cache discard"},
     {kJobs, "stage", "amemctl stage train night --priority 5"},
     {kJobs, "lease", "amemctl lease train --timeout 10m"},
@@ -47,7 +48,7 @@ constexpr std::string_view kGlobalHelp = R"(Where the broker is:
 Times:
   TIME is 500ms, 30s, 2m, or a number of seconds. For pause, resume and swap, --timeout is how long
   the ranks may take (default: the broker's setting). For wait, it is how long to wait (default: 5m;
-  wait idle: 30s), and for lease, too (default: no limit). For run, it is how long
+  wait idle: 30s), and for lease and prepare, too (default: no limit). For run, it is how long
   to wait for the group's first turn in its stage (default: no limit). For other commands, it is
   how long the broker may take to answer (default: 5s).
 

@@ -190,6 +190,10 @@ void add_operations(CLI::App& app, CommandLine& o) {
       "Leave nothing of the groups that pause on the GPUs, as `amemctl pause --deep`. The "
       "groups that resume do not wait for that");
   add_explain(swap, o);
+  CLI::App& prepare = add(app, o, Command::kPrepare, "prepare",
+                          "Pin the host memory that a pause of groups needs, so that it need not "
+                          "wait for that");
+  add_groups(prepare, o.groups, "The group, or several groups that are to be paused together");
   CLI::App& policy =
       add(app, o, Command::kPolicy, "policy", "Set what a pause does with the bytes of a tag");
   add_group(policy, o.group, true);

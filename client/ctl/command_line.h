@@ -25,6 +25,7 @@ enum class Command {
   kPause,
   kResume,
   kSwap,
+  kPrepare,
   kPolicy,
   kTurns,
   kStage,

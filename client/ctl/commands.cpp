@@ -170,6 +170,23 @@ int set_turn(const Invocation& s) {
   return kExitOk;
 }
 
+int prepare(const Invocation& s) {
+  v1::PrepareRequest request;
+  for (const std::string& group : s.options.groups) request.add_groups(group);
+  if (s.options.timeout)
+    request.set_timeout_ms(static_cast<std::uint32_t>(s.options.timeout->count()));
+  const auto answer = s.broker.prepare(request);
+  return show(s, answer, [&](const v1::PrepareResponse& prepared, const Style&) {
+    std::string text = "a pause copies at most " + format_bytes(prepared.needed_bytes()) +
+                       ". amemd pinned " + format_bytes(prepared.pinned_bytes()) +
+                       " of host memory for that in " + format_micros(prepared.us()) + "\n";
+    if (prepared.available_bytes() < prepared.needed_bytes())
+      text += "the pool has space for " + format_bytes(prepared.available_bytes()) +
+              " of it, and pool.size or quotas.pool allows no more: the pause looks for zeros\n";
+    return text;
+  });
+}
+
 int lease(const Invocation& s) {
   v1::LeaseRequest request;
   request.set_group(s.options.group);
@@ -311,6 +328,8 @@ int dispatch(const Invocation& s) {
     case Command::kResume:
     case Command::kSwap:
       return operate(s);
+    case Command::kPrepare:
+      return prepare(s);
     case Command::kPolicy:
       return set_policy(s);
     case Command::kTurns:

@@ -228,6 +228,7 @@ void Broker::pool_segment_ready(PoolSegment segment) {
   if (more) operations_.elastic().came(size);
   if (!more)
     for (const auto& [id, rank] : node_.ranks) outbox_.extend_reach(id);
+  operations_.elastic().goes_on();
   operations_.look_at_pool();
 }
 
@@ -367,6 +368,20 @@ std::uint64_t Broker::start_operation(const Caller& caller, const Task& task, co
   return operations_.start(order_of(task, left, timeout),
                            task == Task(Operation::kResume) ? watched(observer, left) : observer,
                            caller, std::move(remote_nodes));
+}
+
+std::function<void()> Broker::prepare(const Caller& caller, const Names& names, Duration timeout,
+                                      ElasticPool::Done done) {
+  const Result<std::vector<NamedGroup>> groups = find_to_steer(node_, caller, names);
+  Status status = groups.status();
+  if (status.ok() && names.empty()) status = {Code::kInvalidArgument, "no group is named"};
+  if (status.ok()) status = operations_.refusal();
+  if (!status.ok()) {
+    refused(caller, "prepare", status);
+    done(status, {});
+    return [] {};
+  }
+  return operations_.elastic().prepare(groups.value(), timeout, std::move(done));
 }
 
 bool Broker::waits_for_switch(const std::vector<NamedGroup>& groups, Duration timeout,

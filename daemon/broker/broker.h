@@ -69,6 +69,9 @@ class Broker {
   std::uint64_t swap(const Caller& caller, const Names& out, const Names& in, const Task& pause,
                      Duration timeout, const Operations::Observer& observer,
                      std::shared_ptr<RemoteNodes> remote_nodes = nullptr);
+  /// Pins what a pause of these groups needs. Returns what ends the wait.
+  std::function<void()> prepare(const Caller& caller, const Names& groups, Duration timeout,
+                                ElasticPool::Done done);
   /// For what other nodes say of a transaction, and whether anything begins still.
   Operations& operations() { return operations_; }
   /// Returns the shares that groups have, or had, of transactions over several nodes.

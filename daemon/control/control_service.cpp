@@ -245,6 +245,26 @@ class ControlService final : public v1::Broker::CallbackService {
     return turn(context, response, begin);
   }
 
+  grpc::ServerUnaryReactor* Prepare(grpc::CallbackServerContext* context,
+                                    const v1::PrepareRequest* request,
+                                    v1::PrepareResponse* response) override {
+    return calls_.begin<AnswerCall>(
+        context, [this, request, response](const std::shared_ptr<AnswerCall>& call) {
+          const Broker::Names groups(request->groups().begin(), request->groups().end());
+          const auto done = [call, response](const Status& status,
+                                             const ElasticPool::Prepared& prepared) {
+            if (call->ended()) return;
+            response->set_pinned_bytes(prepared.pinned);
+            response->set_us(to_us(prepared.took));
+            response->set_needed_bytes(prepared.needed);
+            response->set_available_bytes(prepared.available);
+            call->end(status);
+          };
+          call->on_gone(broker_.prepare(call->caller(), groups,
+                                        std::chrono::milliseconds(request->timeout_ms()), done));
+        });
+  }
+
   grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext* context,
                                   const v1::StartRequest* request,
                                   v1::StartResponse* response) override {

@@ -16,6 +16,8 @@ namespace {
 
 /// For all ranks of an owner to unmap one segment. A rank that takes longer keeps it.
 constexpr Duration kUnmapLimit = std::chrono::seconds(10);
+/// For one segment to be pinned. The largest has 1 GiB.
+constexpr Duration kMakeLimit = std::chrono::seconds(60);
 /// No more often than this is it looked what is idle.
 constexpr Duration kLeast = std::chrono::milliseconds(100);
 
@@ -55,6 +57,7 @@ class Pinned final : public OperationObserver {
 
 ElasticPool::~ElasticPool() {
   if (timer_) loop_.cancel(*timer_);
+  if (stall_) loop_.cancel(*stall_);
   for (const auto& [number, leaving] : leaving_) loop_.cancel(leaving.deadline);
 }
 
@@ -95,24 +98,76 @@ bool ElasticPool::await(const Order& order, const Observer& observer,
     progress.set_waits_for("amemd pins " + format_size(lacks) + " of host memory");
     observer->progress(progress);
   }
-  waits_.push_back({order.out, order.pause, order.parts, observer, std::move(go_on), Clock::now()});
-  observer->on_wait([this, waits = std::weak_ptr(observer)] { forget(waits.lock()); });
-  serve();
+  const std::uint64_t number = ++last_number_;
+  observer->on_wait([this, number] {
+    forget(number, {Code::kCancelled, "the caller has disconnected"});
+  });
+  add({.number = number,
+       .groups = order.out,
+       .pause = order.pause,
+       .parts = order.parts,
+       .served = [observer, go_on = std::move(go_on)](
+                     std::uint64_t pinned,
+                     Duration took) { go_on(std::make_shared<Pinned>(observer, pinned, took)); },
+       .refused = [observer](const Status& why) { observer->finished(why); },
+       .observer = observer});
   return true;
 }
 
-void ElasticPool::forget(const Observer& observer) {
+std::function<void()> ElasticPool::prepare(const Groups& groups, Duration timeout, Done done) {
+  const std::uint64_t number = ++last_number_;
+  const auto served = [this, groups, done](std::uint64_t pinned, Duration took) {
+    Prepared prepared{.pinned = pinned, .took = took};
+    for (const auto& [account, need] : needs_of(groups, Operation::kPause, {})) {
+      prepared.needed += need;
+      prepared.available += std::min(need, node_.pools.space(account).all());
+    }
+    done({}, prepared);
+  };
+  add({.number = number,
+       .groups = groups,
+       .pause = Operation::kPause,
+       .parts = {},
+       .served = served,
+       .refused = [done](const Status& why) { done(why, {}); }});
+  if (timeout > Duration{})
+    loop_.at(Clock::now() + timeout, scope_.bind([this, number, timeout] {
+      forget(number, {Code::kDeadlineExceeded, "not all of the host memory was pinned within " +
+                                                   format_duration(timeout) +
+                                                   ". What was pinned stays for pool.idle"});
+    }));
+  return [this, number] { forget(number, {Code::kCancelled, "the caller has disconnected"}); };
+}
+
+void ElasticPool::add(Wait wait) {
+  waits_.push_back(std::move(wait));
+  if (!stall_) goes_on();
+  serve();
+}
+
+void ElasticPool::goes_on() {
+  if (stall_) loop_.cancel(*std::exchange(stall_, std::nullopt));
+  if (waits_.empty()) return;
+  stall_ = loop_.at(Clock::now() + kMakeLimit, [this] {
+    stall_.reset();
+    refused({Code::kDeadlineExceeded,
+             "the next segment was not pinned within " + format_duration(kMakeLimit)});
+  });
+}
+
+void ElasticPool::forget(std::uint64_t wait, const Status& why) {
   const auto gone = std::find_if(waits_.begin(), waits_.end(),
-                                 [&](const Wait& each) { return each.observer == observer; });
+                                 [&](const Wait& each) { return each.number == wait; });
   if (gone == waits_.end()) return;
+  const auto refused = std::move(gone->refused);
   waits_.erase(gone);
-  observer->finished({Code::kCancelled, "the caller has disconnected"});
+  refused(why);
 }
 
 void ElasticPool::came(std::uint64_t bytes) {
   for (Wait& wait : waits_)
-    if (wait.observer == asked_) wait.pinned += bytes;
-  asked_.reset();
+    if (wait.number == asked_) wait.pinned += bytes;
+  asked_ = 0;
   serve();
   look_at_idle();
 }
@@ -128,23 +183,23 @@ void ElasticPool::serve() {
     for (const auto& [account, need] : needs)
       waits = waits || (missing({{account, need}}) > 0 && node_.pools.make_more(account));
     if (waits) {
-      if (asked_ == nullptr) asked_ = wait->observer;
+      if (asked_ == 0) asked_ = wait->number;
       ++wait;
       continue;
     }
     const Duration took = Clock::now() - wait->began;
-    spdlog::info("{}: amemd has pinned {} of host memory in {:.1f} ms", quoted(wait->groups),
-                 format_size(wait->pinned), static_cast<double>(to_us(took)) / 1000);
+    if (wait->pinned > 0)
+      spdlog::info("{}: amemd has pinned {} of host memory in {:.1f} ms", quoted(wait->groups),
+                   format_size(wait->pinned), static_cast<double>(to_us(took)) / 1000);
     // In a turn of its own: whoever asked may be in the middle of that.
-    loop_.post(scope_.bind([go_on = std::move(wait->go_on),
-                            observer = std::make_shared<Pinned>(wait->observer, wait->pinned,
-                                                                took)] { go_on(observer); }));
+    loop_.post(scope_.bind(
+        [served = std::move(wait->served), pinned = wait->pinned, took] { served(pinned, took); }));
     wait = waits_.erase(wait);
   }
 }
 
 void ElasticPool::refused(const Status& why) {
-  asked_.reset();
+  asked_ = 0;
   for (const Wait& wait : std::exchange(waits_, {})) {
     const std::uint64_t lacks = missing(needs_of(wait.groups, wait.pause, wait.parts));
     const std::string text = "amemd cannot pin the " + format_size(lacks) +
@@ -152,13 +207,17 @@ void ElasticPool::refused(const Status& why) {
                              " may still need: " + why.text() +
                              ". Nothing has changed. Free host memory, or pause fewer tags";
     spdlog::warn("{}", text);
-    wait.observer->finished({Code::kResourceExhausted, text});
+    wait.refused({Code::kResourceExhausted, text});
   }
 }
 
 std::vector<ElasticPool::Observer> ElasticPool::dismiss() {
   std::vector<Observer> all;
-  for (const Wait& wait : std::exchange(waits_, {})) all.push_back(wait.observer);
+  for (const Wait& wait : std::exchange(waits_, {}))
+    if (wait.observer != nullptr)
+      all.push_back(wait.observer);
+    else
+      wait.refused({Code::kUnavailable, "amemd is ending"});
   return all;
 }
 

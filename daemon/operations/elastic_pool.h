@@ -38,6 +38,17 @@ class ElasticPool {
   ElasticPool(const ElasticPool&) = delete;
   ElasticPool& operator=(const ElasticPool&) = delete;
 
+  /// What prepare() has done.
+  struct Prepared {
+    std::uint64_t pinned = 0;  // bytes
+    Duration took{};
+    std::uint64_t needed = 0;     // at most, by a pause
+    std::uint64_t available = 0;  // of that, bytes that the pool has space for
+  };
+  using Done = std::function<void(const Status&, const Prepared&)>;
+  /// Pins what a pause of these groups needs at most, and calls `done`. Returns what ends the wait.
+  /// `timeout` 0: no limit.
+  std::function<void()> prepare(const Groups& groups, Duration timeout, Done done);
   /// True: the pool may get larger for what goes out by this order, and `go_on` is called when it
   /// has. It gets the observer that is to watch from then on. If it cannot, the observer is told
   /// why, and that is all.
@@ -45,6 +56,8 @@ class ElasticPool {
              std::function<void(const Observer&)> go_on);
   /// A segment of so many bytes has come for who waits.
   void came(std::uint64_t bytes);
+  /// Some segment has come: the pool's thread goes on.
+  void goes_on();
   /// It cannot be made.
   void refused(const Status& why);
   /// Gives back what nothing has needed for pool.idle, at once and from then on.
@@ -56,12 +69,14 @@ class ElasticPool {
 
  private:
   struct Wait {
+    std::uint64_t number = 0;
     Groups groups;
     Task pause;
     Parts parts;
-    Observer observer;
-    std::function<void(const Observer&)> go_on;
-    Time began;
+    std::function<void(std::uint64_t pinned, Duration took)> served;
+    std::function<void(const Status& why)> refused;
+    Observer observer = nullptr;  // of a pause
+    Time began = Clock::now();
     std::uint64_t pinned = 0;  // bytes, for this
   };
   /// A segment that an owner's ranks are asked for.
@@ -79,7 +94,8 @@ class ElasticPool {
   std::uint64_t missing(const Needs& needs) const;
   /// Gives those who wait what there is, lets those go on who lack nothing, and asks for more.
   void serve();
-  void forget(const Observer& observer);
+  void forget(std::uint64_t wait, const Status& why);
+  void add(Wait wait);
   /// Asks for a segment of an owner that has needed none since. Returns when to look again.
   Time withdraw(const std::shared_ptr<Account>& account, Time before);
   /// Returns all its ranks that can be asked; nothing: a process of its may have segments and
@@ -92,11 +108,12 @@ class ElasticPool {
   Outbox& outbox_;
   SavedBytes& saved_;
   EventLoop& loop_;
-  std::list<Wait> waits_;                     // in the order in which they came
-  Observer asked_;                            // for whom the last segment was asked
+  std::list<Wait> waits_;    // in the order in which they came
+  std::uint64_t asked_ = 0;  // for whom the last segment was asked: number of a wait
   std::map<std::uint64_t, Leaving> leaving_;  // one of each owner, by number
   std::uint64_t last_number_ = 0;
   std::optional<EventLoop::TimerId> timer_;
+  std::optional<EventLoop::TimerId> stall_;  // for the next segment, while somebody waits
   CallbackScope scope_;
 };
 

@@ -8,7 +8,7 @@ import pytest
 
 SHELLS = ("bash", "zsh", "fish")
 GROUPS = '{"groups":[{"name":"rollout","tags":[{"tag":"kv_cache"},{"tag":"nccl"}]},{"name":"train","tags":[{"tag":"nccl"}]}]}'
-COMMANDS = {"status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "policy", "advise", "stage", "lease", "ready",
+COMMANDS = {"status", "groups", "quotas", "metrics", "health", "history", "ranks", "allocations", "pause", "resume", "swap", "prepare", "policy", "advise", "stage", "lease", "ready",
             "watch", "turns", "top", "bench", "run", "doctor", "upgrade", "wait", "version"}
 BASH = """
 source "$1"

@@ -10,7 +10,7 @@ import tomllib
 import pytest
 
 DEMO = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "try.py"
-COMMANDS = ("run", "wait", "pause", "resume", "swap", "policy", "stage", "lease", "ready", "advise", "status", "groups", "ranks", "allocations", "top", "watch",
+COMMANDS = ("run", "wait", "pause", "resume", "swap", "prepare", "policy", "stage", "lease", "ready", "advise", "status", "groups", "ranks", "allocations", "top", "watch",
             "turns", "history", "quotas", "metrics", "health", "upgrade", "version", "doctor", "bench")
 PAGES = {"amemd.8": [["amemd"]], "amem-holder.8": [["amem-holder"]], "amem-checkpoint.8": [["amem-checkpoint"]], "amemctl.1": [["amemctl"], *(["amemctl", command] for command in COMMANDS)],
          "amem-demo.1": [["amem-demo"]]}

@@ -46,6 +46,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "allocations": lambda broker: broker.allocations("a", "weights"),
     "set_policy": lambda broker: broker.set_policy("a", "heap", "discard", save=amem.Form.SPARSE, force=True),
     "turns": lambda broker: broker.turns("night"),
+    "prepare": lambda broker: broker.prepare(["a", "b"], 2.5),
     "lease": lambda broker: broker.lease("a", 2.5),
     "end_lease": lambda broker: broker.end_lease("a"),
     "set_turn": lambda broker: broker.set_turn("a", stage="night", weight=2, priority=-3, longest_wait=60),
@@ -57,7 +58,7 @@ ANSWERS = {
     "GetStatus": {"version": "9.8.7"}, "ListGroups": {"groups": [{"name": "a", "state": 3}]}, "ListQuotas": {"owners": [{"uid": 7}]},
     "GetMetrics": {"text": "amem_up 1"}, "ListHistory": {"operations": [{"operation": "pause"}]},
     "Upgrade": {"from_version": "1", "to_version": "2"}, "ListRanks": {"ranks": [{"id": 3}]},
-    "Turns": {"stages": [{"name": "night"}]}, "Lease": {"waited_us": 7},
+    "Turns": {"stages": [{"name": "night"}]}, "Prepare": {"pinned_bytes": 7}, "Lease": {"waited_us": 7},
     "ListAllocations": [{"tag": "weights", "size": 5}, {"tag": "kv", "size": 6}], "Pause": DONE, "Resume": DONE, "Swap": DONE}
 
 

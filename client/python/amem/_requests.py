@@ -110,6 +110,11 @@ def turns(stage: str) -> Question[list[StageInfo]]:
     return Question("Turns", {"stage": stage}, lambda answer: all_of(StageInfo, answer.stages))
 
 
+def prepare(groups: Groups, timeout: float | None) -> Question[int]:
+    fields = {"groups": group_list(groups), "timeout_ms": milliseconds(timeout)}
+    return Question("Prepare", fields, lambda answer: int(answer.pinned_bytes), None if timeout is None else timeout)
+
+
 def lease(group: str, timeout: float | None) -> Question[float]:
     fields = {"group": group_address(group), "timeout_ms": milliseconds(timeout)}
     return Question("Lease", fields, lambda answer: int(answer.waited_us) / 1e6, None if timeout is None else timeout)

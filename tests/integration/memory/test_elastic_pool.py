@@ -1,10 +1,14 @@
 """A pool that is pinned only while something needs it: pool.reserve stays, the rest comes before a pause and goes when it is idle."""
+import os
+import pathlib
 import signal
 
 import pytest
 
+from sim_node import as_user
 from sim_node.flipped import FlippedMemory as Memory
 from sim_node.node import MIB, eventually
+from sim_node.program import Program
 
 RESERVE = 4 * MIB
 SEGMENT = 4 * MIB
@@ -103,4 +107,141 @@ def test_who_stops_waiting_ends_the_growth(elastic):
     node.broker.faults()
     eventually(lambda: pinned(node) == RESERVE + 3 * SEGMENT, what="what was under way has come")
     assert node.ctl.state("train") == "running"
+    memory.verify()
+
+
+def test_prepare_pins_what_a_pause_needs(elastic):
+    node = elastic()
+    memory = Memory(node, 24 * MIB)
+    assert node.ctl("pause", "train", "--dry-run").json["to_pin_bytes"] == 20 * MIB
+    told = node.ctl("prepare", "train").json
+    assert told["pinned_bytes"] == 20 * MIB == pinned(node) - RESERVE
+    assert told["needed_bytes"] == told["available_bytes"] == 24 * MIB
+    assert node.ctl("pause", "train", "--dry-run").json["to_pin_bytes"] == 0
+    assert node.ctl("prepare", "train").json["pinned_bytes"] == 0
+    assert "amemd pinned 0 B of host memory" in node.ctl("prepare", "train", json_output=False).out
+    assert pause(node)[0] == 0
+    node.ctl("resume", "train")
+    memory.verify()
+    assert node.ctl.try_("prepare", "nobody").error == "there is no group 'nobody'. The groups are 'train'"
+
+
+def test_prepare_ends_in_time(elastic):
+    node = elastic()
+    Memory(node, 24 * MIB)
+    node.broker.faults("cuMemCreate:2:hold")
+    answer = node.ctl.try_("prepare", "train", "--timeout", "500ms")
+    assert "not all of the host memory was pinned within 500ms" in answer.error
+    node.broker.faults()
+
+
+def test_more_than_the_pool_may_have_is_looked_through_for_zeros(elastic):
+    """All that may be pinned is, and then the pause goes on as with any pool that is too small."""
+    node = elastic(devices=2)
+    job = node.job(size="24MiB", allocations=3, arguments=["--zeros", 90])
+    told = node.ctl("prepare", "train").json
+    assert told["needed_bytes"] > told["available_bytes"] == POOL == pinned(node)
+    for _ in range(2):
+        checksums = job.ask("checksum")
+        answer = node.ctl("pause", "train")
+        assert "measure" in [each["phase"] for each in answer.json["times"]]
+        node.ctl("resume", "train")
+        assert job.ask("checksum") == checksums
+
+
+def test_a_pause_that_ranks_ask_for_is_served_in_its_save(elastic):
+    node = elastic()
+    program = Program(node)
+    program.ask("alloc 0 25165824")
+    program.send("pause")
+    program.answer()
+    assert pinned(node) >= 24 * MIB
+    node.ctl("resume", "train")
+    program.verify()
+
+
+def test_a_broker_that_dies_while_it_pins(elastic):
+    node = elastic("--pool-idle", "1s")
+    memory = Memory(node, 24 * MIB)
+    node.broker.faults("cuMemCreate:3:hold")
+    operation = node.ctl.start("pause", "train")
+    eventually(lambda: pinned(node) > RESERVE, what="the first segment has come")
+    node.broker.kill()
+    assert operation.finish().code != 0
+    node.start_broker(*FLAGS, "--pool-idle", "1s", name="amemd2")
+    memory.puppet.wait_for("has reconnected to the broker")
+    memory.verify()
+    eventually(lambda: pinned(node) == RESERVE, what="what the dead one had pinned is given back")
+    pause(node)
+    node.ctl("resume", "train")
+    memory.verify()
+
+
+@pytest.mark.parametrize("call, devices", [("cuMemUnmap", 1), ("cuMemHostUnregister", 2)])
+def test_a_broker_that_dies_while_a_rank_unmaps(elastic, call, devices):
+    node = elastic("--pool-idle", "1s", devices=devices)
+    memory = Memory(node, 24 * MIB)
+    pause(node)
+    node.ctl("resume", "train")
+    memory.puppet.faults(f"{call}:2:hold")
+    memory.puppet.held("amem-session")
+    node.broker.kill()
+    node.start_broker(*FLAGS, name="amemd2")
+    memory.puppet.faults()
+    memory.puppet.wait_for("has reconnected to the broker")
+    assert pinned(node) >= 16 * MIB, "this one gives nothing back yet"
+    for _ in range(2):
+        pause(node)
+        node.ctl("resume", "train")
+        memory.verify()
+        memory.flip(next(iter(memory.blocks)), 3 * MIB)
+
+
+def test_a_pause_while_a_rank_unmaps_has_the_segment_again(elastic):
+    node = elastic("--pool-idle", "1s")
+    memory = Memory(node, 24 * MIB)
+    pause(node)
+    node.ctl("resume", "train")
+    memory.puppet.faults("cuMemUnmap:1:hold")
+    memory.puppet.held("amem-session")
+    operation = node.ctl.start("pause", "train")
+    operation.wait_phase("quiesce")
+    memory.puppet.faults()
+    assert operation.finish().code == 0
+    node.ctl("resume", "train")
+    memory.verify()
+    eventually(lambda: pinned(node) == RESERVE, what="what nothing needs is given back")
+    pause(node)
+    node.ctl("resume", "train")
+    memory.verify()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users")
+def test_each_owner_has_what_was_pinned_for_it(elastic):
+    node = elastic("--pool-idle", "1s")
+    node.let_others_in()
+    hers = Memory(node, 12 * MIB, name="hers", group="hers", prefix=as_user(65531, "nogroup"))
+    his = Memory(node, 12 * MIB, name="his", group="his", prefix=as_user(65532, "nogroup"))
+    for _ in range(2):
+        for group in ("hers", "his"):
+            pause(node, group)
+        for group in ("hers", "his"):
+            node.ctl("resume", group)
+        hers.verify()
+        his.verify()
+        eventually(lambda: pinned(node) == RESERVE, what="what nothing needs is given back")
+
+
+def test_a_reload_takes_another_time(bare_node):
+    node = bare_node
+    path = pathlib.Path(node.dir, "amemd.toml")
+    path.write_text("[pool]\nidle = '1h'\nreserve = '4MiB'\n")
+    node.start_broker(*FLAGS[:4], config=str(path))
+    memory = Memory(node, 24 * MIB)
+    pause(node)
+    node.ctl("resume", "train")
+    assert pinned(node) > RESERVE
+    path.write_text("[pool]\nidle = '1s'\nreserve = '8MiB'\n")
+    node.broker.signal(signal.SIGHUP)
+    eventually(lambda: pinned(node) == RESERVE, what="what nothing needs is given back, down to the old reserve")
     memory.verify()

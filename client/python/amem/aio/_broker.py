@@ -199,6 +199,25 @@ class Broker:
         """
         return await self._transport.ask(_requests.turns(stage))
 
+    async def prepare(self, groups: Groups, timeout: float | None = None) -> int:
+        """Pins the host memory that a pause of these groups needs at most, so that the pause need not wait for it.
+
+        amemd has that to do only beyond its setting pool.reserve. The memory stays for pool.idle.
+
+        Args:
+            groups: A group, or several.
+            timeout: How long to wait, in seconds. None: no limit.
+
+        Returns:
+            The bytes that were pinned.
+
+        Raises:
+            ResourceExhaustedError: The host has too little memory.
+            DeadlineExceededError: It was not pinned in time. What was pinned stays for pool.idle.
+            NotFoundError: A group does not exist.
+        """
+        return await self._transport.ask(_requests.prepare(groups, timeout))
+
     async def lease(self, group: str, timeout: float | None = None) -> float:
         """Asks for a group's turn in a stage with the policy lease, and waits for it. amem.turn() does this in a rank.
 
