@@ -139,6 +139,22 @@ std::function<void()> ElasticPool::prepare(const Groups& groups, Duration timeou
   return [this, number] { forget(number, {Code::kCancelled, "the caller has disconnected"}); };
 }
 
+void ElasticPool::foresee(const Groups& groups) {
+  if (!node_.pools.elastic() || Clock::now() < foresees_again_) return;
+  const Needs needs = needs_of(groups, Operation::kPause, {});
+  for (const auto& [account, need] : needs) node_.pools.draw(account, need);
+  const bool waits = std::any_of(waits_.begin(), waits_.end(),
+                                 [&](const Wait& each) { return each.number == foreseen_; });
+  if (waits || missing(needs) == 0) return;
+  foreseen_ = ++last_number_;
+  add({.number = foreseen_,
+       .groups = groups,
+       .pause = Operation::kPause,
+       .parts = {},
+       .served = [](std::uint64_t, Duration) {},
+       .refused = [this](const Status&) { foresees_again_ = Clock::now() + node_.pool_idle; }});
+}
+
 void ElasticPool::add(Wait wait) {
   waits_.push_back(std::move(wait));
   if (!stall_) goes_on();

@@ -49,6 +49,8 @@ class ElasticPool {
   /// Pins what a pause of these groups needs at most, and calls `done`. Returns what ends the wait.
   /// `timeout` 0: no limit.
   std::function<void()> prepare(const Groups& groups, Duration timeout, Done done);
+  /// These are likely to be paused next: what that needs is pinned, and stays.
+  void foresee(const Groups& groups);
   /// True: the pool may get larger for what goes out by this order, and `go_on` is called when it
   /// has. It gets the observer that is to watch from then on. If it cannot, the observer is told
   /// why, and that is all.
@@ -112,6 +114,8 @@ class ElasticPool {
   std::uint64_t asked_ = 0;  // for whom the last segment was asked: number of a wait
   std::map<std::uint64_t, Leaving> leaving_;  // one of each owner, by number
   std::uint64_t last_number_ = 0;
+  std::uint64_t foreseen_ = 0;  // a wait, which need not be there any more
+  Time foresees_again_{};       // the host had too little
   std::optional<EventLoop::TimerId> timer_;
   std::optional<EventLoop::TimerId> stall_;  // for the next segment, while somebody waits
   CallbackScope scope_;

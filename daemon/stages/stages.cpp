@@ -208,6 +208,8 @@ void Stages::advance(Stage& stage) {
     poll_devices();  // what came or went with it, such as contexts, is others' memory
   else if (const std::optional<Switch> next = decide(*view, stage.memory, now))
     carry_out(stage, *next);
+  else
+    foresee(stage);
   end_waits(stage, *view);
   wake(stage, wakeup(*view, stage.memory, now));
 }
@@ -493,6 +495,15 @@ void Stages::carry_out(Stage& stage, const Switch& what) {
   const Requester requester("stage '" + stage.name + "'", stage.name, what.why);
   operations_.start({.out = named(what.out), .in = named(what.in), .parts = tags_of(what)},
                     observer, requester);
+}
+
+void Stages::foresee(const Stage& stage) {
+  if (stage.waiting.empty()) return;
+  Operations::Groups groups;
+  for (const auto& [id, since] : stage.runs)
+    if (const auto group = node_.groups.find(id); group != node_.groups.end())
+      groups.push_back({id, group->second.machine.name()});
+  if (!groups.empty()) operations_.elastic().foresee(groups);
 }
 
 Parts Stages::tags_of(const Switch& what) const {

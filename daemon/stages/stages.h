@@ -161,6 +161,8 @@ class Stages {
   void tell(const std::vector<TurnNews>& news);
   void end_waits(Stage& stage, const StageView& view);
   void carry_out(Stage& stage, const Switch& what);
+  /// Others wait, so the groups that run are paused next.
+  void foresee(const Stage& stage);
   Parts tags_of(const Switch& what) const;
   void switch_ended(Stage& stage, const Status& status);
   void account_time(Stage& stage, const StageView& view, Time now);

@@ -9,6 +9,7 @@ from sim_node import as_user
 from sim_node.flipped import FlippedMemory as Memory
 from sim_node.node import MIB, eventually
 from sim_node.program import Program
+from sim_node.stage import pair, start_stage
 
 RESERVE = 4 * MIB
 SEGMENT = 4 * MIB
@@ -245,3 +246,18 @@ def test_a_reload_takes_another_time(bare_node):
     node.broker.signal(signal.SIGHUP)
     eventually(lambda: pinned(node) == RESERVE, what="what nothing needs is given back, down to the old reserve")
     memory.verify()
+
+
+def test_a_stage_pins_for_its_next_switch(bare_node):
+    node = start_stage(bare_node, *FLAGS[2:], "--pool-idle", "1s")
+    train, rollout = pair(node)
+    assert node.ctl("lease", "train").code == 0
+    eventually(lambda: pinned(node) <= 20 * MIB, what="there is no more than what the paused group has saved")
+    waits = node.ctl.start("lease", "rollout")
+    eventually(lambda: pinned(node) >= 32 * MIB, what="what the group that runs has to save is pinned")
+    node.ctl("lease", "train", "--yield")
+    assert waits.finish().code == 0
+    rollout.check()
+    node.ctl("lease", "rollout", "--yield")
+    assert node.ctl("lease", "train").code == 0
+    train.check()
