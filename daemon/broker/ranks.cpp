@@ -495,6 +495,7 @@ void Ranks::remove(RankId id, const std::string& why) {
   for (Allocation* a : node_.allocations.of_group(kNoGroup)) saved_.give_back(*a);
   let_go_of_pool(*rank);
   node_.ranks.erase(id);
+  operations_.elastic().gone(id);
   stages_.changed(group);
   group.lost.erase(id);
   group.machine.leave(id, leaves_unloaded, Clock::now());

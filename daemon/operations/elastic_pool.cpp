@@ -203,6 +203,10 @@ void ElasticPool::serve() {
       ++wait;
       continue;
     }
+    if (wait->pinned > 0 && await_maps(*wait)) {
+      ++wait;
+      continue;
+    }
     const Duration took = Clock::now() - wait->began;
     if (wait->pinned > 0)
       spdlog::info("{}: amemd has pinned {} of host memory in {:.1f} ms", quoted(wait->groups),
@@ -212,6 +216,25 @@ void ElasticPool::serve() {
         [served = std::move(wait->served), pinned = wait->pinned, took] { served(pinned, took); }));
     wait = waits_.erase(wait);
   }
+}
+
+/// Else the pause would wait for that with its gates shut.
+bool ElasticPool::await_maps(Wait& wait) {
+  if (wait.maps) return !wait.maps->empty();
+  wait.maps.emplace();
+  for (const NamedGroup& each : wait.groups)
+    if (const auto group = node_.groups.find(each.id); group != node_.groups.end())
+      for (const RankId id : group->second.machine.members().ids())
+        if (const Rank* rank = node_.find_rank(id); rank != nullptr && answers(*rank)) {
+          wait.maps->insert(id);
+          outbox_.send(id, unmap_segment_message(kZeroSegment, wait.number));
+        }
+  loop_.at(Clock::now() + kUnmapLimit, scope_.bind([this, number = wait.number] {
+    for (Wait& each : waits_)
+      if (each.number == number && each.maps) each.maps->clear();
+    serve();
+  }));
+  return !wait.maps->empty();
 }
 
 void ElasticPool::refused(const Status& why) {
@@ -261,15 +284,18 @@ void ElasticPool::look_at_idle() {
   });
 }
 
+bool ElasticPool::answers(const Rank& rank) const {
+  return rank.session != 0 && rank.unmaps_segments &&
+         !node_.groups.at(rank.group).lost.contains(rank.id);
+}
+
 std::optional<std::set<RankId>> ElasticPool::askable(
     const std::shared_ptr<Account>& account) const {
   for (const auto& [id, group] : node_.groups)
     if (group.account == account && !group.machine.what_is_under_way().empty()) return std::nullopt;
   std::set<RankId> ranks;
   for (const auto& [id, rank] : node_.ranks)
-    if (rank.peer.account == account && rank.session != 0 && rank.unmaps_segments &&
-        !node_.group_of(rank).lost.contains(id))
-      ranks.insert(id);
+    if (rank.peer.account == account && answers(rank)) ranks.insert(id);
   if (ranks.size() != node_.pools.of(account).processes) return std::nullopt;
   return ranks;
 }
@@ -295,10 +321,24 @@ Time ElasticPool::withdraw(const std::shared_ptr<Account>& account, Time before)
 }
 
 void ElasticPool::unmapped(RankId rank, std::uint64_t number, bool gone) {
+  for (Wait& wait : waits_)
+    if (wait.number == number && wait.maps && wait.maps->erase(rank) > 0 && wait.maps->empty())
+      return serve();
   const auto found = leaving_.find(number);
   if (found == leaving_.end() || found->second.ranks.erase(rank) == 0) return;
   if (!gone) return end(number, false);
   if (found->second.ranks.empty()) end(number, true);
+}
+
+void ElasticPool::gone(RankId rank) {
+  bool serves = false;
+  for (Wait& wait : waits_) serves = (wait.maps && wait.maps->erase(rank) > 0) || serves;
+  if (serves) serve();
+  // Its process may live, with what it was given.
+  const auto asked = std::find_if(leaving_.begin(), leaving_.end(), [&](const auto& entry) {
+    return entry.second.ranks.contains(rank);
+  });
+  if (asked != leaving_.end()) end(asked->first, false);
 }
 
 void ElasticPool::end(std::uint64_t number, bool gone) {

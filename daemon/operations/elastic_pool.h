@@ -66,6 +66,8 @@ class ElasticPool {
   void look_at_idle();
   /// The rank has unmapped what it was asked to by this number, or has kept it.
   void unmapped(RankId rank, std::uint64_t number, bool gone);
+  /// The rank has ended, and answers nothing any more.
+  void gone(RankId rank);
   /// Nobody waits any more. Returns who did.
   std::vector<Observer> dismiss();
 
@@ -80,6 +82,8 @@ class ElasticPool {
     Observer observer = nullptr;  // of a pause
     Time began = Clock::now();
     std::uint64_t pinned = 0;  // bytes, for this
+    // Ranks that have not said that they have mapped all of it; nothing: they have not been asked.
+    std::optional<std::set<RankId>> maps = {};
   };
   /// A segment that an owner's ranks are asked for.
   struct Leaving {
@@ -98,6 +102,10 @@ class ElasticPool {
   void serve();
   void forget(std::uint64_t wait, const Status& why);
   void add(Wait wait);
+  /// Asks the ranks whether they have mapped what they were sent. True: some of them are to answer.
+  bool await_maps(Wait& wait);
+  /// The rank can be asked to unmap segments, and answers.
+  bool answers(const Rank& rank) const;
   /// Asks for a segment of an owner that has needed none since. Returns when to look again.
   Time withdraw(const std::shared_ptr<Account>& account, Time before);
   /// Returns all its ranks that can be asked; nothing: a process of its may have segments and

@@ -102,8 +102,10 @@ void add_devices(Book& book, const Measured& m, const Caller& caller) {
 void add_pool(Book& book, const Measured& m, const Caller& caller) {
   const std::uint64_t ready = m.node.pools.total();
   const std::uint64_t used = m.node.pools.used([](const Account&) { return true; });
-  book.gauge("amem_pool_configured_bytes", "Pinned host memory that is configured for the pool")
+  book.gauge("amem_pool_configured_bytes", "Most pinned host memory that the pool may have")
       .add({}, m.node.pool_configured);
+  book.gauge("amem_pool_reserve_bytes", "Of that, what stays pinned all the time")
+      .add({}, m.node.pool_reserve);
   Family& pool = book.gauge(
       "amem_pool_bytes", "Pinned host memory of the pool: used holds saved bytes, free is ready");
   // How much others have saved is theirs to know.

@@ -84,7 +84,7 @@ std::string get_reserve(const Config& config) {
   return config.pool_reserve ? exact_size(*config.pool_reserve) : "all";
 }
 
-/// To pin it again takes about as long as a pause, so not at once.
+/// The next pause pins it again, so not at once.
 Status set_pool_idle(Config& config, std::string_view value) {
   Result<Duration> parsed = parse_duration(value);
   if (!parsed.ok()) return parsed.status();

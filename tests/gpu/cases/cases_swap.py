@@ -160,6 +160,51 @@ def kept(bench, mib, block_mib, **env):
                 scope="heap", env={"CUDA_VISIBLE_DEVICES": "0", "AMEM_REQUIRED": "1", **env})
 
 
+def elastic_rounds(bench, broker, one, prepares, reserve_mib):
+    """[the last message of each pause], [ms from its command to its end], and how much is pinned when idle."""
+    def pinned_mib():
+        return int(broker.status()["pool"]["ready_bytes"]) >> 20
+    lasts, walls = [], []
+    for _ in range(bench.few):
+        if reserve_mib:
+            wait_until(lambda: pinned_mib() <= reserve_mib, "what nothing needs is given back", START_S)
+        if prepares:
+            broker.amemctl("prepare", one.group)
+        began = time.monotonic()
+        lasts.append(json.loads(broker.amemctl("pause", one.group, "--json").splitlines()[-1]))
+        walls.append((time.monotonic() - began) * 1000)
+        broker.amemctl("resume", one.group)
+        step((None, one))
+    return lasts, walls
+
+
+@case(400)
+def elastic_pool(bench):
+    """A pool with a small reserve: pinned when idle, a pause of 8 GiB at once, and after `prepare` one as fast as with all of it pinned."""
+    large = min(bench.gpus.total_mib()) > 32 * 1024
+    mib, block_mib, reserve_mib = (8 * 1024, 256, 64) if large else (128, 4, 64)
+    texts, medians = [], {}
+    for what, reserve, prepares in (("all pinned", "all", False), ("at once", f"{reserve_mib}MiB", False), ("prepared", f"{reserve_mib}MiB", True)):
+        # What is given back is compared with nothing, so neither is the rest.
+        broker = bench.broker_with(f"{2 * mib}MiB", "--pool-reserve", reserve, "--pool-idle", "1s", "--without", "retain")
+        idle_mib = int(broker.status()["pool"]["ready_bytes"]) >> 20
+        one = kept(bench, mib, block_mib)
+        wait_until(one.has_started, "it has its memory", START_S)
+        lasts, walls = elastic_rounds(bench, broker, one, prepares, 0 if reserve == "all" else reserve_mib)
+        one.finish()
+        pinned = [int(each.get("pool_pinned_bytes", 0)) >> 20 for each in lasts]
+        if (reserve != "all" and idle_mib > reserve_mib) or (min(pinned) > 0) != (what == "at once"):
+            raise Failure(f"{what}: {idle_mib} MiB pinned when idle, {pinned} MiB pinned by the pauses")
+        medians[what] = statistics.median(int(each["elapsed_us"]) / 1000 for each in lasts)
+        texts.append(f"{what}: {idle_mib} MiB pinned when idle, pause {medians[what]:.0f} ms after {pinned[0]} MiB in "
+                     f"{[round(int(each.get('pool_pinned_us', 0)) / 1000) for each in lasts]} ms, {[round(each) for each in walls]} ms in all")
+        if what == "at once" and not any("of host memory first, in" in remark for remark in lasts[-1]["remarks"]):
+            raise Failure(f"the text does not say how long pinning took: {lasts[-1]['remarks']}")
+    if bench.time_limits and medians["prepared"] > 1.1 * medians["all pinned"]:
+        raise Failure(f"a pause after `prepare` is slower: {medians}")
+    return "; ".join(texts)
+
+
 @case(400)
 def hand_on_idle(bench):
     """Jobs that drop or keep their bytes are paused and resumed, with memory that waits for the resume, and without."""

@@ -217,6 +217,21 @@ def test_a_pause_while_a_rank_unmaps_has_the_segment_again(elastic):
     memory.verify()
 
 
+def test_a_rank_that_dies_while_it_unmaps(elastic):
+    node = elastic("--pool-idle", "1s")
+    dies, lives = (Memory(node, 12 * MIB, name=name) for name in ("dies", "lives"))
+    pause(node)
+    node.ctl("resume", "train")
+    dies.puppet.faults("cuMemUnmap:1:hold")
+    dies.puppet.held("amem-session")
+    dies.puppet.kill()
+    eventually(lambda: pinned(node) == RESERVE, what="what nothing needs is given back")
+    lives.verify()
+    pause(node)
+    node.ctl("resume", "train")
+    lives.verify()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users")
 def test_each_owner_has_what_was_pinned_for_it(elastic):
     node = elastic("--pool-idle", "1s")

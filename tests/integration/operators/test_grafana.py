@@ -108,7 +108,7 @@ def test_every_alert_fires_when_it_should(tmp_path):
         "AmemDeviceHangs": (f'amem_device_hanging{{{node}, device="0", UUID="GPU-1"}}', "1x20"),
         "AmemRankHoldsUpItsGroup": (f'amem_rank_waiting{{{node}, group="train", owner="0", rank="1", pid="12", phase="save"}}', "1x20"),
         "AmemOperationsFail": (f'amem_operations_total{{{node}, operation="pause", result="aborted"}}', "0+1x20"),
-        "AmemPoolIncomplete": (f"amem_pool_configured_bytes{{{node}}}", "8x20"),
+        "AmemPoolIncomplete": (f"amem_pool_reserve_bytes{{{node}}}", "8x20"),
         "AmemPoolTooLarge": (f'amem_pool_bytes{{{node}, state="free"}}', "8x20"),
         "AmemPoolNearlyFull": (f'amem_pool_bytes{{{node}, state="used"}}', "95x20"),
         "AmemQuotaRefusals": (f'amem_quota_refusals_total{{{node}, owner="1000", resource="pool"}}', "0+1x20"),
@@ -160,7 +160,7 @@ def test_the_service_levels_are_queries(tmp_path):
     inputs = {'up{job="amem", instance="n:1"}': "1x120", 'amem_operations_total{result="ok", operation="swap"}': "0+10x120",
               'amem_operations_total{result="aborted", operation="swap"}': "0x120", 'amem_operation_seconds_bucket{operation="swap", le="1"}': "0+10x120",
               'amem_operation_seconds_bucket{operation="swap", le="+Inf"}': "0+10x120",
-              'amem_pool_bytes{state="free"}': "8x120", "amem_pool_configured_bytes": "8x120"}
+              'amem_pool_bytes{state="free"}': "8x120", "amem_pool_configured_bytes": "8x120", "amem_pool_reserve_bytes": "8x120"}
     file = tmp_path / "levels.json"
     file.write_text(json.dumps({"evaluation_interval": "1m", "tests": [{
         "interval": "1m", "input_series": [{"series": series, "values": values} for series, values in inputs.items()],
