@@ -59,6 +59,7 @@ std::uint64_t RankProcess::say_hello() {
   set_text(hello.program, origin_.program);
   std::memcpy(hello.session, key_.data(), key_.size());
   hello.gate_shut = gate_shut_;
+  hello.unmaps_segments = habits.unmaps;
   for (const Device& device : driver_ != nullptr ? driver_->all() : std::vector<Device>())
     if (origin_.sees.empty() || origin_.sees.contains(device.uuid))
       std::memcpy(hello.devices[hello.devices_count++], device.uuid.bytes.data(),
@@ -314,6 +315,18 @@ void RankProcess::report() {
   send(message);
 }
 
+void RankProcess::unmap(const amem_v1_UnmapSegment& asked, Mood mood) {
+  require(habits.unmaps, "only a rank that says so is asked to unmap a segment");
+  if (mood == Mood::kSilent) return;
+  const bool keeps = mood != Mood::kWell;
+  if (!keeps) segments_.erase(asked.index);
+  Message message = amem_v1_SessionMessage_init_zero;
+  message.which_body = amem_v1_SessionMessage_segment_unmapped_tag;
+  message.body.segment_unmapped.number = asked.number;
+  if (keeps) message.body.segment_unmapped.code = static_cast<std::uint32_t>(Code::kUnavailable);
+  send(message);
+}
+
 // ---- commands -----------------------------------------------------------------------------------
 
 std::string RankProcess::next_command() const {
@@ -366,6 +379,8 @@ void RankProcess::carry_out(Packet packet, Mood mood) {
   const Message& m = packet.message;
   if (is_lost() && mood != Mood::kSilent) mood = Mood::kFails;
   const bool well = mood != Mood::kFails;
+  if (m.which_body == amem_v1_SessionMessage_unmap_segment_tag)
+    return unmap(m.body.unmap_segment, mood);
   if (m.which_body != amem_v1_SessionMessage_pool_segment_tag &&
       m.which_body != amem_v1_SessionMessage_quiesce_tag &&
       m.which_body != amem_v1_SessionMessage_permit_tag &&

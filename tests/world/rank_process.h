@@ -54,9 +54,10 @@ enum class Mood : std::uint8_t { kWell, kFails, kSilent, kTwice, kSlow, kLies, k
 
 /// What ranks do differently.
 struct Habits {
-  bool fills = true;   // memory that it gets, with bytes by which it is known
-  bool hashes = true;  // takes them where they are wanted
-  bool keeps = true;   // descriptors; one that keeps none copies nothing
+  bool fills = true;    // memory that it gets, with bytes by which it is known
+  bool hashes = true;   // takes them where they are wanted
+  bool keeps = true;    // descriptors; one that keeps none copies nothing
+  bool unmaps = false;  // segments, when it is asked to; no: an older shim
   /// Not 0: pieces that may be sparse, and whose bytes are all the same, are saved in so many.
   std::uint64_t sparse_bytes = 0;
   std::uint64_t checksum = 0;               // told of each piece that it saves; 0: none
@@ -283,6 +284,7 @@ class RankProcess {
   void send(Message& message, const std::vector<int>& fds = {});
   /// What the broker wants to know while the gate is shut.
   void report();
+  void unmap(const amem_v1_UnmapSegment& asked, Mood mood);
 
   std::unique_ptr<Process> process_;
   const Devices* driver_;

@@ -98,6 +98,19 @@ TEST_F(ForecastTest, WhatLeavesAndWhatStays) {
                       "that other groups have open")));
 }
 
+TEST_F(ForecastTest, WhatAPausePinsFirst) {
+  tag("weights", 60 * kGiga);
+  pool.set_configured_bytes(128 * kGiga);
+  EXPECT_EQ(forecast().to_pin_bytes, 0U) << "all of the pool stays pinned, what is missing comes";
+  pool.set_elastic_bytes(64 * kGiga);
+  pool.mutable_shares(0)->set_available_bytes(104 * kGiga);
+  const Forecast elastic = forecast();
+  EXPECT_EQ(elastic.fit, Fit::kCertain);
+  EXPECT_EQ(elastic.to_pin_bytes, 20 * kGiga) << "8 GiB are free, and 32 GiB are nobody's";
+  EXPECT_THAT(forecast_view(elastic), HasSubstr("amemd would first pin 20.0 GiB of host memory"));
+  EXPECT_THAT(to_json(elastic), HasSubstr("\"to_pin_bytes\":21474836480"));
+}
+
 TEST_F(ForecastTest, ADeepPause) {
   tag("weights", 10 * kGiga);
   group().set_unbrokered_bytes(3 * kGiga);

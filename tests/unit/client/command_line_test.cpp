@@ -54,6 +54,9 @@ TEST(CommandLine, CommandsAndTheirArguments) {
   EXPECT_THAT(sets.groups, ElementsAre("a", "b"));
   EXPECT_THAT(sets.into, ElementsAre("c", "d"));
 
+  EXPECT_EQ(parse({"prepare", "train", "rollout"}).options->groups,
+            (std::vector<std::string>{"train", "rollout"}));
+  EXPECT_FALSE(parse({"prepare"}).options) << "which group?";
   const CommandLine policy = *parse({"policy", "train", "kv_cache", "discard"}).options;
   EXPECT_EQ(policy.tag, "kv_cache");
   EXPECT_EQ(policy.policy, v1::POLICY_DISCARD);

@@ -168,6 +168,9 @@ TEST_F(Commands, WaitForThePool) {
   broker.node.mutable_pool()->set_ready_bytes(4ULL << 30);
   EXPECT_EQ(run({"wait", "pool"}), kExitOk) << err.str();
   EXPECT_EQ(out.str(), "the pool has all of its 4.00 GiB\n");
+  broker.node.mutable_pool()->set_ready_bytes(1ULL << 30);
+  broker.node.mutable_pool()->set_elastic_bytes(3ULL << 30);
+  EXPECT_EQ(run({"wait", "pool"}), kExitOk) << "the rest is pinned when something needs it";
 }
 
 TEST_F(Commands, AWaitLooksAgainUntilABrokerIsThere) {
@@ -335,6 +338,26 @@ TEST_F(Commands, WithoutABroker) {
 TEST_F(Commands, QueryThatTakesTooLong) {
   broker.hang = true;
   EXPECT_EQ(run({"status", "--timeout", "50ms"}), kExitDeadline);
+}
+
+TEST_F(Commands, PrepareSaysWhatItPinned) {
+  broker.prepared.set_pinned_bytes(3ULL << 30);
+  broker.prepared.set_us(1'500'000);
+  broker.prepared.set_needed_bytes(4ULL << 30);
+  broker.prepared.set_available_bytes(4ULL << 30);
+  EXPECT_EQ(run({"prepare", "train", "rollout", "--timeout", "2s"}), kExitOk);
+  EXPECT_EQ(broker.asked_groups, (std::vector<std::string>{"train", "rollout"}));
+  EXPECT_EQ(broker.asked_timeout_ms, 2000U);
+  EXPECT_EQ(out.str(),
+            "a pause copies at most 4.00 GiB. amemd pinned 3.00 GiB of host memory for that in "
+            "1.50 s\n");
+  broker.prepared.set_available_bytes(1ULL << 30);
+  EXPECT_EQ(run({"prepare", "train"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("the pool has space for 1.00 GiB of it"));
+  EXPECT_EQ(run({"prepare", "train", "--json"}), kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("\"pinned_bytes\":3221225472"));
+  broker.end = {grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"};
+  EXPECT_EQ(run({"prepare", "train"}), kExitResources);
 }
 
 TEST_F(Commands, PolicyAndVersion) {

@@ -38,7 +38,7 @@ TEST(Json, NestedMessages) {
       R"({"group":"","phase":"","ranks_done":0,"ranks_total":0,"bytes":0,"elapsed_us":0,)"
       R"("done":true,"times":[{"phase":"save","us":5,"broker_us":0,"driver_us":0,"ranks":[]}],)"
       R"("pinned_bytes":0,"unbrokered_bytes":0,"swap_us":0,"dropped_bytes":0,"guests":[],"waits_for":"","transaction":0,"copied_bytes":0,"to_copy_bytes":0,"unknown_calls":0,"node":"","saves":[],"node_number":0,"remarks":[],)"
-      R"("memory":{"handed_on_bytes":0,"made_bytes":0,"closed_bytes":0}})");
+      R"("memory":{"handed_on_bytes":0,"made_bytes":0,"closed_bytes":0},"pool_pinned_bytes":0,"pool_pinned_us":0})");
 }
 
 TEST(Json, ProtobufReadsItBack) {

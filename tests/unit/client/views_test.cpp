@@ -86,6 +86,10 @@ TEST(StatusView, UnknownUsagePoolErrorAndEmptyLists) {
   status.mutable_pool()->set_error("out of memory");
   const std::string text = status_view(status, kPlainStyle);
   EXPECT_THAT(text, HasSubstr("3.00 GiB used of 1.00 GiB ready, 64.0 GiB configured"));
+  v1::NodeStatus elastic = status;
+  elastic.mutable_pool()->set_elastic_bytes(60 * kGiB);
+  EXPECT_THAT(status_view(elastic, Style()),
+              HasSubstr("of 1.00 GiB pinned, at most 64.0 GiB, at least 4.00 GiB"));
   EXPECT_THAT(text, HasSubstr("out of memory"));
   EXPECT_THAT(text, HasSubstr("NVIDIA H200      ?     ?  35.0 GiB"));
   EXPECT_THAT(text, HasSubstr("no groups\n"));

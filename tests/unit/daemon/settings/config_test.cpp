@@ -416,6 +416,29 @@ TEST(Config, AQuotaThatGivesNobodyAnythingIsAnError) {
         << quota;
 }
 
+TEST(Config, OfThePoolAPartStaysPinned) {
+  EXPECT_EQ(defaults().reserve(), defaults().pool_size) << "of a service all of it";
+  EXPECT_EQ(Config::defaults(false, "/run/user/1/amem").reserve(), 64ULL << 20);
+  Config config = defaults();
+  ConfigErrors errors;
+  apply_flags(config, {{"pool.reserve", "1GiB"}, {"pool.idle", "5s"}}, errors);
+  check(config, errors);
+  EXPECT_THAT(errors, testing::IsEmpty());
+  EXPECT_EQ(config.reserve(), 1ULL << 30);
+  EXPECT_EQ(config.pool_idle, std::chrono::seconds(5));
+  apply_flags(config, {{"pool.size", "512MiB"}}, errors);
+  EXPECT_EQ(config.reserve(), 512ULL << 20) << "no more than there may be";
+  apply_flags(config, {{"pool.reserve", "all"}}, errors);
+  EXPECT_EQ(config.reserve(), 512ULL << 20);
+  EXPECT_THAT(errors, testing::IsEmpty());
+  apply_flags(config, {{"pool.reserve", "some"}, {"pool.idle", "0"}}, errors);
+  EXPECT_EQ(errors.size(), 2U);
+  config.pool_reserve = 1 << 20;
+  errors.clear();
+  check(config, errors);
+  EXPECT_THAT(errors, testing::ElementsAre(testing::HasSubstr("pool.reserve: ")));
+}
+
 TEST(Config, WhatNoFileCanSayIsRefused) {
   Config config = defaults();
   ConfigErrors errors;
