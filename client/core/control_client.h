@@ -99,7 +99,7 @@ class ControlClient {
   /// The call of the same name in broker.proto.
   Status set_turn(const v1::SetTurnRequest& request);
   /// Waits for the group's turn, `timeout_ms` at most (0: without a limit), or ends it.
-  /// Waits as long as it takes.
+  /// Without a limit if the request has none.
   Result<v1::PrepareResponse> prepare(const v1::PrepareRequest& request);
   Result<v1::LeaseResponse> lease(const v1::LeaseRequest& request);
   /// This process is to start a group: waits for the group's first turn.

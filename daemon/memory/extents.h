@@ -1,6 +1,6 @@
 // ExtentAllocator: who uses which bytes of an owner's part of the host pool.
 //
-// It is a list of segments, each of which keeps its number. Space is handed out in whole chunks;
+// It is a list of segments. Each keeps its number. Space is handed out in whole chunks;
 // what one request gets may lie in several pieces, so space never goes unusable by fragmentation
 // and a batch fails only when there really are too few chunks left. Holds no memory itself.
 //

@@ -3,7 +3,7 @@
 // A pause that an operator or a stage asks for waits here before its gates shut, so that the job
 // runs on while memory is pinned for it: as much as it has to save at most. One segment is made at
 // a time, for the first who waits, and each that comes is looked at anew. So whoever stops waiting
-// ends the growth, and what has come goes back after pool.idle, as all else that nothing needs.
+// ends the growth, and what has come goes back after pool.idle, as everything that nothing needs.
 //
 // For the loop's thread; works on the Node's tables.
 #pragma once
@@ -119,7 +119,7 @@ class ElasticPool {
   SavedBytes& saved_;
   EventLoop& loop_;
   std::list<Wait> waits_;    // in the order in which they came
-  std::uint64_t asked_ = 0;  // for whom the last segment was asked: number of a wait
+  std::uint64_t asked_ = 0;  // the wait that has asked for the last segment
   std::map<std::uint64_t, Leaving> leaving_;  // one of each owner, by number
   std::uint64_t last_number_ = 0;
   std::uint64_t foreseen_ = 0;  // a wait, which need not be there any more
