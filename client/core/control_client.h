@@ -98,9 +98,9 @@ class ControlClient {
   Result<v1::TurnsResponse> turns(const std::string& stage);
   /// The call of the same name in broker.proto.
   Status set_turn(const v1::SetTurnRequest& request);
-  /// Waits for the group's turn, `timeout_ms` at most (0: without a limit), or ends it.
-  /// Without a limit if the request has none.
+  /// Waits until the memory is pinned, `timeout_ms` at most (0: without a limit).
   Result<v1::PrepareResponse> prepare(const v1::PrepareRequest& request);
+  /// Waits for the group's turn, `timeout_ms` at most (0: without a limit), or ends it.
   Result<v1::LeaseResponse> lease(const v1::LeaseRequest& request);
   /// This process is to start a group: waits for the group's first turn.
   Result<v1::StartResponse> start(const v1::StartRequest& request);

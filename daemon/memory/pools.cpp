@@ -295,7 +295,7 @@ std::optional<std::uint32_t> Pools::withdraw(const std::shared_ptr<Account>& acc
   return best;
 }
 
-void Pools::keep(const std::shared_ptr<Account>& account, std::uint32_t index,
+void Pools::stayed(const std::shared_ptr<Account>& account, std::uint32_t index,
                  std::uint64_t number) {
   OwnPool* const pool = find(account);
   if (pool == nullptr || index >= pool->segments.size()) return;
@@ -326,7 +326,7 @@ void Pools::left(const std::shared_ptr<Account>& account, std::uint32_t index,
 void Pools::keep_leaving(const std::shared_ptr<Account>& account, OwnPool& pool,
                          std::uint64_t bytes) {
   for (std::uint32_t i = 0; i < pool.segments.size() && pool.available() < bytes; ++i)
-    keep(account, i, pool.segments[i].leaving);
+    stayed(account, i, pool.segments[i].leaving);
 }
 
 std::uint64_t Pools::leaving(const OwnPool& pool) {

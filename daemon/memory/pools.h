@@ -148,12 +148,12 @@ class Pools {
 
   /// Withdraws a segment that has nothing which anybody needs from an owner that has not needed
   /// space since before, if there is one beyond the reserve. Its processes still have it: unless
-  /// they say that they do not, it is to be kept(), and goes only when it has left(). Whoever lacks
+  /// they say that they do not, it has stayed(), and goes only when it has left(). Whoever lacks
   /// space meanwhile gets it again. Nothing: there is none. `number`: not 0, never used before.
   std::optional<std::uint32_t> withdraw(const std::shared_ptr<Account>& account, Time before,
                                         std::uint64_t number);
   /// Of what was withdrawn with this number; nothing if it has been used again since.
-  void keep(const std::shared_ptr<Account>& account, std::uint32_t index, std::uint64_t number);
+  void stayed(const std::shared_ptr<Account>& account, std::uint32_t index, std::uint64_t number);
   void left(const std::shared_ptr<Account>& account, std::uint32_t index, std::uint64_t number);
 
   /// The most that make_space() can make free for the owner.

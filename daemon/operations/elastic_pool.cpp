@@ -349,7 +349,7 @@ void ElasticPool::end(std::uint64_t number, bool gone) {
   if (gone)
     node_.pools.left(leaving.account, leaving.segment, number);
   else
-    node_.pools.keep(leaving.account, leaving.segment, number);
+    node_.pools.stayed(leaving.account, leaving.segment, number);
   look_at_idle();
 }
 

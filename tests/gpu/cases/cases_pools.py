@@ -1,4 +1,4 @@
-"""The cases about memory of stream-ordered pools: cudaMallocAsync, and the allocators that use it."""
+"""The cases about memory of stream-ordered pools: cudaMallocAsync, and about the allocators of stacks."""
 
 from harness import Failure
 from registry import case
@@ -26,25 +26,62 @@ def pool_pauses(bench):
     return f"{report['cycles']} pauses beside {report['runs']} runs; memory of graphs stays: {report['stays']}"
 
 
+def stack(bench, name, torch=False, env=None):
+    """Runs one with one of its allocators."""
+    report = bench.python_script("stacks.py", name, torch=torch, scope="heap", env=env).wait(180).report()
+    return f"{name} {report['version']}, {report['left_mib']} MiB left"
+
+
+def jax(bench, allocator):
+    return stack(bench, "jax", env={"XLA_PYTHON_CLIENT_ALLOCATOR": allocator, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+
+
 @case(200)
 def pool_torch(bench):
     """PyTorch with backend:cudaMallocAsync computes the same beside pauses, and none of its memory stays."""
-    report = bench.python_script("pool_stacks.py", "torch", scope="heap",
-                                 env={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}).wait(180).report()
-    return f"PyTorch {report['version']}, {report['left_mib']} MiB left"
+    text = stack(bench, "torch", torch=True, env={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
+    if "cudaMallocAsync" not in text:
+        raise Failure(f"PyTorch has another allocator: {text}")
+    return text
 
 
 @case(200)
 def pool_jax(bench):
     """JAX with cuda_async computes the same beside pauses, and none of its memory stays."""
-    report = bench.python_script("pool_stacks.py", "jax", torch=False, scope="heap",
-                                 env={"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-                                 ).wait(180).report()
-    return f"JAX {report['version']}, {report['left_mib']} MiB left"
+    return jax(bench, "cuda_async")
 
 
 @case(200)
 def pool_cupy(bench):
     """CuPy's MemoryAsyncPool computes the same beside pauses, and none of its memory stays."""
-    report = bench.python_script("pool_stacks.py", "cupy", torch=False, scope="heap").wait(180).report()
-    return f"CuPy {report['version']}, {report['left_mib']} MiB left"
+    return stack(bench, "cupy")
+
+
+@case(200)
+def pool_rmm(bench):
+    """RMM's CudaAsyncMemoryResource, under CuPy, computes the same beside pauses, and none of its memory stays."""
+    return stack(bench, "rmm")
+
+
+@case(500)
+def stack_jax(bench):
+    """JAX with its other allocators, bfc, platform and vmm, computes the same beside pauses, and none of its memory stays."""
+    return "; ".join(jax(bench, allocator) for allocator in ("bfc", "platform", "vmm"))
+
+
+@case(200)
+def stack_numba(bench):
+    """Kernels of Numba compute the same beside pauses, and none of its memory stays."""
+    return stack(bench, "numba")
+
+
+@case(200)
+def stack_triton(bench):
+    """Kernels of Triton compute the same beside pauses, and none of its memory stays."""
+    return stack(bench, "triton", torch=True)
+
+
+@case(200)
+def stack_aimdo(bench):
+    """Weights that ComfyUI's aimdo maps on demand compute the same beside pauses, and none of them stay."""
+    return stack(bench, "aimdo", torch=True)

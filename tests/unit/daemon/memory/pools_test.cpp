@@ -435,7 +435,7 @@ TEST_F(ElasticPoolsTest, WhatIsWithdrawnComesBackForWhoLacksSpace) {
   EXPECT_TRUE(pools.make_space(a, 2 * kSegmentSize).ok());
   EXPECT_EQ(pools.of(a).available(), 2 * kSegmentSize);
   pools.left(a, *leaves, 1);
-  pools.keep(a, *leaves, 1);
+  pools.stayed(a, *leaves, 1);
   EXPECT_EQ(pools.of(a).available(), 2 * kSegmentSize) << "an answer that comes late says nothing";
   EXPECT_THAT(released, testing::IsEmpty());
 }
