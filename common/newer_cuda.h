@@ -42,6 +42,11 @@ struct FabricBatchNode {
 inline constexpr int kCopyBatch = 14;
 inline constexpr int kFabricCopyBatch = 18;
 
+/// CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK (12.8); 0: the device has no engine for that.
+inline constexpr auto kDecompressAlgorithms = static_cast<CUdevice_attribute>(136);
+/// CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS (12.8), of CUmemPoolProps.usage, which is after maxSize.
+inline constexpr unsigned short kPoolForDecompression = 2;
+
 /// The newest CUdevice_attribute that the table of driver calls goes with (13.5).
 inline constexpr int kLastAttribute = 161;
 /// Device attributes that say what logical endpoints can do (13.3).

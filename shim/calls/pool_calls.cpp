@@ -2,7 +2,9 @@
 // out is brokered by MemoryPools; everything else is the driver's, and counted.
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
+#include "common/newer_cuda.h"
 #include "shim/base/log.h"
 #include "shim/calls/driver_calls.h"
 #include "shim/calls/memory_margin.h"
@@ -74,14 +76,20 @@ CUresult set_current(const Set& set) {
   return pools != nullptr ? pools->set_current(set) : set();
 }
 
-/// Its memory can be the broker's: nobody imports it, and it has no use of its own. Members that
-/// are newer than the headers of CUDA 12.4 are zero then.
-bool is_plain(const CUmemPoolProps& properties) {
-  constexpr std::size_t kKnown = offsetof(CUmemPoolProps, maxSize) + sizeof properties.maxSize;
+/// Its memory can be the broker's: nobody imports it, and it has no use of its own. For an engine
+/// that the device lacks it has none: RMM asks for that everywhere. Members that are newer than the
+/// headers of CUDA 12.4 are zero then.
+bool is_plain(const CUmemPoolProps& properties, const LocalDevices& devices) {
+  constexpr std::size_t kUsage = offsetof(CUmemPoolProps, maxSize) + sizeof properties.maxSize;
   const auto* const bytes = reinterpret_cast<const unsigned char*>(&properties);
+  unsigned short usage = 0;
+  std::memcpy(&usage, bytes + kUsage, sizeof usage);
+  const bool used =
+      usage != 0 && (usage != cuda::kPoolForDecompression ||
+                     devices.has(cuda::kDecompressAlgorithms, properties.location.id));
   return properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE &&
-         properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
-         std::all_of(bytes + kKnown, bytes + sizeof properties,
+         properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED && !used &&
+         std::all_of(bytes + kUsage + sizeof usage, bytes + sizeof properties,
                      [](unsigned char byte) { return byte == 0; });
 }
 
@@ -113,10 +121,11 @@ CUresult answer_cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* proper
   Runtime& runtime = Runtime::get();
   if (r == CUDA_SUCCESS && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
       runtime.devices() != nullptr) {
+    const bool plain = is_plain(*properties, *runtime.devices());
     // Of one that had the same handle, and went with a reset of its device.
     if (MemoryPools* pools = brokered_pools(); pools != nullptr) pools->destroyed(*pool);
-    runtime.memory().unbrokered.pool_created(
-        *pool, {properties->location.id, properties->maxSize, is_plain(*properties)});
+    runtime.memory().unbrokered.pool_created(*pool,
+                                             {properties->location.id, properties->maxSize, plain});
   }
   return r;
 }

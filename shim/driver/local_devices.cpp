@@ -35,6 +35,11 @@ Status LocalDevices::load() {
   return {};
 }
 
+bool LocalDevices::has(CUdevice_attribute attribute, int ordinal) const {
+  int value = 0;
+  return driver_.cuDeviceGetAttribute_(&value, attribute, ordinal) == CUDA_SUCCESS && value != 0;
+}
+
 int LocalDevices::ordinal(const DeviceUuid& uuid) const {
   const auto it = std::find(uuids_.begin(), uuids_.end(), uuid);
   return it == uuids_.end() ? -1 : static_cast<int>(it - uuids_.begin());

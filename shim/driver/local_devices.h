@@ -26,6 +26,8 @@ class LocalDevices {
   int count() const { return static_cast<int>(uuids_.size()); }
   /// REQUIRES: 0 <= ordinal < count().
   const DeviceUuid& uuid(int ordinal) const { return uuids_[static_cast<std::size_t>(ordinal)]; }
+  /// Whether the device's attribute is there and not 0.
+  bool has(CUdevice_attribute attribute, int ordinal) const;
   /// -1: not visible in this process.
   int ordinal(const DeviceUuid& uuid) const;
 

@@ -109,6 +109,9 @@ static_assert(offsetof(CUgraphNodeParams, fabricCpyBatch) == offsetof(CUgraphNod
 static_assert(sizeof(CUgraphNodeParams) == 256);
 static_assert(cuda::kCopyBatch == CU_GRAPH_NODE_TYPE_MEMCPY_BATCH && cuda::kFabricCopyBatch == CU_GRAPH_NODE_TYPE_FABRIC_CPY_BATCH);
 static_assert(cuda::kFabricPointer == CU_FABRIC_COPY_OPERAND_TYPE_POINTER);
+static_assert(cuda::kDecompressAlgorithms == CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK);
+static_assert(cuda::kPoolForDecompression == CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS);
+static_assert(offsetof(CUmemPoolProps, usage) == offsetof(CUmemPoolProps, maxSize) + sizeof(std::size_t));
 static_assert(cuda::kLastAttribute == CU_DEVICE_ATTRIBUTE_MAX - 1);
 static_assert(cuda::of_logical_endpoints(CU_DEVICE_ATTRIBUTE_LOGICAL_ENDPOINT_UNICAST_SUPPORTED) &&
               cuda::of_logical_endpoints(CU_DEVICE_ATTRIBUTE_LOGICAL_ENDPOINT_MULTICAST_SUPPORTED) &&

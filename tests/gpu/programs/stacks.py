@@ -122,9 +122,10 @@ class Aimdo(Torch):
 
     def __init__(self):
         from comfy_aimdo import control
-        if not control.init() or not control.init_devices([0]):
+        started = control.init()
+        super().__init__()  # aimdo looks for a libcuda that is loaded
+        if not started or not control.init_devices([0]):
             sys.exit("FAILED: aimdo does not start")
-        super().__init__()
         from importlib import metadata
         from comfy_aimdo import model_vbar, torch as tensors
         self.vbars, self.tensors, self.version = model_vbar, tensors, metadata.version("comfy-aimdo")

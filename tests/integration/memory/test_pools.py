@@ -412,6 +412,18 @@ def test_memory_of_a_pool_that_others_may_import_stays_the_drivers(node):
     assert reserved(puppet, pool) == 0
 
 
+@pytest.mark.parametrize("engine", [False, True])
+def test_memory_for_a_decompression_engine_that_there_is_stays_the_drivers(bare_node, engine):
+    """RMM's pool asks for that with every driver of 12.8 and later."""
+    if engine:
+        bare_node.settings["AMEM_SIM_DECOMPRESS"] = "1"
+    bare_node.start_broker()
+    puppet = started(bare_node)
+    pool = puppet.ask("pool new 0 decompression")["pool"]
+    puppet.ask(f"async {3 * MIB} 1 {pool}")
+    assert bare_node.ctl("pause", "train").json["unbrokered_bytes"] == (3 * MIB if engine else 0)
+
+
 def test_a_region_has_its_own_memory_of_a_pool(node):
     """A pause by its tag leaves the rest, and nobody gets what is paused."""
     program = Program(node)

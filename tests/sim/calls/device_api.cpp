@@ -18,6 +18,7 @@ namespace {
 
 int Attribute(CUdevice_attribute attribute, int physical) {
   if (amem::cuda::of_logical_endpoints(attribute)) return 1;
+  if (attribute == amem::cuda::kDecompressAlgorithms) return Node().decompresses ? 7 : 0;
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X:

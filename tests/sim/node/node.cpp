@@ -163,6 +163,7 @@ NodeConfig ReadConfig() {
   config.checkpoints = ReadCheckpoints();
   config.fresh_pattern = FreshPattern();
   config.driver_times = DriverTimes();
+  config.decompresses = getenv("AMEM_SIM_DECOMPRESS") != nullptr;
   return config;
 }
 

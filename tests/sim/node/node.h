@@ -43,6 +43,7 @@ struct NodeConfig {
   Checkpoints checkpoints = Checkpoints::kNone;  // AMEM_SIM_CHECKPOINT
   bool fresh_pattern = false;  // AMEM_SIM_FRESH: new device memory has kFreshByte, not zeros
   std::array<DriverTime, 4> driver_times = {};  // AMEM_SIM_DRIVER_TIMES, by MemoryCall
+  bool decompresses = false;  // AMEM_SIM_DECOMPRESS: each device has an engine for that
 };
 
 inline constexpr unsigned char kFreshByte = 0xc7;

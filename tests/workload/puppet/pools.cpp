@@ -1,8 +1,10 @@
 // Stream-ordered memory: pools, streams, and work between the allocation and the free.
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <vector>
 
+#include "common/newer_cuda.h"
 #include "tests/workload/base/bytes.h"
 #include "tests/workload/base/driver.h"
 #include "tests/workload/puppet/puppet.h"
@@ -107,6 +109,9 @@ void NewPool(Puppet& puppet, const Words& words, Answer* answer) {
   properties.maxSize = NumberAt(words, 2, 0);
   if (WordAt(words, 3) == "exportable")
     properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  if (WordAt(words, 3) == "decompression")
+    std::memcpy(reinterpret_cast<char*>(&properties.maxSize) + sizeof properties.maxSize,
+                &amem::cuda::kPoolForDecompression, sizeof amem::cuda::kPoolForDecompression);
   const std::uint64_t number = NextNumber(puppet.pools.pools);
   Check(cuMemPoolCreate(&puppet.pools.pools[number], &properties), "cuMemPoolCreate");
   answer->Number("pool", number);
