@@ -454,6 +454,9 @@ void add_run(CLI::App& app, CommandLine& o) {
       ->type_name("NAME")
       ->check(stage_name());
   run.add_flag("--required", o.required, "Fail without a broker instead of running without amem");
+  run.add_flag("--job-control", o.job_control,
+               "Stay above the command, so that Ctrl-Z, `kill -TSTP` and Slurm's suspend free the "
+               "GPU, and `fg` brings its memory back");
   run.add_option(
          "--trace", o.trace,
          "Record the driver calls of each process in this file; %p in the name becomes the pid")

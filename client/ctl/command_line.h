@@ -99,6 +99,7 @@ struct CommandLine {
   // run, and commands that examine what it would do
   std::string scope;  // empty: the environment's
   bool required = false;
+  bool job_control = false;
   bool separated = false;            // there is "--"
   std::vector<std::string> program;  // what follows it
 

@@ -90,6 +90,12 @@ Status wait_for_first_turn(const AwaitedStart& what, Interrupt& interrupt) {
     const auto asked = Steady::now();
     const Status status = interrupt.happened() ? Status(Code::kCancelled, "interrupted")
                                                : broker.start(request).status();
+    // Its turn would come, and pass, while it is stopped.
+    if (interrupt.is_to_stop() && !status.ok()) {
+      interrupt.stop_now();
+      broker.allow();
+      continue;
+    }
     if (interrupt.happened()) {
       interrupt.on_signal({});
       return status.ok() ? Status(Code::kCancelled, "interrupted") : status;

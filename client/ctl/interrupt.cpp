@@ -21,10 +21,11 @@ void raise_event(const Fd& event) {
 
 }  // namespace
 
-Interrupt::Interrupt() {
+Interrupt::Interrupt(OnTerminalStop stop) {
   sigset_t mask;
   sigemptyset(&mask);
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
+    if (signal == SIGTSTP && stop == OnTerminalStop::kStopsAtOnce) continue;
     // What our parent has us ignore (a shell, for a job in the background) stays ignored.
     struct sigaction current {};
     if (::sigaction(signal, nullptr, &current) == 0 && current.sa_handler != SIG_IGN) {
@@ -47,7 +48,12 @@ Interrupt::~Interrupt() {
 void Interrupt::on_signal(std::function<void()> action) {
   const std::lock_guard lock(mutex_);
   action_ = std::move(action);
-  if (happened_ && action_) action_();
+  if ((happened_ || is_to_stop_) && action_) action_();
+}
+
+void Interrupt::stop_now() {
+  ::kill(::getpid(), SIGSTOP);
+  is_to_stop_ = false;
 }
 
 void Interrupt::wait() {
@@ -59,8 +65,12 @@ void Interrupt::wait() {
     if (::read(signals_.get(), &info, sizeof info) != sizeof info) continue;
     if (happened_) ::_exit(kExitInterrupted);  // asked twice: nothing is worth waiting for
     const std::lock_guard lock(mutex_);
-    happened_ = true;
-    raise_event(happened_event_);
+    if (info.ssi_signo == SIGTSTP) {
+      is_to_stop_ = true;
+    } else {
+      happened_ = true;
+      raise_event(happened_event_);
+    }
     if (action_) action_();
   }
 }

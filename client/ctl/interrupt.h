@@ -1,5 +1,6 @@
-// Interrupt: turns SIGINT and SIGTERM into a call, so that a command that waits for the broker can
-// end in order and say where things stand. A second signal ends the process at once.
+// Interrupt: turns SIGINT, SIGTERM and SIGHUP into a call, so that a command that waits for the
+// broker can end in order and say where things stand. A second one ends the process at once. With
+// kCalls also SIGTSTP, so that it can call off what it waits for before it stops.
 //
 // Owns a thread, which makes the call. REQUIRES: made before the process has other threads (they
 // inherit the blocked signals), and only once at a time.
@@ -17,7 +18,8 @@ namespace amem::ctl {
 
 class Interrupt {
  public:
-  Interrupt();
+  enum class OnTerminalStop { kStopsAtOnce, kCalls };
+  explicit Interrupt(OnTerminalStop stop = OnTerminalStop::kStopsAtOnce);
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
   ~Interrupt();
@@ -26,6 +28,10 @@ class Interrupt {
   void on_signal(std::function<void()> action);
 
   bool happened() const { return happened_; }
+  /// SIGTSTP has come: the caller is to stop_now().
+  bool is_to_stop() const { return is_to_stop_; }
+  /// Stops the process until somebody continues it.
+  void stop_now();
 
   /// Readable once a signal has come; for poll.
   int fd() const { return happened_event_.get(); }
@@ -38,6 +44,7 @@ class Interrupt {
   Fd stop_event_;
   Fd happened_event_;
   std::atomic<bool> happened_{false};
+  std::atomic<bool> is_to_stop_{false};
   std::mutex mutex_;
   std::function<void()> action_;  // guarded by mutex_
   std::thread thread_;

@@ -8,12 +8,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 
 #include "client/core/endpoint.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/first_turn.h"
 #include "client/ctl/interrupt.h"
+#include "client/ctl/job/parent.h"
 #include "client/ctl/output.h"
 #include "client/ctl/preload.h"
 #include "common/job.h"
@@ -143,19 +145,28 @@ RunContext current_context() {
 
 namespace {
 
-/// 0: the command starts now, for whatever reason.
-int wait_for_turn(const CommandLine& options, const RunPlan& plan) {
-  if (plan.stage.empty()) return kExitOk;
+/// Of the group of this job, as far as it is known before the launcher begins.
+std::string whole_name(const CommandLine& options) {
+  return whole_group_name(options.group, job_of(::getenv, this_place()));
+}
+
+/// Empty: its path is too long, as that of the session's socket is.
+std::string control_socket(const CommandLine& options, const RunPlan& plan) {
   const auto socket = client::control_socket(
       value_in({plan.environment.begin(), plan.environment.end()}, "AMEM_RUNTIME_DIR"),
       options.socket);
-  if (!socket.ok()) return kExitOk;  // its session's is too long, too
+  return socket.ok() ? socket.value() : std::string();
+}
+
+/// 0: the command starts now, for whatever reason.
+int wait_for_turn(const CommandLine& options, const RunPlan& plan) {
+  const std::string socket = control_socket(options, plan);
+  if (plan.stage.empty() || socket.empty()) return kExitOk;
   Status status;
   {
-    Interrupt interrupt;  // before gRPC starts its threads
-    // amemd waits for the group of this job, as far as it is known before the launcher begins.
-    const std::string group = whole_group_name(options.group, job_of(::getenv, this_place()));
-    status = wait_for_first_turn({socket.value(), group, plan.stage, options.timeout}, interrupt);
+    Interrupt interrupt(Interrupt::OnTerminalStop::kCalls);  // before gRPC starts its threads
+    status =
+        wait_for_first_turn({socket, whole_name(options), plan.stage, options.timeout}, interrupt);
   }
   if (status.ok()) return kExitOk;
   if (status.code() == Code::kCancelled) {
@@ -191,7 +202,15 @@ int execute_run(const CommandLine& options) {
       return kExitFailed;
     }
   }
+  std::optional<JobSignals> signals;
+  if (options.job_control) signals.emplace();
   if (const int code = wait_for_turn(options, plan.value()); code != kExitOk) return code;
+  if (signals)
+    return run_as_parent(
+        {options.program,
+         plan.value().warnings.empty() ? control_socket(options, plan.value()) : "",
+         whole_name(options)},
+        *signals, options.json);
   std::vector<char*> argv;
   for (const std::string& argument : options.program) {
     argv.push_back(const_cast<char*>(argument.c_str()));  // execvp does not write to them

@@ -37,7 +37,8 @@ Result<RunPlan> plan_run(const CommandLine& options, const RunContext& context);
 /// This process's own.
 RunContext current_context();
 
-/// Becomes the program. If it cannot, writes an error on standard error and returns an exit code.
+/// Becomes the program, or with --job-control stays above it. If it cannot, writes an error on
+/// standard error and returns an exit code.
 int execute_run(const CommandLine& options);
 
 }  // namespace amem::ctl

@@ -46,12 +46,34 @@ std::ptrdiff_t depth(const std::string& process) {
   return std::count(from, std::find(from, status.end(), '\n'), '\t');
 }
 
+/// Whether the process of that /proc/PID/cgroup is frozen, by its own cgroup or one around it.
+bool frozen(const std::string& cgroups) {
+  constexpr std::string_view kUnified = "0::/";
+  const std::size_t line = cgroups.starts_with(kUnified) ? 0 : cgroups.find("\n0::/");
+  if (line == std::string::npos) return false;
+  const std::size_t path = cgroups.find('/', line);
+  std::ifstream file("/sys/fs/cgroup" + cgroups.substr(path, cgroups.find('\n', path) - path) +
+                     "/cgroup.events");
+  for (std::string entry; std::getline(file, entry);)
+    if (entry == "frozen 1") return true;
+  return false;
+}
+
 }  // namespace
 
 bool Peer::lives() const {
   if (process == nullptr) return false;
   pollfd ended{process->get(), POLLIN, 0};
   return ::poll(&ended, 1, 0) == 0;
+}
+
+bool Peer::stopped() const {
+  const std::string number = std::to_string(pid);
+  const std::string stat = pid > 0 ? read_proc(number, "stat") : "";
+  const std::size_t name = stat.rfind(") ");  // it may have parentheses and spaces itself
+  if (name == std::string::npos) return false;
+  if (stat[name + 2] != 'T' && !frozen(read_proc(number, "cgroup"))) return false;
+  return lives();  // else the number may be another process's
 }
 
 Result<Peer> peer_at(int socket) {

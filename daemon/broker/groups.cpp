@@ -238,6 +238,9 @@ std::string Groups::lets_go(const GroupEntry& group, const Outcome& outcome) {
 
 void Groups::act(GroupEntry& group, const action::Finished& finished) {
   Outcome outcome = finished.outcome;
+  if (outcome.status.code() == Code::kDeadlineExceeded)
+    if (const std::string stopped = describe_stopped(node_, group); !stopped.empty())
+      outcome.status = {Code::kDeadlineExceeded, outcome.status.text() + ". " + stopped};
   meter_.take(group.id, outcome.times);
   if (outcome.again) {
     spdlog::debug("{}", outcome.status.text());

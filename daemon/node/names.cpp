@@ -108,6 +108,29 @@ Result<std::vector<NamedGroup>> find_to_steer(Node& node, const Caller& caller,
   return groups;
 }
 
+std::vector<const Rank*> stopped_ranks(const Node& node, const GroupEntry& group) {
+  std::vector<const Rank*> stopped;
+  for (const RankId id : group.machine.members().ids())
+    if (const Rank* const rank = node.find_rank(id); rank != nullptr && rank->peer.stopped())
+      stopped.push_back(rank);
+  return stopped;
+}
+
+std::string names_of_stopped(const Node& node, const GroupEntry& group) {
+  std::vector<RankId> ids;
+  for (const Rank* const rank : stopped_ranks(node, group)) ids.push_back(rank->id);
+  return group.machine.members().names(ids);
+}
+
+std::string describe_stopped(const Node& node, const GroupEntry& group) {
+  std::string pids;
+  for (const Rank* const rank : stopped_ranks(node, group))
+    pids += " " + std::to_string(rank->peer.pid);
+  if (pids.empty()) return {};
+  return "stopped, as by Ctrl-Z, SIGSTOP or a frozen cgroup: " + names_of_stopped(node, group) +
+         ". Continue with `fg` or `kill -CONT" + pids + "`, then try again";
+}
+
 std::string name_for(const Node& node, const Caller& caller, const GroupEntry& group) {
   const std::string& whole = group.machine.name();
   for (std::string name : {std::string(name_of_group(whole)), whole})

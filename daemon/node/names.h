@@ -45,6 +45,13 @@ std::string address_of(const GroupEntry& group);
 /// The shortest name by which the caller can call a group that it sees.
 std::string name_for(const Node& node, const Caller& caller, const GroupEntry& group);
 
+/// The group's ranks whose processes are stopped now.
+std::vector<const Rank*> stopped_ranks(const Node& node, const GroupEntry& group);
+/// Their labels, with commas; empty: there are none.
+std::string names_of_stopped(const Node& node, const GroupEntry& group);
+/// What an operation that needs them says; empty: there are none.
+std::string describe_stopped(const Node& node, const GroupEntry& group);
+
 /// A text for somebody, without the names of groups that they may not see.
 std::string without_unseen_names(const Node& node, const Caller& caller, std::string text);
 std::string without_names_of_others(const Node& node, const Account& owner, std::string text);

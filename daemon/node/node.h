@@ -236,6 +236,7 @@ struct Node {
     const auto it = ranks.find(id);
     return it != ranks.end() ? &it->second : nullptr;
   }
+  const Rank* find_rank(RankId id) const { return const_cast<Node*>(this)->find_rank(id); }
 };
 
 }  // namespace amem

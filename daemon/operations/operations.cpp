@@ -51,6 +51,10 @@ Status Operations::check(const Groups& groups, const Task& of_all, const Parts& 
     if (status.ok() && task.deep)
       if (const auto visible = amem::visible_to(context_, group); !visible.ok())
         status = visible.status();
+    if (status.ok())
+      if (const std::string stopped = describe_stopped(node_, group); !stopped.empty())
+        status = {Code::kFailedPrecondition, "group '" + name + "' cannot " +
+                                                 std::string(to_string(task.op)) + ": " + stopped};
     if (!status.ok()) return status;
   }
   return {};

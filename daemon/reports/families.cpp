@@ -12,6 +12,7 @@
 #include "common/protocol.h"
 #include "common/version.h"
 #include "daemon/memory/host_memory.h"
+#include "daemon/node/names.h"
 #include "daemon/reports/book.h"
 
 namespace amem {
@@ -211,6 +212,10 @@ void add_groups(Book& book, const Measured& m, const Caller& caller) {
          {GroupState::kRunning, GroupState::kPausing, GroupState::kPaused, GroupState::kResuming})
       state.add(with(labels_of(*group), {{"state", std::string(to_string(each))}}),
                 group->machine.state() == each ? 1.0 : 0.0);
+  Family& stopped = book.gauge("amem_group_stopped_ranks",
+                               "Ranks of a group whose processes are stopped, as by Ctrl-Z");
+  for (const GroupEntry* group : groups)
+    stopped.add(labels_of(*group), static_cast<double>(stopped_ranks(m.node, *group).size()));
   add_memory(book, m, groups);
   add_ranks(book, m, groups);
 }

@@ -187,6 +187,7 @@ void report_group(const Node& node, const Caller& caller, const GroupEntry& grou
   info.set_phase(std::string(phase_name(machine.phase())));
   info.set_uid(group.account->owner().uid);
   info.set_rank_count(static_cast<std::uint32_t>(machine.members().ids().size()));
+  info.set_stopped_ranks(static_cast<std::uint32_t>(stopped_ranks(node, group).size()));
   const Usage usage = node.allocations.usage(group.id, [](const Allocation&) { return true; });
   info.set_allocation_count(usage.count);
   info.set_allocated_bytes(usage.allocated);
@@ -416,6 +417,7 @@ Result<std::vector<v1::RankInfo>> Reports::ranks(const Caller& caller,
     info.set_group(name_for(node, caller, group));
     info.set_rank(rank.number);
     info.set_pid(rank.peer.pid);
+    info.set_stopped(rank.peer.stopped());
     info.set_uid(rank.peer.uid);
     info.set_program(rank.program);
     info.set_shim_version(rank.shim_version);

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "daemon/node/names.h"
+
 namespace amem {
 namespace {
 
@@ -64,7 +66,10 @@ GroupView StageViews::view(const StageRules& stage, const GroupEntry& group) con
   view.presence = presence_of(group);
   view.first_turn = group.first_turn;
   view.has_ranks = !group.machine.members().empty();
-  view.missing = group.machine.missing();
+  if (const std::string ranks = group.machine.missing(); !ranks.empty())
+    view.missing = ranks + " to reconnect";
+  else if (const std::string stopped = names_of_stopped(node_, group); !stopped.empty())
+    view.missing = stopped + " to continue: stopped by Ctrl-Z or SIGSTOP";
   view.wishes = group.wishes;
   view.min_residency = stage.min_residency;
   view.leased = group.leased;

@@ -211,7 +211,10 @@ void Stages::advance(Stage& stage) {
   else
     foresee(stage);
   end_waits(stage, *view);
-  wake(stage, wakeup(*view, stage.memory, now));
+  Time next = wakeup(*view, stage.memory, now);
+  // Nothing tells when a process is stopped or goes on.
+  if (!stage.waiting.empty()) next = std::min(next, now + kPollEvery);
+  wake(stage, next);
 }
 
 void Stages::wake(Stage& stage, Time at) {

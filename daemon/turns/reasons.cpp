@@ -33,7 +33,7 @@ std::string describe(const StageView& view, const StageMemory& memory, GroupId g
     case Hindrance::Kind::kSwitching:
       return "waits for the end of a switch or of an operation of a group of this stage";
     case Hindrance::Kind::kMissing:
-      return "waits for " + view.find(group)->missing + " to reconnect";
+      return "waits for " + view.find(group)->missing;
     case Hindrance::Kind::kGrace:
       return "waits for the grace time of the stage, which ends" + in(hindrance.until);
     case Hindrance::Kind::kFailed: {
@@ -56,6 +56,10 @@ std::string describe(const StageView& view, const StageMemory& memory, GroupId g
     }
     case Hindrance::Kind::kRuns:
       if (others.empty()) return "waits for memory of groups that run";
+      for (const GroupId id : hindrance.others)
+        if (const GroupView* const other = view.find(id);
+            other != nullptr && !other->missing.empty())
+          return "waits for " + name(id) + ", which waits for " + other->missing;
       return "waits for " + others + ", which may leave" +
              (hindrance.until == kNever ? " when it is idle" : in(hindrance.until));
     case Hindrance::Kind::kBefore:

@@ -74,7 +74,7 @@ struct GroupView {
   std::vector<Footprint> on = {};              // by device
   std::vector<Part> parts = {};                // in the order in which they leave
   std::string refusal = {};                    // not empty: why it cannot take turns
-  std::string missing = {};   // ranks that have not reconnected: it can neither leave nor come
+  std::string missing = {};   // what it waits for: until then it can neither leave nor come
   bool waiting = false;       // a call waits at the gate
   std::string call = {};      // that call
   bool working = false;       // its ranks have work

@@ -68,7 +68,7 @@ std::string groups(const v1::NodeStatus& status, std::size_t columns, const Styl
     table.add({group.name(),
                {state_text(group), state_tone(group.state())},
                format_age(group.since_ms()),
-               std::to_string(group.rank_count()),
+               ranks_text(group),
                format_bar(group.resident_bytes(), group.saved_bytes(), largest, width),
                format_bytes(group.resident_bytes()),
                format_bytes(group.saved_bytes()),

@@ -50,7 +50,7 @@ std::string group_table(const Groups& groups, const Style& style) {
                {state_text(group), state_tone(group.state())},
                format_age(group.since_ms()),
                std::to_string(group.uid()),
-               std::to_string(group.rank_count()),
+               ranks_text(group),
                std::to_string(group.allocation_count()),
                format_bytes(group.allocated_bytes()),
                format_bytes(group.resident_bytes()),
@@ -79,7 +79,7 @@ std::string group_lines(const Groups& groups, const Style& style) {
   for (const v1::GroupInfo& group : groups) {
     table.add({group.name(),
                {state_text(group), state_tone(group.state())},
-               std::to_string(group.rank_count()),
+               ranks_text(group),
                format_bytes(group.resident_bytes()),
                format_bytes(group.saved_bytes()),
                took(group.last_pause_us()),
@@ -243,6 +243,13 @@ std::string transaction_of(const v1::PastOperation& operation) {
 }
 
 }  // namespace
+
+std::string ranks_text(const v1::GroupInfo& group) {
+  const std::string all = std::to_string(group.rank_count());
+  return group.stopped_ranks() == 0
+             ? all
+             : all + " (" + std::to_string(group.stopped_ranks()) + " stopped)";
+}
 
 std::string state_text(const v1::GroupInfo& group) {
   const std::string phase = group.phase().empty() ? "" : " (" + group.phase() + ")";
@@ -436,7 +443,7 @@ std::string ranks_view(const v1::ListRanksResponse& ranks, const Style& style) {
                format_bytes(rank.imported_bytes()),
                format_bytes(unbrokered_bytes(rank)),
                rank.shim_version(),
-               {rank.phase(), Tone::kBusy}});
+               {rank.stopped() ? "stopped" : rank.phase(), Tone::kBusy}});
   }
   return table.render(style) + unbrokered_table(ranks, style) + unknown_calls_table(ranks, style);
 }

@@ -14,6 +14,8 @@
 namespace amem::ctl {
 
 /// "running", "pausing (save)", "paused", ...
+/// How many ranks it has, and how many of them are stopped.
+std::string ranks_text(const v1::GroupInfo& group);
 std::string state_text(const v1::GroupInfo& group);
 Tone state_tone(v1::GroupState state);
 

@@ -242,6 +242,7 @@ class GroupInfo:
         stage: in which it takes turns; empty: none
         paused_by_stage: it is paused until its next turn; false while paused: until somebody resumes it
         partial: paused, and some of its memory did not have to leave
+        stopped_ranks: of rank_count: RankInfo.stopped
     """
 
     name: str
@@ -272,6 +273,7 @@ class GroupInfo:
     stage: str
     paused_by_stage: bool
     partial: bool
+    stopped_ranks: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -398,6 +400,7 @@ class RankInfo:
         tags: of the allocations that it owns
         opened_bytes: of other groups
         unknown_calls:
+        stopped: its process is stopped, as by Ctrl-Z or SIGSTOP, or its cgroup is frozen
     """
 
     id: int
@@ -415,6 +418,7 @@ class RankInfo:
     tags: tuple[TagUsage, ...]
     opened_bytes: int
     unknown_calls: tuple[UnknownCall, ...]
+    stopped: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -112,11 +112,13 @@ def test_every_alert_fires_when_it_should(tmp_path):
         "AmemPoolTooLarge": (f'amem_pool_bytes{{{node}, state="free"}}', "8x20"),
         "AmemPoolNearlyFull": (f'amem_pool_bytes{{{node}, state="used"}}', "95x20"),
         "AmemQuotaRefusals": (f'amem_quota_refusals_total{{{node}, owner="1000", resource="pool"}}', "0+1x20"),
+        "AmemGroupStopped": (f'amem_group_stopped_ranks{{{node}, group="train", owner="0"}}', "2x20"),
         "AmemGroupStarves": (f'amem_group_turn_seconds_total{{{node}, group="train", owner="0", stage="night", turn="waited"}}', "0+60x20"),
     }
     with open(ALERTS, encoding="utf-8") as file:
         assert set(re.findall(r"- alert: (\w+)", file.read())) == set(cases), "each alert has a case here"
     beside = {  # series that an expression needs besides
+        "AmemGroupStopped": [(f'amem_group_memory_bytes{{{node}, group="train", owner="0", state="resident"}}', "5x20")],
         "AmemPoolIncomplete": [(f'amem_pool_bytes{{{node}, state="free"}}', "4x20")],
         "AmemPoolTooLarge": [(f"amem_pool_configured_bytes{{{node}}}", "4x20")],
         "AmemPoolNearlyFull": [(f'amem_pool_bytes{{{node}, state="free"}}', "5x20"), (f"amem_pool_configured_bytes{{{node}}}", "100x20")],

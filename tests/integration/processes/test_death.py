@@ -275,14 +275,18 @@ def test_slow_in_resume_rolls_back(bare_node, phase, rule):
 
 
 def test_stopped_in_quiesce_is_named_and_nothing_happens(node):
+    """Before it, the pause does not begin (operators/test_job_control.py)."""
     job = node.job()
+    job.ranks[0].ask("capture begin")
+    pause = node.ctl.start("pause", "train", "--timeout", "3s")
+    pause.wait_phase("quiesce")
     job.ranks[1].signal(signal.SIGSTOP)
-    answer = node.ctl.try_("pause", "train", "--timeout", "2s")
+    answer = pause.finish()
     assert answer.code == 6
-    assert f"pid {job.ranks[1].pid}" in answer.error
-    assert f"pid {job.ranks[0].pid}" not in answer.error
+    assert f". stopped, as by Ctrl-Z, SIGSTOP or a frozen cgroup: rank 1 (pid {job.ranks[1].pid})" in answer.error
     assert node.ctl.state("train") == "running"
     job.ranks[1].signal(signal.SIGCONT)
+    job.ranks[0].ask("capture end")
     job.check()
     node.ctl("pause", "train")
     node.ctl("resume", "train")

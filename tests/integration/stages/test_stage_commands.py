@@ -1,6 +1,5 @@
 """Commands that wait for the end of a switch: they are their caller's, and go with it."""
 import os
-import signal
 
 import pytest
 
@@ -16,7 +15,7 @@ MOST = 6  # calls of hers at a time
 
 @pytest.fixture
 def in_a_switch(stage):
-    """Her groups `train`, which leaves and does not become quiet before SIGCONT, and `rollout`, which comes, and its lease."""
+    """Her groups `train`, which leaves and does not become quiet before its capture ends, and `rollout`, which comes, and its lease."""
     node = stage("--pool-size", "160MiB", "--quotas-pool", "100%", "--quotas-calls", str(MOST), memory=64 * MIB)
     node.let_others_in()
     alice = as_user(ALICE, "nogroup")
@@ -24,7 +23,7 @@ def in_a_switch(stage):
     node.ctl("pause", "rollout")
     train = Tenant(node, "train", 30 * MIB, prefix=alice)
     let_go(node, "rollout")
-    train.puppet.signal(signal.SIGSTOP)
+    train.puppet.ask("capture begin")
     lease = node.ctl.by(alice).start("lease", "rollout", "--timeout", "60s")
     eventually(lambda: turns(node)["train"]["turn"] == "leaves", what="the stage switches")
     yield node, node.ctl.by(alice), train, rollout, lease
@@ -49,7 +48,7 @@ def test_a_command_goes_with_its_caller(in_a_switch, command):
         for each in waiting:
             each.kill()
         eventually(lambda: calls(node) == 1, what="they have gone")
-    train.puppet.signal(signal.SIGCONT)
+    train.puppet.ask("capture end")
     assert lease.finish().code == 0
     rollout.verify()
     assert node.ctl.state("train") == "paused" and node.ctl.group("train")["paused_by_stage"]

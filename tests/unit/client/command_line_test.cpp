@@ -57,6 +57,7 @@ TEST(CommandLine, CommandsAndTheirArguments) {
   EXPECT_EQ(parse({"prepare", "train", "rollout"}).options->groups,
             (std::vector<std::string>{"train", "rollout"}));
   EXPECT_FALSE(parse({"prepare"}).options) << "which group?";
+  EXPECT_TRUE(parse({"run", "--group", "a", "--job-control", "--", "x"}).options->job_control);
   const CommandLine policy = *parse({"policy", "train", "kv_cache", "discard"}).options;
   EXPECT_EQ(policy.tag, "kv_cache");
   EXPECT_EQ(policy.policy, v1::POLICY_DISCARD);
