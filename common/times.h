@@ -1,4 +1,4 @@
-// Times, as people read them. Pure functions, but for the time zone; any thread.
+// Times, as people read them. Pure functions of their arguments and of the time zone; any thread.
 #pragma once
 
 #include <cstdint>
