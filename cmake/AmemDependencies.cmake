@@ -15,6 +15,8 @@ else()
   find_package(CLI11 REQUIRED)
   find_package(nlohmann_json REQUIRED)
   pkg_check_modules(PROMETHEUS REQUIRED IMPORTED_TARGET prometheus-cpp-pull)
+  find_library(AMEM_CIVETWEB civetweb REQUIRED)
+  find_library(AMEM_CIVETWEB_CPP civetweb-cpp REQUIRED)
   pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
 endif()
 

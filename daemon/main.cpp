@@ -167,10 +167,13 @@ int serve(Config config, const Arguments& arguments, const Successor& successor,
   if (Status status = broker.recover(supervisor.take_descriptors()); !status.ok())
     return fail(status);
   if (Status status = broker.start(); !status.ok()) return fail(status);
-  MetricsEndpoint metrics(loop, config.metrics_listen, [&](MetricsEndpoint::Answer answer) {
-    broker.look_at_devices(
-        [&broker, answer = std::move(answer)] { answer(broker.metrics(Caller())); });
-  });
+  MetricsEndpoint metrics(
+      loop, config.metrics_listen,
+      [&](MetricsEndpoint::Answer answer) {
+        broker.look_at_devices(
+            [&broker, answer = std::move(answer)] { answer(broker.metrics(Caller())); });
+      },
+      [&](const std::string& name) { return broker.reports().condition(Caller(), name); });
   std::thread ending;  // waits for calls that need the loop to end
   ControlServer* serving = nullptr;
   Supervised supervised(loop, manager, [&] {

@@ -24,7 +24,8 @@ libspdlog-dev            amemd's log
 libfmt-dev               text formatting under spdlog
 libcli11-dev             command lines
 nlohmann-json3-dev       JSON of amemctl and libamem_client
-prometheus-cpp-dev       metrics for Prometheus, and the HTTP server that they are read from
+prometheus-cpp-dev       metrics for Prometheus
+libcivetweb-dev          the HTTP server that they are read from
 libtomlplusplus-dev      amemd.toml
 libgtest-dev             tests
 libgmock-dev             tests

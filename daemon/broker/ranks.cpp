@@ -177,6 +177,7 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   const std::string name = rank_label(rank);
   const std::string& program = rank.program;
   const bool gate_shut = group.machine.join(rank.id, name);
+  group.ended.erase(rank.number);
   group.log().info("group '{}': {} joined: {}, shim {}", group.machine.name(), name, program,
                    rank.shim_version);
   events_.publish(&group, "rank_joined", name + " " + program);
@@ -469,11 +470,24 @@ void Ranks::left(RankId id, const std::shared_ptr<Account>& account) {
   node_.pools.leave(account);
 }
 
+/// A process without a launcher's number may be a helper that has done its work. So may be one with
+/// the number of another rank.
+void Ranks::note_end(GroupEntry& group, int number, const std::string& label) {
+  const std::vector<RankId> others = group.machine.members().ids();
+  const auto has_number = [&](RankId other) { return node_.ranks.at(other).number == number; };
+  if (number < 0 || others.empty() || group.ended.size() == kMostEnded ||
+      std::any_of(others.begin(), others.end(), has_number))
+    return;
+  group.ended[number] = label;
+}
+
 void Ranks::remove(RankId id, const std::string& why) {
   Rank* rank = node_.find_rank(id);
   if (rank == nullptr) return;
   GroupEntry& group = node_.group_of(*rank);
   const std::string name = node_.label(*rank);
+  const int number = rank->number;
+  const std::string bare_name = rank_label(*rank);
   // Some frameworks end workers that do nothing for long, as those of a paused group do.
   const bool was_paused = group.machine.state() == GroupState::kPaused;
   const std::string reason = (why.empty() ? "its session ended" : "disconnected: " + why) +
@@ -499,6 +513,7 @@ void Ranks::remove(RankId id, const std::string& why) {
   stages_.changed(group);
   group.lost.erase(id);
   group.machine.leave(id, leaves_unloaded, Clock::now());
+  note_end(group, number, bare_name);
   if (resume != nullptr) resume->maker_gone(id);
   groups_.drive(group);
   remove_harmless();

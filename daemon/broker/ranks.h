@@ -77,6 +77,7 @@ class Ranks final : public SessionHandler {
   void remove_harmless();
   void let_go_of_pool(const Rank& rank);
   void remove(RankId id, const std::string& why);
+  void note_end(GroupEntry& group, int number, const std::string& label);
 
   Node& node_;
   EventLoop& loop_;

@@ -56,6 +56,7 @@ struct UnknownCall {
 /// 64 KiB a rank: 96 bytes each, and twice 80 where name and library have all of their 63
 /// characters. An answer to ListRanks has 36 KiB of them.
 inline constexpr std::size_t kMostUnknownCalls = 256;
+inline constexpr std::size_t kMostEnded = 64;
 
 /// What a rank reports of its calls and its work.
 struct RankWork {
@@ -169,6 +170,9 @@ struct GroupEntry {
   // its ranks, or there is none.
   std::string waits_for;
   std::set<RankId> lost;  // session ended, but the process lives and shares memory
+  // The launcher's ranks that have ended while others of the group lived, by their number, until
+  // another has it: their labels. kMostEnded at most.
+  std::map<int, std::string> ended;
   std::optional<EventLoop::TimerId> timer;
   std::string paused_by;  // who has asked for the last pause, for people; empty: another broker's
   std::deque<FleetShare> shares;  // the last ones, the newest first

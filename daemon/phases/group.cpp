@@ -70,6 +70,7 @@ bool Group::join(RankId rank, std::string label) {
     return !gates_open() && !aside(rank);
   }
   members_.add(rank, std::move(label));
+  if (losses_ > 0 && --losses_ == 0) lost_.clear();
   if (was_paused()) late_.insert(rank);
   if (course_) course_->join(rank);
   return !gates_open() && !aside(rank);
@@ -214,11 +215,7 @@ void Group::begin(const Task& task, Duration timeout, bool inside, Barrier barri
   stable_state_ = state_;
   const GroupState end_state = end_state_of(task);
   note_.clear();
-  if (task.op == Operation::kResume) {
-    lost_.clear();
-    losses_ = 0;
-    late_.clear();
-  }
+  if (task.op == Operation::kResume) late_.clear();
   actions_.push_back(action::Begun{task, deepens});
   if (!task.selection.local()) {  // else the group runs
     state_ = pause ? GroupState::kPausing : GroupState::kResuming;

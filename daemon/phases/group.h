@@ -138,8 +138,8 @@ class Group {
   Time since() const { return since_; }
   /// How the last operation failed, and which ranks were lost while it was paused.
   std::string note() const { return note_ + (note_.empty() || lost_.empty() ? "" : "; ") + lost_; }
-  /// Returns which ranks were lost while it was paused. A router must not send requests to such a
-  /// group.
+  /// Returns which ranks were lost while it was paused, until as many have joined. A router must
+  /// not send requests to such a group.
   const std::string& lost() const { return lost_; }
   /// Returns the phase in which the broker waits for this rank now; "comeback": it has no session
   /// and may reconnect; empty: the broker does not wait for it.

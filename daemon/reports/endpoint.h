@@ -1,7 +1,8 @@
-// MetricsEndpoint: the metrics by HTTP, for Prometheus to scrape: GET /metrics.
+// MetricsEndpoint: what others read by HTTP: GET /metrics for Prometheus, and GET /ready/GROUP for
+// routers and probes.
 //
 // It has threads of its own, which ask the broker on the loop's thread and wait for the answer for
-// a limited time; whoever scrapes slowly or hangs holds up one of them, for as long, and nothing
+// a limited time; whoever reads slowly or hangs holds up one of them, for as long, and nothing
 // else. A port that is not to be had is tried again now and then.
 //
 // For the loop's thread.
@@ -12,6 +13,8 @@
 #include <optional>
 #include <string>
 
+#include "common/readiness.h"
+#include "common/status.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/reports/book.h"
 
@@ -23,17 +26,20 @@ class MetricsEndpoint {
   /// destroyed instead says that the broker is ending.
   using Answer = std::function<void(Families)>;
   using Measure = std::function<void(Answer)>;
+  /// On the loop's thread: what the broker knows at this moment of a group that is called so by
+  /// somebody who sees all. kInvalidArgument, kNotFound.
+  using Look = std::function<Result<GroupCondition>(const std::string& name)>;
 
   /// `listen`: "address:port"; empty: nothing is served. The loop outlives this object.
-  MetricsEndpoint(EventLoop& loop, const std::string& listen, Measure measure);
+  MetricsEndpoint(EventLoop& loop, const std::string& listen, Measure measure, Look look);
   ~MetricsEndpoint();
   MetricsEndpoint(const MetricsEndpoint&) = delete;
   MetricsEndpoint& operator=(const MetricsEndpoint&) = delete;
 
   /// Begins to serve, or tells why not and tries again.
   void open();
-  /// What is asked for from now on is answered with amem_up 0. The port is open until the process
-  /// ends: closing it takes the HTTP server up to two seconds.
+  /// What is asked for from now on is answered with amem_up 0, and with 503. The port is open until
+  /// the process ends: closing it takes the HTTP server up to two seconds.
   void shut();
 
  private:

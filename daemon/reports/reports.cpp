@@ -171,6 +171,40 @@ v1::Form to_proto(Form form) { return static_cast<v1::Form>(form); }
 
 std::optional<Form> from_proto(v1::Form form) { return form_of(static_cast<std::uint32_t>(form)); }
 
+namespace {
+
+GroupCondition::State state_of(GroupState state) {
+  switch (state) {
+    case GroupState::kRunning:
+      return GroupCondition::State::kRunning;
+    case GroupState::kPausing:
+      return GroupCondition::State::kPausing;
+    case GroupState::kPaused:
+      return GroupCondition::State::kPaused;
+    case GroupState::kResuming:
+      return GroupCondition::State::kResuming;
+  }
+  return GroupCondition::State::kUnknown;
+}
+
+/// Returns which ranks the group lacks, for people; empty: none.
+std::string lost_ranks(const GroupEntry& group) {
+  std::string text = group.machine.lost();
+  const auto add = [&](const std::string& what) { text += (text.empty() ? "" : "; ") + what; };
+  for (const auto& [number, label] : group.ended)
+    if (text.find(label) == std::string::npos) add("lost " + label);
+  for (const RankId rank : group.lost)
+    add("lost " + group.machine.members().label(rank));  // "… whose session has ended"
+  return text;
+}
+
+bool is_partial(const Node& node, const GroupEntry& group) {
+  return group.machine.state() == GroupState::kPaused &&
+         node.allocations.any(group.id, [](const Allocation& a) { return a.may_leave(); });
+}
+
+}  // namespace
+
 void report_group(const Node& node, const Caller& caller, const GroupEntry& group,
                   v1::GroupInfo& info) {
   const Group& machine = group.machine;
@@ -179,9 +213,7 @@ void report_group(const Node& node, const Caller& caller, const GroupEntry& grou
   info.set_owner(to_string(group.account->owner()));
   info.set_state(to_proto(machine.state()));
   info.set_deep(machine.deep());
-  info.set_partial(
-      machine.state() == GroupState::kPaused &&
-      node.allocations.any(group.id, [](const Allocation& a) { return a.may_leave(); }));
+  info.set_partial(is_partial(node, group));
   if (group.stage != kNoStage) info.set_stage(group.stage);
   info.set_paused_by_stage(machine.state() == GroupState::kPaused && group.paused_by_stage);
   info.set_phase(std::string(phase_name(machine.phase())));
@@ -200,6 +232,7 @@ void report_group(const Node& node, const Caller& caller, const GroupEntry& grou
   if (const auto& resume = machine.last(Operation::kResume))
     info.set_last_resume_us(to_us(resume->total));
   info.set_note(group.waits_for.empty() ? machine.note() : "waits: " + group.waits_for);
+  info.set_lost(lost_ranks(group));
   std::map<std::string, v1::TagPolicy> policies;
   std::map<std::string, v1::TagUsage> tags;
   std::map<DeviceUuid, Usage> devices;
@@ -384,6 +417,27 @@ void Reports::status(const Caller& caller, v1::NodeStatus& status) const {
 
 void Reports::groups(const Caller& caller, v1::ListGroupsResponse& response) const {
   report_groups(node, caller, *response.mutable_groups());
+}
+
+Result<GroupCondition> Reports::condition(const Caller& caller, const std::string& name) const {
+  if (Status status = check_whole_name(name.substr(0, name.find('@'))); !status.ok()) return status;
+  const Result<GroupEntry*> found = find_group(node, caller, name);
+  if (!found.ok()) return found.status();
+  const GroupEntry& group = *found.value();
+  const Group& machine = group.machine;
+  GroupCondition condition;
+  condition.name = name_for(node, caller, group);
+  condition.state = state_of(machine.state());
+  condition.phase = phase_name(machine.phase());
+  condition.deep = machine.deep();
+  condition.partial = is_partial(node, group);
+  condition.ms = to_us(Clock::now() - machine.since()) / 1000;
+  condition.ranks = static_cast<std::uint32_t>(machine.members().ids().size());
+  condition.stopped = static_cast<std::uint32_t>(stopped_ranks(node, group).size());
+  if (group.stage != kNoStage) condition.stage = group.stage;
+  condition.paused_by_stage = machine.state() == GroupState::kPaused && group.paused_by_stage;
+  condition.lost = lost_ranks(group);
+  return condition;
 }
 
 Result<std::vector<v1::RankInfo>> Reports::ranks(const Caller& caller,

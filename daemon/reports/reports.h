@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "amem/v1/broker.pb.h"
+#include "common/readiness.h"
 #include "common/status.h"
 #include "daemon/memory/devices.h"
 #include "daemon/memory/workers.h"
@@ -79,6 +80,9 @@ struct Reports {
   /// may see.
   void status(const Caller& caller, v1::NodeStatus& status) const;
   void groups(const Caller& caller, v1::ListGroupsResponse& response) const;
+  /// Whether it takes requests: with nothing about the caller's group that the metrics do not have,
+  /// so without the note. kInvalidArgument also for a name that no group can have.
+  Result<GroupCondition> condition(const Caller& caller, const std::string& group) const;
   Result<std::vector<v1::RankInfo>> ranks(const Caller& caller, const std::string& group) const;
   Result<AllocationList> list_allocations(const Caller& caller, const std::string& group) const;
   /// So many at most, and no more once they have so many bytes. None: there are no more.

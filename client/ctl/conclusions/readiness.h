@@ -9,7 +9,7 @@
 namespace amem::ctl {
 
 struct Readiness {
-  bool ready = false;  // it runs
+  bool ready = false;  // it runs, with all ranks that it had
   std::string text;    // for people
   std::string json;    // an object on a line
 };

@@ -16,12 +16,6 @@ std::string format_bytes(std::uint64_t bytes);
 /// How long something took: "850 us", "12.4 ms", "143 ms", "1.24 s", "75.0 s".
 std::string format_micros(std::uint64_t us);
 
-/// How long something has lasted, in two units at most: "0 s", "12 s", "3 min 5 s", "2 d 4 h".
-std::string format_age(std::uint64_t ms);
-
-/// "2024-05-01 12:34:56.789" in local time.
-std::string format_time(std::uint64_t unix_ms);
-
 /// "500ms", "1.5s", "2m", or a bare number of seconds; whole milliseconds from 1 to 2^32-1.
 std::optional<std::chrono::milliseconds> parse_duration(std::string_view text);
 

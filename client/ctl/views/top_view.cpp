@@ -7,6 +7,7 @@
 
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/views.h"
+#include "common/times.h"
 
 namespace amem::ctl {
 namespace {

@@ -13,6 +13,7 @@
 #include "client/ctl/views/device_names.h"
 #include "client/ctl/views/format.h"
 #include "common/form.h"
+#include "common/times.h"
 
 namespace amem::ctl {
 namespace {
@@ -251,21 +252,29 @@ std::string ranks_text(const v1::GroupInfo& group) {
              : all + " (" + std::to_string(group.stopped_ranks()) + " stopped)";
 }
 
-std::string state_text(const v1::GroupInfo& group) {
-  const std::string phase = group.phase().empty() ? "" : " (" + group.phase() + ")";
-  switch (group.state()) {
-    case v1::GROUP_STATE_RUNNING:
-      return "running";
-    case v1::GROUP_STATE_PAUSING:
-      return "pausing" + phase;
-    case v1::GROUP_STATE_PAUSED:
-      return group.deep() ? "paused (deep)" : group.partial() ? "paused (partial)" : "paused";
-    case v1::GROUP_STATE_RESUMING:
-      return "resuming" + phase;
-    default:
-      return "unknown";
-  }
+GroupCondition condition_of(const v1::GroupInfo& group) {
+  using State = GroupCondition::State;
+  GroupCondition condition;
+  condition.name = group.name();
+  condition.state = group.state() == v1::GROUP_STATE_RUNNING    ? State::kRunning
+                    : group.state() == v1::GROUP_STATE_PAUSING  ? State::kPausing
+                    : group.state() == v1::GROUP_STATE_PAUSED   ? State::kPaused
+                    : group.state() == v1::GROUP_STATE_RESUMING ? State::kResuming
+                                                                : State::kUnknown;
+  condition.phase = group.phase();
+  condition.deep = group.deep();
+  condition.partial = group.partial();
+  condition.ms = group.since_ms();
+  condition.ranks = group.rank_count();
+  condition.stopped = group.stopped_ranks();
+  condition.stage = group.stage();
+  condition.paused_by_stage = group.paused_by_stage();
+  condition.lost = group.lost();
+  condition.note = group.note();
+  return condition;
 }
+
+std::string state_text(const v1::GroupInfo& group) { return state_text(condition_of(group)); }
 
 Tone state_tone(v1::GroupState state) {
   switch (state) {

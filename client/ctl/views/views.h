@@ -10,9 +10,11 @@
 
 #include "amem/v1/broker.pb.h"
 #include "client/ctl/views/text_table.h"
+#include "common/readiness.h"
 
 namespace amem::ctl {
 
+GroupCondition condition_of(const v1::GroupInfo& group);
 /// "running", "pausing (save)", "paused", ...
 /// How many ranks it has, and how many of them are stopped.
 std::string ranks_text(const v1::GroupInfo& group);

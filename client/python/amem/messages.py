@@ -242,6 +242,7 @@ class GroupInfo:
         stage: in which it takes turns; empty: none
         paused_by_stage: it is paused until its next turn; false while paused: until somebody resumes it
         partial: paused, and some of its memory did not have to leave
+        lost: ranks that it lacks, until others replace them, such as "lost rank 1 (pid 7) while it was paused"; empty: none
         stopped_ranks: of rank_count: RankInfo.stopped
     """
 
@@ -273,6 +274,7 @@ class GroupInfo:
     stage: str
     paused_by_stage: bool
     partial: bool
+    lost: str
     stopped_ranks: int
 
 

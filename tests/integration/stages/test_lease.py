@@ -65,7 +65,7 @@ def test_who_is_ready(stage):
     assert before - 1000 < since < time.time() * 1000
     assert "the group is paused" in answer.json["note"], "how its last resume failed"
     assert answer.json | {"paused_since_ms": 0, "note": ""} == {"group": "rollout", "ready": False, "alive": True, "state": "paused",
-                                                                "paused_since_ms": 0, "paused_by_stage": True, "note": ""}
+                                                                "paused_since_ms": 0, "paused_by_stage": True, "lost": "", "note": ""}
     assert "It resumes at its next turn in stage night" in node.ctl.try_("ready", "rollout", json_output=False).out
     assert node.ctl("ready", "train").json["ready"]
     assert node.ctl.try_("ready", "nobody").code == NOT_FOUND

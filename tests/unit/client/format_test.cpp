@@ -7,6 +7,7 @@
 
 #include "client/ctl/exit_code.h"
 #include "client/ctl/views/text_table.h"
+#include "common/times.h"
 
 namespace amem::ctl {
 namespace {

@@ -5,6 +5,7 @@
 #include "client/ctl/views/format.h"
 #include "client/ctl/views/top_view.h"
 #include "client/ctl/views/views.h"
+#include "common/times.h"
 #include "tests/unit/fixtures/past_operation.h"
 
 namespace amem::ctl {

@@ -28,7 +28,7 @@ TEST(Readiness, AGroupThatRunsIsReady) {
   EXPECT_TRUE(answer.ready);
   EXPECT_THAT(answer.text, StartsWith("group rollout is ready: running since "));
   EXPECT_EQ(answer.json, R"({"group":"rollout","ready":true,"alive":true,"state":"running",)"
-                         R"("paused_since_ms":0,"paused_by_stage":false,"note":""})");
+                         R"("paused_since_ms":0,"paused_by_stage":false,"lost":"","note":""})");
 }
 
 TEST(Readiness, APausedGroupIsAliveAndNotReady) {
@@ -37,8 +37,9 @@ TEST(Readiness, APausedGroupIsAliveAndNotReady) {
   EXPECT_FALSE(answer.ready);
   EXPECT_THAT(answer.text, StartsWith("group rollout is not ready: paused since "));
   EXPECT_THAT(answer.text, EndsWith("(12 s). It is paused until somebody resumes it"));
-  EXPECT_EQ(answer.json, R"({"group":"rollout","ready":false,"alive":true,"state":"paused",)"
-                         R"("paused_since_ms":1700000000345,"paused_by_stage":false,"note":""})");
+  EXPECT_EQ(answer.json,
+            R"({"group":"rollout","ready":false,"alive":true,"state":"paused",)"
+            R"("paused_since_ms":1700000000345,"paused_by_stage":false,"lost":"","note":""})");
   group.set_stage("night");
   group.set_paused_by_stage(true);
   answer = readiness(group, kNow);
@@ -54,6 +55,16 @@ TEST(Readiness, AGroupWithoutRanksIsNotAlive) {
   EXPECT_FALSE(answer.ready);
   EXPECT_THAT(answer.text, EndsWith("It has no rank yet"));
   EXPECT_THAT(answer.json, HasSubstr(R"("ready":false,"alive":false)"));
+}
+
+TEST(Readiness, AGroupThatHasLostARankIsNotReady) {
+  v1::GroupInfo group = rollout(v1::GROUP_STATE_RUNNING);
+  group.set_lost("lost rank 1 (pid 7)");
+  const Readiness answer = readiness(group, kNow);
+  EXPECT_FALSE(answer.ready);
+  EXPECT_THAT(answer.text, StartsWith("group rollout is not ready: running since "));
+  EXPECT_THAT(answer.text, EndsWith("(12 s). It has lost rank 1 (pid 7)"));
+  EXPECT_THAT(answer.json, HasSubstr(R"x("lost":"lost rank 1 (pid 7)","note":"")x"));
 }
 
 TEST(Readiness, ALostRankIsInTheNote) {

@@ -64,6 +64,20 @@ TEST_F(GroupTest, OneThatJoinedWhilePausedIsNotMissedInThatPause) {
   EXPECT_EQ(group.lost(), "lost rank 1 (pid 22) while it was paused");
 }
 
+TEST_F(GroupTest, AResumeDoesNotReplaceALostRank) {
+  to_paused();
+  group.leave(2, false, now);
+  ASSERT_TRUE(group.start(Operation::kResume, {}, now).ok());
+  group.admitted(kOk, now);
+  group.created(kOk, now);
+  for (const RankPhase phase : {RankPhase::kMap, RankPhase::kLoad, RankPhase::kOpen})
+    done(1, phase);
+  ASSERT_EQ(group.state(), GroupState::kRunning);
+  EXPECT_EQ(group.lost(), "lost rank 1 (pid 22) while it was paused");
+  group.join(3, "rank 1 (pid 33)");
+  EXPECT_EQ(group.lost(), "");
+}
+
 TEST_F(GroupTest, OneThatJoinedWhilePausedIsMissedInTheNextPause) {
   to_paused();
   group.join(3, "rank 2 (pid 33)");
