@@ -1,7 +1,7 @@
 """%amem: a notebook pauses and resumes its kernel's group.
 
 IPython loads this by `%load_ext amem`, and only then is IPython there: this module imports nothing of it before. Whoever pauses
-by the magic forgets to resume, and the next cell would wait at the gate for ever. So a cell that may need the GPU resumes
+by the magic forgets to resume, and the next cell would wait at the gate without end. So a cell that may need the GPU resumes
 first. The kernel's main thread.
 """
 from __future__ import annotations
