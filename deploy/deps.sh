@@ -34,6 +34,8 @@ python3                  the test runners, deploy/try.sh, manual pages and compl
 python3-pytest           integration tests
 python3-grpcio           tests of the Python package
 python3-cryptography     certificates that amem.ray makes, in its tests
+python3-jupyter-client   starts a notebook's kernel in their tests
+python3-ipykernel        that kernel
 mypy                     checks the types of the Python package and of its tests
 pydocstyle               checks the form of its docstrings
 python3-pip              builds the Python package; fetches the CUDA and NCCL headers where there is no CUDA toolkit

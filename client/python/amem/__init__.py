@@ -6,6 +6,7 @@ enable() switches amem on in a program and in the frameworks that it uses (amem.
   set_policy, extend_timeouts, pause_async, resume_async, turn.
 - To start ranks: launch, environment.
 - In a controller: Broker, Cluster, swap, swap_async. Only these and turn require grpcio and protobuf.
+- In a notebook: `%load_ext amem` gives it the magic %amem.
 - amem.aio has the calls as coroutines, amem.compat the names of torch_memory_saver, and amem.nccl AMem's NCCL calls.
 
 Warnings go to the logger "amem". Calls raise amem.Error, which has a code and a text. Times are seconds and sizes are bytes unless
@@ -60,6 +61,28 @@ def __getattr__(name: str) -> Any:
     if name == "aio":  # a rank rarely needs asyncio, either
         return importlib.import_module("amem.aio")
     return _later.attribute("amem", name, _LATER)
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Gives a notebook the magic %amem. IPython calls this for `%load_ext amem`.
+
+    Args:
+        ipython: The shell of the kernel.
+    """
+    from amem import _notebook
+
+    _notebook.load(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """Takes the magic away. IPython calls this for `%unload_ext amem`.
+
+    Args:
+        ipython: The shell of the kernel.
+    """
+    from amem import _notebook
+
+    _notebook.unload(ipython)
 
 
 def __dir__() -> list[str]:
