@@ -176,8 +176,10 @@ void Ranks::hello(SessionId session_id, std::uint64_t seq, const amem_v1_Hello& 
   loop_.cancel(session.hello_timer);
   const std::string name = rank_label(rank);
   const std::string& program = rank.program;
+  const bool lacked = !group.ended.empty() || !group.machine.lost().empty();
   const bool gate_shut = group.machine.join(rank.id, name);
   group.ended.erase(rank.number);
+  if (lacked) write_lost(group);
   group.log().info("group '{}': {} joined: {}, shim {}", group.machine.name(), name, program,
                    rank.shim_version);
   events_.publish(&group, "rank_joined", name + " " + program);
@@ -481,6 +483,13 @@ void Ranks::note_end(GroupEntry& group, int number, const std::string& label) {
   group.ended[number] = label;
 }
 
+/// What is under way writes the group's row when it ends, and until then the row is the
+/// operation's.
+void Ranks::write_lost(GroupEntry& group) {
+  if (!group.machine.under_way() && !group.machine.members().empty())
+    (void)node_.records.write(group);
+}
+
 void Ranks::remove(RankId id, const std::string& why) {
   Rank* rank = node_.find_rank(id);
   if (rank == nullptr) return;
@@ -514,6 +523,7 @@ void Ranks::remove(RankId id, const std::string& why) {
   group.lost.erase(id);
   group.machine.leave(id, leaves_unloaded, Clock::now());
   note_end(group, number, bare_name);
+  if (!group.ended.empty() || !group.machine.lost().empty()) write_lost(group);
   if (resume != nullptr) resume->maker_gone(id);
   groups_.drive(group);
   remove_harmless();

@@ -78,6 +78,7 @@ class Ranks final : public SessionHandler {
   void let_go_of_pool(const Rank& rank);
   void remove(RankId id, const std::string& why);
   void note_end(GroupEntry& group, int number, const std::string& label);
+  void write_lost(GroupEntry& group);
 
   Node& node_;
   EventLoop& loop_;

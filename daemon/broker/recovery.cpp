@@ -407,8 +407,12 @@ void Recovery::take_group(GroupId id, std::map<RankId, Member>& members,
     ranks.push_back(std::move(rank));
   }
   const RestartState restart_state{row.paused() ? GroupState::kPaused : GroupState::kRunning,
-                                   Epoch(row.epoch()), std::move(what), row.by_operator(),
-                                   row.deep()};
+                                   Epoch(row.epoch()),
+                                   std::move(what),
+                                   row.by_operator(),
+                                   row.deep(),
+                                   row.lost(),
+                                   row.losses()};
   GroupEntry& group = groups_.restore(id, row.name(), account, restart_state, std::move(labels));
   group.tag_discards = {row.tag_discards().begin(), row.tag_discards().end()};
   group.rank_discards = {row.rank_discards().begin(), row.rank_discards().end()};
@@ -420,6 +424,7 @@ void Recovery::take_group(GroupId id, std::map<RankId, Member>& members,
   for (const v1::record::RestoreNeed& need : row.restore_needs())
     if (need.device().size() == sizeof(DeviceUuid::bytes))
       group.restore_needs[make_uuid(need.device().data())] = need.bytes();
+  group.ended = {row.ended().begin(), row.ended().end()};
   group.stage = row.stage();
   group.paused_by_stage = row.by_stage();
   group.leased = row.leased();

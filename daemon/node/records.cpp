@@ -60,6 +60,9 @@ v1::record::Group row_of(const GroupEntry& group, bool waves) {
   row.set_epoch(restart_state.epoch.attempt);
   row.set_by_operator(restart_state.by_operator);
   row.set_deep(restart_state.deep);
+  row.set_lost(restart_state.lost);
+  row.set_losses(restart_state.losses);
+  for (const auto& [number, label] : group.ended) (*row.mutable_ended())[number] = label;
   for (const auto& [device, bytes] : group.restore_needs) {
     v1::record::RestoreNeed& need = *row.add_restore_needs();
     need.set_device(bytes_of(device.bytes));

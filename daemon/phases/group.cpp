@@ -38,6 +38,8 @@ Group::Group(std::string name, const Deadlines& deadlines, Time now, MemoryView 
   state_ = stable_state_ = restart_state.stable_state;
   by_operator_ = restart_state.by_operator;
   deep_ = restart_state.deep;
+  lost_ = restart_state.lost;
+  losses_ = restart_state.losses;
   epoch_ = restart_state.epoch;
   members_ = std::move(members);
   for (const RankId rank : members_.ids()) expected_.insert(rank);
@@ -131,9 +133,13 @@ void Group::go_on_if_all_are_back(Time now) {
 
 RestartState restart_state_of(const Group& group) {
   const bool stable = !group.course_ && !group.interrupted_;
-  return {stable ? group.state_ : group.stable_state_, group.epoch(),
-          group.course_ ? group.course_->interrupted() : group.interrupted_, group.by_operator_,
-          group.deep()};
+  return {stable ? group.state_ : group.stable_state_,
+          group.epoch(),
+          group.course_ ? group.course_->interrupted() : group.interrupted_,
+          group.by_operator_,
+          group.deep(),
+          group.lost_,
+          group.losses_};
 }
 
 bool will_take(const Group& group, const std::string& tag, const std::vector<RankId>& sharers) {

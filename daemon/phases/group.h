@@ -54,6 +54,8 @@ struct RestartState {
   std::optional<Interrupted> under_way;            // what the next broker goes on with
   bool by_operator = false;  // an operator has paused all of it, or is about to
   bool deep = false;         // Group::deep()
+  std::string lost;          // Group::lost()
+  std::uint32_t losses = 0;  // how many ranks it means
 };
 
 class Group {

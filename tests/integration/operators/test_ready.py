@@ -2,6 +2,7 @@
 import http.client
 import random
 import re
+import signal
 import socket
 import threading
 import urllib.parse
@@ -159,6 +160,31 @@ def test_a_rank_that_dies_while_its_group_is_paused(serving):
             node.ctl("resume", "train")
     rank(node, "another", None)
     assert ready("train").code == 200
+
+
+@pytest.mark.next_broker
+def test_the_next_amemd_knows_which_ranks_are_missing(bare_node):
+    node = bare_node
+    port = free_port()
+    node.start_broker("--metrics-listen", str(port))
+    paused = [rank(node, f"paused-{number}", None, "paused") for number in range(2)]
+    node.job("runs").ranks[1].kill()
+    node.ctl("pause", "paused")
+    paused[1].kill()
+    eventually(lambda: node.ctl.group("paused")["rank_count"] == node.ctl.group("runs")["rank_count"] == 1, what="they are gone")
+    before = [without_times(Answer(port, f"/ready/{name}").text) for name in ("runs", "paused")]
+    node.broker.signal(signal.SIGKILL)
+    node.broker.wait()
+    port = free_port()
+    node.start_broker("--metrics-listen", str(port))
+    for name, text in zip(("runs", "paused"), before):
+        answer = Answer(port, f"/ready/{name}")
+        assert answer.code == 503 and "lost rank" in text and without_times(answer.text) == text, answer
+    eventually(lambda: node.ctl.try_("resume", "paused").code == 0, what="its other rank has reconnected")
+    assert Answer(port, "/ready/paused").code == 503
+    rank(node, "next", "1", "runs")
+    rank(node, "another", None, "paused")
+    assert Answer(port, "/ready/runs").code == Answer(port, "/ready/paused").code == 200
 
 
 def test_many_at_once(serving):

@@ -241,7 +241,8 @@ TEST_F(GroupRestartTest, WhatComesBackToAGroupThatRunsShutsNoGate) {
   members.add(1, "");
   const Interrupted resume{Task(Operation::kResume, Selection{{"kv"}}), OnRestart::kRollBack,
                            "create"};
-  next.emplace("train", Deadlines(), now, view_, RestartState{GroupState::kRunning, 3, resume},
+  next.emplace("train", Deadlines(), now, view_,
+               RestartState{GroupState::kRunning, 3, resume, false, false, {}, 0},
                std::move(members), seconds(60));
   EXPECT_TRUE(next->may_allocate(1));
   EXPECT_FALSE(next->join(1, "")) << "one that has missed its Open is told to open";
