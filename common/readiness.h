@@ -19,7 +19,7 @@ struct GroupCondition {
   std::uint64_t ms = 0;  // for how long it has been in this state
   std::uint32_t ranks = 0;
   std::uint32_t stopped = 0;  // of these: their processes do not run
-  std::string stage;  // empty: none
+  std::string stage;          // empty: none
   bool paused_by_stage = false;
   std::string lost;  // ranks that it lacks, for people; empty: none
   std::string note;  // what else there is to know, for people

@@ -150,7 +150,7 @@ std::string whole_name(const CommandLine& options) {
   return whole_group_name(options.group, job_of(::getenv, this_place()));
 }
 
-/// Empty: its path is too long, as that of the session's socket is.
+/// Empty: its path is too long, and the session's socket has none either.
 std::string control_socket(const CommandLine& options, const RunPlan& plan) {
   const auto socket = client::control_socket(
       value_in({plan.environment.begin(), plan.environment.end()}, "AMEM_RUNTIME_DIR"),

@@ -18,8 +18,8 @@ struct Peer {
 
   /// The process has not ended. Where the kernel cannot tell, it counts as ended.
   bool lives() const;
-  /// It does not run until somebody continues it: it has SIGSTOP or a signal of a terminal such as
-  /// that of Ctrl-Z, or its cgroup is frozen. False: also where /proc does not show it.
+  /// It does not run until somebody continues it: it has SIGSTOP or a terminal's signal, as by
+  /// Ctrl-Z, or its cgroup is frozen. False: also where /proc does not show it.
   bool stopped() const;
 };
 

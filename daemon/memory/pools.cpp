@@ -176,7 +176,8 @@ std::optional<std::uint32_t> Pools::draw(const std::shared_ptr<Account>& account
   return index;
 }
 
-/// That of one that has left is free: all ranks that had it have said that they have it no more.
+/// The number of one that has left is free: all ranks that had it have said that they have it no
+/// more.
 std::uint32_t Pools::next_number(OwnPool& pool) {
   const auto free = std::find_if(pool.segments.begin(), pool.segments.end(),
                                  [](const OwnPool::Drawn& each) { return each.left; });
@@ -296,7 +297,7 @@ std::optional<std::uint32_t> Pools::withdraw(const std::shared_ptr<Account>& acc
 }
 
 void Pools::stayed(const std::shared_ptr<Account>& account, std::uint32_t index,
-                 std::uint64_t number) {
+                   std::uint64_t number) {
   OwnPool* const pool = find(account);
   if (pool == nullptr || index >= pool->segments.size()) return;
   OwnPool::Drawn& drawn = pool->segments[index];

@@ -90,7 +90,7 @@ class Pools {
   void restore(RecordedSegment segment, const std::shared_ptr<Account>& account);
   /// The rows are read. What nobody has anything in any more is in stock again.
   void restored();
-  /// How large it is to be, in bytes.
+  /// Its size, in bytes.
   struct Bounds {
     std::uint64_t most = 0;
     std::uint64_t reserve = 0;  // at most `most`; no less than that while the host has memory
@@ -206,7 +206,7 @@ class Pools {
                                     int node, bool only);
   /// The number that the owner's next segment gets.
   static std::uint32_t next_number(OwnPool& pool);
-  /// So much space is to be free there: what is leaving stays if it is needed for that.
+  /// Makes so much space free there, as far as what is leaving can stay for that.
   void keep_leaving(const std::shared_ptr<Account>& account, OwnPool& pool, std::uint64_t bytes);
   static std::uint64_t leaving(const OwnPool& pool);
   static bool was_others(const Stocked& stocked, const Owner& owner);

@@ -52,7 +52,7 @@ class ElasticPool {
   /// These are likely to be paused next: what that needs is pinned, and stays.
   void foresee(const Groups& groups);
   /// True: the pool may get larger for what goes out by this order, and `go_on` is called when it
-  /// has. It gets the observer that is to watch from then on. If it cannot, the observer is told
+  /// has. It gets the observer that watches from then on. If it cannot, the observer is told
   /// why, and that is all.
   bool await(const Order& order, const Observer& observer,
              std::function<void(const Observer&)> go_on);
@@ -118,8 +118,8 @@ class ElasticPool {
   Outbox& outbox_;
   SavedBytes& saved_;
   EventLoop& loop_;
-  std::list<Wait> waits_;    // in the order in which they came
-  std::uint64_t asked_ = 0;  // the wait that has asked for the last segment
+  std::list<Wait> waits_;                     // in the order in which they came
+  std::uint64_t asked_ = 0;                   // the wait that has asked for the last segment
   std::map<std::uint64_t, Leaving> leaving_;  // one of each owner, by number
   std::uint64_t last_number_ = 0;
   std::uint64_t foreseen_ = 0;  // a wait, which need not be there any more

@@ -106,7 +106,8 @@ Status JobMemory::resume() {
       paused_ = left;
       if (left.empty()) break;
       if (!waits) {
-        status = broker_.resume({left.begin(), left.end()}, {}, 0, [](const v1::Progress&) { return true; });
+        status = broker_.resume({left.begin(), left.end()}, {}, 0,
+                                [](const v1::Progress&) { return true; });
         if (status.ok()) continue;
       }
     } else {

@@ -114,7 +114,7 @@ class Parent {
 
   void on_signal(const signalfd_siginfo& info);
   void reap();
-  /// What is to be done next, whenever something has happened.
+  /// Does what comes next, whenever something has happened.
   void go_on();
   void worked(const Status& status, Work::Kind kind);
   /// Stops the job and this process. Returns when it is continued, and the job is, too.
