@@ -17,6 +17,7 @@ sys.path.append(str(PROGRAMS))
 
 import cases  # noqa: E402, F401: registers what it has
 import cases_deep  # noqa: E402, F401
+import cases_job  # noqa: E402, F401
 import cases_nccl  # noqa: E402, F401
 import cases_nodes  # noqa: E402, F401
 import cases_nvls  # noqa: E402, F401

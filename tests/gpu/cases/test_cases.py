@@ -13,6 +13,7 @@ sys.path += [str(HERE), str(PROGRAMS)]
 
 import cases  # noqa: E402, F401
 import cases_deep  # noqa: E402, F401
+import cases_job  # noqa: E402, F401
 import cases_nccl  # noqa: E402, F401
 import cases_nvls  # noqa: E402
 import cases_pools  # noqa: E402, F401

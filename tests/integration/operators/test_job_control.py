@@ -1,9 +1,8 @@
 """Job control: Ctrl-Z, `kill -TSTP` and a scheduler's SIGSTOP free the GPU or say why not; `fg` and SIGCONT bring it back."""
 import contextlib
 import os
-import pty
+import pathlib
 import re
-import select
 import signal
 import sys
 import textwrap
@@ -15,6 +14,9 @@ from sim_node import MIB
 from sim_node.child import Told, eventually, patience
 from sim_node.puppet import Puppet
 from sim_node.stage import start_stage
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "gpu" / "programs"))
+from terminal import Terminal  # noqa: E402, which the cases on GPUs use, too
 
 SIZE = 20 * MIB
 # What torchrun does: each rank in a session of its own. It passes what comes in on to the first.
@@ -316,46 +318,6 @@ def test_in_a_stage_a_stopped_group_waits_for_nobody_and_others_run(bare_node):
     job.go_on()
     job.verify()
     other.verify()
-
-
-class Terminal:
-    """An interactive shell on a pseudo-terminal."""
-
-    def __init__(self, env):
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], {**env, "PS1": "ready$ ", "TERM": "dumb"})
-        self.seen = ""
-        self.expect("ready$ ")
-
-    def expect(self, text, deadline=30):
-        end = time.monotonic() + patience(deadline)
-        while text not in self.seen:
-            readable, _, _ = select.select([self.fd], [], [], max(0, end - time.monotonic()))
-            assert readable, f"no {text!r} in {self.seen!r}"
-            self.seen += os.read(self.fd, 4096).decode(errors="replace")
-        before, _, self.seen = self.seen.partition(text)
-        return before
-
-    def type(self, text):
-        os.write(self.fd, text.encode())
-
-    def types_until_answered(self, line):
-        """Until a program reads it, and not the shell: then it comes once more than the terminal has echoed it."""
-        for typed in range(1, 60):
-            self.type(line + "\n")
-            end = time.monotonic() + 0.5
-            while select.select([self.fd], [], [], max(0, end - time.monotonic()))[0]:
-                self.seen += os.read(self.fd, 4096).decode(errors="replace")
-            if self.seen.count(line) > typed:
-                return
-        raise AssertionError(f"nobody answers: {self.seen!r}")
-
-    def close(self):
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGHUP)
-        os.close(self.fd)
-        os.waitpid(self.pid, 0)
 
 
 @pytest.fixture
