@@ -455,7 +455,7 @@ def faults_of_jobs(values, objects):
         yield f"{values}: the policy changes a pod without the label"
     bare["metadata"].update(labels={"amem/group": "train"}, annotations={"other": "x"})
     own = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {"amem/group": "train", JOB: "run-7"},
-           "annotations": {"amem/scope": "nccl"}},
+           "annotations": {"amem/scope": "nccl", "amem/stage": "night"}},
            "spec": {"securityContext": {"runAsUser": 1000, "supplementalGroups": [7]}, "volumes": [{"name": "data", "emptyDir": {}}],
                     "containers": [{"name": "a", "image": "i", "env": [{"name": "LD_PRELOAD", "value": "mine.so"}],
                                     "volumeMounts": [{"name": "data", "mountPath": "/d"}]}, {"name": "b", "image": "i"}]}}
@@ -468,7 +468,7 @@ def faults_of_jobs(values, objects):
         yield from faults_of_holder(f"{values}, a job", after["spec"], f"{run}-holder")
         variables = {each["name"]: each["value"] for each in after["spec"]["containers"][0]["env"]}
         wanted = {"AMEM_GROUP": "train", "AMEM_SCOPE": expected, "AMEM_REQUIRED": "1", "AMEM_RUNTIME_DIR": run, "LD_PRELOAD": preload, "NCCL_CUMEM_ENABLE": "1"}
-        wanted |= {"AMEM_JOB": "run-7"} if before is own else {}
+        wanted |= {"AMEM_JOB": "run-7", "AMEM_STAGE": "night"} if before is own else {}
         wanted |= {"AMEM_BROKER_UID": "65534"} if values.get("isolation") == "userns" else {}
         paths = {each["name"]: (each["hostPath"]["path"], each["hostPath"]["type"]) for each in after["spec"]["volumes"] if "hostPath" in each}
         mounts = [{each["name"]: each["mountPath"] for each in one["volumeMounts"] if each.get("readOnly")} for one in after["spec"]["containers"]]
