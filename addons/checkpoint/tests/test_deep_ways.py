@@ -1,6 +1,5 @@
 """The ways to a deep pause other than `amemctl pause --deep`: from inside, by a swap, and by the setting deep.after."""
 import json
-import signal
 import time
 
 import pytest
@@ -242,12 +241,12 @@ def test_a_group_that_a_swap_brings_in_stays_as_it_is(deep_node):
     groups = two_groups(deep_node, "--deep-after", "2s")
     deep_node.ctl("swap", "train", "rollout")
     deep_node.ctl("swap", "rollout", "train")
-    groups["train"][0].puppet.signal(signal.SIGSTOP)
+    groups["train"][0].puppet.ask("capture begin")
     swap = deep_node.ctl.start("swap", "train", "rollout")
     swap.wait_phase("quiesce")
     time.sleep(patience(3))
     assert not is_deep(deep_node, "rollout")
-    groups["train"][0].puppet.signal(signal.SIGCONT)
+    groups["train"][0].puppet.ask("capture end")
     assert swap.finish().code == 0
     verify(groups["rollout"])
 

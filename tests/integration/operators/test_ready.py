@@ -31,12 +31,20 @@ class Answer:
         return f"{self.code} {self.text!r} {self.headers}"
 
 
+class Ready:
+    def __init__(self, port):
+        self.port = port
+
+    def __call__(self, name, method="GET"):
+        return Answer(self.port, "/ready/" + name, method)
+
+
 @pytest.fixture
 def serving(bare_node):
     """A node whose broker serves metrics, and what asks it whether a group is ready."""
-    port = free_port()
-    bare_node.start_broker("--metrics-listen", str(port))
-    yield bare_node, lambda name, method="GET": Answer(port, "/ready/" + name, method)
+    ready = Ready(free_port())
+    bare_node.start_broker("--metrics-listen", str(ready.port))
+    yield bare_node, ready
     assert bare_node.broker.alive()
 
 
@@ -202,8 +210,7 @@ def test_many_at_once(serving):
             if answer.code != codes[name]:
                 wrong.append(answer)
 
-    port = int(re.search(r"http://127.0.0.1:(\d+)/metrics", node.broker.output())[1])
-    with socket.create_connection(("127.0.0.1", port)) as slow:
+    with socket.create_connection(("127.0.0.1", ready.port)) as slow:
         slow.sendall(b"GET /ready/train HTTP/1.1\r\n")
         threads = [threading.Thread(target=ask, args=(name, method)) for name in codes for method in ("GET", "HEAD")]
         for thread in threads:
@@ -212,7 +219,7 @@ def test_many_at_once(serving):
             thread.join(120)
             assert not thread.is_alive()
     assert not wrong
-    assert Answer(port, "/metrics").code == 200
+    assert Answer(ready.port, "/metrics").code == 200
 
 
 # ---- a router ------------------------------------------------------------------------------------------------------------

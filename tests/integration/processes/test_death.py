@@ -274,11 +274,13 @@ def test_slow_in_resume_rolls_back(bare_node, phase, rule):
     job.check()
 
 
-def test_stopped_in_quiesce_is_named_and_nothing_happens(node):
+def test_stopped_in_quiesce_is_named_and_nothing_happens(bare_node):
     """Before it, the pause does not begin (operators/test_job_control.py)."""
+    node = bare_node
+    node.start_broker("--deadlines-quiesce", "3s")
     job = node.job()
     job.ranks[0].ask("capture begin")
-    pause = node.ctl.start("pause", "train", "--timeout", "3s")
+    pause = node.ctl.start("pause", "train")
     pause.wait_phase("quiesce")
     job.ranks[1].signal(signal.SIGSTOP)
     answer = pause.finish()
