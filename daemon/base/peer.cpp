@@ -33,7 +33,9 @@ SharedFd open_process(int socket, pid_t pid) {
 /// What /proc/PROCESS/FILE has. Empty: it cannot be read.
 std::string read_proc(const std::string& process, const char* name) {
   std::ifstream file("/proc/" + process + "/" + name);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  std::getline(file, text, '\0');  // an iterator would throw where the process ends meanwhile
+  return text;
 }
 
 /// How many PID namespaces, from /proc's own inwards, a process has a number in. 0: not known.

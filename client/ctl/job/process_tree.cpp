@@ -7,7 +7,6 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string_view>
 #include <vector>
 
@@ -38,7 +37,8 @@ Parents read_parents(const std::string& proc) {
     const auto [last, wrong] = std::from_chars(name.data(), name.data() + name.size(), pid);
     if (wrong != std::errc() || last != name.data() + name.size()) continue;
     std::ifstream file(entry->path() / "stat");
-    const std::string stat{std::istreambuf_iterator<char>(file), {}};
+    std::string stat;
+    std::getline(file, stat, '\0');  // an iterator would throw where the process ends meanwhile
     if (const pid_t parent = parent_in(stat); parent > 0) parents.emplace(pid, parent);
   }
   return parents;
