@@ -640,20 +640,6 @@ def faults_of_turns(chart):
             yield f"turns-by-hand.yaml: {name} is not what the policy makes: {made}"
 
 
-IMAGE = f"registry.example/amem:{VERSION}"
-PAGE = HERE.parents[1] / "docs" / "kubernetes.md"
-
-
-def faults_of_images():
-    """The page builds one image of amem, and its commands and the examples use this one."""
-    if f"deploy/image/build.sh {IMAGE}" not in PAGE.read_text(encoding="utf-8"):
-        yield f"{PAGE.name} does not build {IMAGE}"
-    for path in PAGE, *sorted((HERE / "examples").glob("*.yaml")):
-        for image in re.findall(r"[\w./]*\bamem:(?:\d[\w.]*|NEXT)", path.read_text(encoding="utf-8")):
-            if image.replace("NEXT", VERSION) != IMAGE:
-                yield f"{path.name}: {image} is not the image that the page builds, {IMAGE}"
-
-
 def faults_of_speaks(chart, amemd):
     done = subprocess.run([amemd, "--speaks"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True)
     if done.stdout.strip() != (chart / upgrades.SPEAKS).read_text(encoding="utf-8").strip():
@@ -699,7 +685,6 @@ def faults(amemd):
     yield from faults_of_values(path)
     yield from faults_of_clusters(path)
     yield from faults_of_turns(path)
-    yield from faults_of_images()
     yield from faults_of_cdi(path)
     yield from upgrades.faults(path, objects_of)
     for example in sorted((HERE / "examples").glob("*.yaml")):
