@@ -9,9 +9,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
-#include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+
+#include "common/process_stat.h"
 
 namespace amem {
 namespace {
@@ -70,11 +73,9 @@ bool Peer::lives() const {
 }
 
 bool Peer::stopped() const {
-  const std::string number = std::to_string(pid);
-  const std::string stat = pid > 0 ? read_proc(number, "stat") : "";
-  const std::size_t name = stat.rfind(") ");  // it may have parentheses and spaces itself
-  if (name == std::string::npos) return false;
-  if (stat[name + 2] != 'T' && !frozen(read_proc(number, "cgroup"))) return false;
+  const std::optional<ProcessStat> stat = pid > 0 ? process_stat(pid) : std::nullopt;
+  if (!stat) return false;
+  if (stat->state != 'T' && !frozen(read_proc(std::to_string(pid), "cgroup"))) return false;
   return lives();  // else the number may be another process's
 }
 

@@ -6,26 +6,13 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
-#include <string_view>
 #include <vector>
 
+#include "common/process_stat.h"
+
 namespace amem::ctl {
-namespace {
 
 namespace fs = std::filesystem;
-
-/// Of /proc/PID/stat: "PID (NAME) STATE PARENT ...". The name may have parentheses and spaces. 0:
-/// it cannot be told.
-pid_t parent_in(std::string_view stat) {
-  const std::size_t name = stat.rfind(") ");
-  pid_t parent = 0;
-  if (name != std::string_view::npos && name + 4 < stat.size())
-    std::from_chars(stat.data() + name + 4, stat.data() + stat.size(), parent);
-  return parent;
-}
-
-}  // namespace
 
 Parents read_parents(const std::string& proc) {
   Parents parents;
@@ -36,10 +23,8 @@ Parents read_parents(const std::string& proc) {
     pid_t pid = 0;
     const auto [last, wrong] = std::from_chars(name.data(), name.data() + name.size(), pid);
     if (wrong != std::errc() || last != name.data() + name.size()) continue;
-    std::ifstream file(entry->path() / "stat");
-    std::string stat;
-    std::getline(file, stat, '\0');  // an iterator would throw where the process ends meanwhile
-    if (const pid_t parent = parent_in(stat); parent > 0) parents.emplace(pid, parent);
+    if (const auto stat = process_stat(pid, proc); stat && stat->parent > 0)
+      parents.emplace(pid, stat->parent);
   }
   return parents;
 }
