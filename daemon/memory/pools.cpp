@@ -139,7 +139,6 @@ void Pools::dissolve_if_idle(const std::shared_ptr<Account>& account) {
   if (it == pools_.end() || it->second.processes > 0 || it->second.used() > 0) return;
   for (OwnPool::Drawn& segment : it->second.segments) {
     if (segment.of.segment.size == 0) continue;  // it has left, or a restart has lost it
-    if (segment.leaving != 0) leaving_ -= segment.of.segment.size / chunk_ * chunk_;
     write(segment.of, account->owner(), std::nullopt);
     put_in_stock(std::move(segment.of), account->owner());
   }
@@ -290,38 +289,40 @@ std::optional<std::uint32_t> Pools::withdraw(const std::shared_ptr<Account>& acc
   while (const std::optional<RetainedCopy> copy = pool->retained.take_oldest(in_it))
     pool->give_back(copy->extents);
   pool->segments[*best].leaving = number;
-  leaving_ += pool->extents.size(*best);
   pool->extents.withdraw(*best);
   pool->reach.withdraw(*best);
   return best;
 }
 
+OwnPool::Drawn* Pools::find_leaving(const std::shared_ptr<Account>& account, std::uint32_t index,
+                                    std::uint64_t number) {
+  OwnPool* const pool = find(account);
+  if (pool == nullptr || index >= pool->segments.size()) return nullptr;
+  OwnPool::Drawn& drawn = pool->segments[index];
+  return number != 0 && drawn.leaving == number ? &drawn : nullptr;
+}
+
 void Pools::stayed(const std::shared_ptr<Account>& account, std::uint32_t index,
                    std::uint64_t number) {
-  OwnPool* const pool = find(account);
-  if (pool == nullptr || index >= pool->segments.size()) return;
-  OwnPool::Drawn& drawn = pool->segments[index];
-  if (drawn.leaving != number || number == 0) return;
-  drawn.leaving = 0;
-  pool->needed = Clock::now();
-  pool->extents.restore(index, drawn.of.segment.size);
-  pool->reach.restore(index, drawn.of.segment.size, drawn.of.segment.numa_node);
-  leaving_ -= pool->extents.size(index);
+  OwnPool::Drawn* const drawn = find_leaving(account, index, number);
+  if (drawn == nullptr) return;
+  OwnPool& pool = of(account);
+  drawn->leaving = 0;
+  pool.needed = Clock::now();
+  pool.extents.restore(index, drawn->of.segment.size);
+  pool.reach.restore(index, drawn->of.segment.size, drawn->of.segment.numa_node);
 }
 
 void Pools::left(const std::shared_ptr<Account>& account, std::uint32_t index,
                  std::uint64_t number) {
-  OwnPool* const pool = find(account);
-  if (pool == nullptr || index >= pool->segments.size()) return;
-  OwnPool::Drawn& drawn = pool->segments[index];
-  if (drawn.leaving != number || number == 0) return;
-  leaving_ -= drawn.of.segment.size / chunk_ * chunk_;
-  pool->reach.left(index, drawn.of.segment.size);
+  OwnPool::Drawn* const drawn = find_leaving(account, index, number);
+  if (drawn == nullptr) return;
+  of(account).reach.left(index, drawn->of.segment.size);
   // The row first: the next amemd would miss what it names.
-  drawn.of.row.erase();
-  release_(std::move(drawn.of.segment));
-  drawn = {};
-  drawn.left = true;
+  drawn->of.row.erase();
+  release_(std::move(drawn->of.segment));
+  *drawn = {};
+  drawn->left = true;
 }
 
 void Pools::keep_leaving(const std::shared_ptr<Account>& account, OwnPool& pool,
@@ -330,11 +331,17 @@ void Pools::keep_leaving(const std::shared_ptr<Account>& account, OwnPool& pool,
     stayed(account, i, pool.segments[i].leaving);
 }
 
-std::uint64_t Pools::leaving(const OwnPool& pool) {
+std::uint64_t Pools::leaving(const OwnPool& pool) const {
   std::uint64_t bytes = 0;
   for (const OwnPool::Drawn& each : pool.segments)
-    if (each.leaving != 0) bytes += each.of.segment.size;
-  return bytes / pool.extents.chunk() * pool.extents.chunk();
+    if (each.leaving != 0) bytes += each.of.segment.size / chunk_ * chunk_;
+  return bytes;
+}
+
+std::uint64_t Pools::beyond_reserve() const {
+  std::uint64_t stays = all();
+  for (const auto& [account, pool] : pools_) stays -= leaving(pool);
+  return stays - std::min(stays, bounds_.reserve);
 }
 
 // ---- more than the reserve ----------------------------------------------------------------------
@@ -418,8 +425,8 @@ void Pools::each(const std::function<void(const RecordedSegment&)>& segment) con
 }
 
 std::uint64_t Pools::total() const {
-  std::uint64_t bytes = leaving_;
-  for (const auto& [account, pool] : pools_) bytes += pool.extents.total();
+  std::uint64_t bytes = 0;
+  for (const auto& [account, pool] : pools_) bytes += pool.extents.total() + leaving(pool);
   for (const Stocked& stocked : stock_) bytes += stocked.of.segment.size / chunk_ * chunk_;
   return bytes;
 }

@@ -104,10 +104,7 @@ class Pools {
   /// Whether there is anything beyond the reserve.
   bool elastic() const { return bounds_.reserve < bounds_.most; }
   /// Bytes that it has, or will have, beyond the reserve.
-  std::uint64_t beyond_reserve() const {
-    const std::uint64_t stays = all() - leaving_;
-    return stays - std::min(stays, bounds_.reserve);
-  }
+  std::uint64_t beyond_reserve() const;
   /// Bytes that it has beyond the most, because their owners' processes may have them mapped.
   std::uint64_t excess() const;
   /// Whether those that are being made anew are likely to come soon; until it is said otherwise.
@@ -208,7 +205,11 @@ class Pools {
   static std::uint32_t next_number(OwnPool& pool);
   /// Makes so much space free there, as far as what is leaving can stay for that.
   void keep_leaving(const std::shared_ptr<Account>& account, OwnPool& pool, std::uint64_t bytes);
-  static std::uint64_t leaving(const OwnPool& pool);
+  /// Bytes of what owners' processes are being asked for.
+  std::uint64_t leaving(const OwnPool& pool) const;
+  /// What was withdrawn with this number; null: it has left, or has been used again since.
+  OwnPool::Drawn* find_leaving(const std::shared_ptr<Account>& account, std::uint32_t index,
+                               std::uint64_t number);
   static bool was_others(const Stocked& stocked, const Owner& owner);
   /// The owner gets the one of the highest rank first; 0: it cannot get it.
   static int rank(const Stocked& stocked, const Owner& owner, int node, bool only);
@@ -235,7 +236,6 @@ class Pools {
   std::list<Stocked> stock_;
   std::uint64_t renewing_ = 0;  // bytes
   std::uint64_t making_ = 0;    // by more_
-  std::uint64_t leaving_ = 0;   // of total(), what owners' processes are being asked for
   std::uint64_t starting_ = 0;  // of the reserve, by the caller of limit()
   bool expect_renewals_ = true;
   Status refused_;  // the last of what could not be made

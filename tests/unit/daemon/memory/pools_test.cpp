@@ -320,6 +320,13 @@ class ElasticPoolsTest : public PoolsTest {
     pools.add({nullptr, asked.back(), Place::kMemfd, 0, PoolSegment::Made::kMore}, ++made);
     asked.pop_back();
   }
+  /// So many segments more than the reserve.
+  void grow(const std::shared_ptr<Account>& account, int segments) {
+    for (int i = 0; i < segments; ++i) {
+      EXPECT_TRUE(pools.make_more(account));
+      come();
+    }
+  }
   std::uint64_t missing = 0;
 };
 
@@ -375,10 +382,7 @@ TEST_F(ElasticPoolsTest, WhatCannotBeMadeIsToldForASecond) {
 
 TEST_F(ElasticPoolsTest, WhatHasBeenInStockForLongIsGivenBackDownToTheReserve) {
   start(4);
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_TRUE(pools.make_more(owner(1001)));
-    come();
-  }
+  grow(owner(1001), 2);
   const Time now = Clock::now();
   EXPECT_LE(pools.release_idle(now - std::chrono::seconds(1)), now) << "none has for so long";
   EXPECT_THAT(released, testing::IsEmpty());
@@ -391,10 +395,7 @@ TEST_F(ElasticPoolsTest, WhatItsOwnerDoesNotNeedIsWithdrawnAndItsNumberIsFreeAga
   start(4);
   const auto a = owner(1001);
   pools.enter(a);
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_TRUE(pools.make_more(a));
-    come();
-  }
+  grow(a, 2);
   pools.draw(a, 3 * kSegmentSize);
   const Time now = Clock::now();
   EXPECT_EQ(pools.withdraw(a, now - std::chrono::seconds(1), 1), std::nullopt) << "it was needed";
@@ -444,10 +445,7 @@ TEST_F(ElasticPoolsTest, WhatHoldsSavedBytesStaysAndWhatIsRetainedGoesLast) {
   start(4);
   const auto a = owner(1001);
   pools.enter(a);
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_TRUE(pools.make_more(a));
-    come();
-  }
+  grow(a, 2);
   pools.draw(a, 3 * kSegmentSize);
   OwnPool& pool = pools.of(a);
   auto taken = pool.extents.take({{kPoolUnit, 0}, {kPoolUnit, 1}}, {{0, 1, 2}, {1, 0, 2}});
