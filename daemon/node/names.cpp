@@ -116,19 +116,17 @@ std::vector<const Rank*> stopped_ranks(const Node& node, const GroupEntry& group
   return stopped;
 }
 
-std::string names_of_stopped(const Node& node, const GroupEntry& group) {
-  std::vector<RankId> ids;
-  for (const Rank* const rank : stopped_ranks(node, group)) ids.push_back(rank->id);
-  return group.machine.members().names(ids);
-}
-
 std::string describe_stopped(const Node& node, const GroupEntry& group) {
+  std::vector<RankId> ids;
   std::string pids;
-  for (const Rank* const rank : stopped_ranks(node, group))
+  for (const Rank* const rank : stopped_ranks(node, group)) {
+    ids.push_back(rank->id);
     pids += " " + std::to_string(rank->peer.pid);
-  if (pids.empty()) return {};
-  return "stopped, as by Ctrl-Z, SIGSTOP or a frozen cgroup: " + names_of_stopped(node, group) +
-         ". Continue with `fg` or `kill -CONT" + pids + "`, then try again";
+  }
+  if (ids.empty()) return {};
+  return "stopped, as by Ctrl-Z, SIGSTOP or a frozen cgroup: " +
+         group.machine.members().names(ids) + ". Continue with `fg` or `kill -CONT" + pids +
+         "`, then try again";
 }
 
 std::string name_for(const Node& node, const Caller& caller, const GroupEntry& group) {

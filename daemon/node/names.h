@@ -47,8 +47,6 @@ std::string name_for(const Node& node, const Caller& caller, const GroupEntry& g
 
 /// The group's ranks whose processes are stopped now.
 std::vector<const Rank*> stopped_ranks(const Node& node, const GroupEntry& group);
-/// Their labels, with commas; empty: there are none.
-std::string names_of_stopped(const Node& node, const GroupEntry& group);
 /// What an operation that needs them says; empty: there are none.
 std::string describe_stopped(const Node& node, const GroupEntry& group);
 

@@ -65,6 +65,7 @@ struct RankWork {
   bool worked = false;   // it has work
   Time at{};             // when it last had
   Time heard{};          // the last report
+  bool stopped = false;  // its process was, when its stage looked last: once a second
 };
 
 struct Rank {

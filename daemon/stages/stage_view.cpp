@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "daemon/node/names.h"
-
 namespace amem {
 namespace {
 
@@ -66,10 +64,15 @@ GroupView StageViews::view(const StageRules& stage, const GroupEntry& group) con
   view.presence = presence_of(group);
   view.first_turn = group.first_turn;
   view.has_ranks = !group.machine.members().empty();
+  std::vector<RankId> stopped;
+  for (const RankId id : group.machine.members().ids())
+    if (const Rank* const rank = node_.find_rank(id); rank != nullptr && rank->work.stopped)
+      stopped.push_back(id);
   if (const std::string ranks = group.machine.missing(); !ranks.empty())
     view.missing = ranks + " to reconnect";
-  else if (const std::string stopped = names_of_stopped(node_, group); !stopped.empty())
-    view.missing = stopped + " to continue: stopped by Ctrl-Z or SIGSTOP";
+  else if (!stopped.empty())
+    view.missing =
+        group.machine.members().names(stopped) + " to continue: stopped by Ctrl-Z or SIGSTOP";
   view.wishes = group.wishes;
   view.min_residency = stage.min_residency;
   view.leased = group.leased;

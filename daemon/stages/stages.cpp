@@ -211,10 +211,7 @@ void Stages::advance(Stage& stage) {
   else
     foresee(stage);
   end_waits(stage, *view);
-  Time next = wakeup(*view, stage.memory, now);
-  // Nothing tells when a process is stopped or goes on.
-  if (!stage.waiting.empty()) next = std::min(next, now + kPollEvery);
-  wake(stage, next);
+  wake(stage, wakeup(*view, stage.memory, now));
 }
 
 void Stages::wake(Stage& stage, Time at) {
@@ -436,6 +433,9 @@ void Stages::poll() {
     if (!any) return;
     poll();
     polled_after_failure_ = false;
+    for (auto& [id, rank] : node_.ranks)
+      if (find(node_.groups.at(rank.group).stage) != nullptr)
+        rank.work.stopped = rank.peer.stopped();
     ask_for_work();
     poll_devices();
   });
