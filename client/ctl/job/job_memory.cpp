@@ -23,6 +23,14 @@ bool moves(const v1::GroupInfo& group) {
   return group.state() == v1::GROUP_STATE_PAUSING || group.state() == v1::GROUP_STATE_RESUMING;
 }
 
+/// The tags that the job has paused itself, all of their memory.
+std::set<std::string> offloaded(const v1::GroupInfo& group) {
+  std::set<std::string> tags;
+  for (const v1::TagUsage& tag : group.tags())
+    if (tag.allocated_bytes() > 0 && tag.resident_bytes() == 0) tags.insert(tag.tag());
+  return tags;
+}
+
 }  // namespace
 
 void JobMemory::cancel() {
@@ -74,8 +82,9 @@ Status JobMemory::pause() {
     }
     if (runs.empty() && !waits) return {};
     if (!waits) {
-      paused_.insert(runs.begin(), runs.end());  // an operation may go on after an error here
-      const Status status = broker_.pause(runs, {}, 0, [](const v1::Progress&) { return true; });
+      for (const std::string& address : runs)  // an operation may go on after an error here
+        paused_.insert_or_assign(address, offloaded(found.value().at(address)));
+      Status status = broker_.pause(runs, {}, 0, [](const v1::Progress&) { return true; });
       if (status.ok()) continue;  // and looks whether there are more
       // Somebody else, such as the parent of another rank, may have begun it meanwhile, and resumes
       // it, too.
@@ -95,19 +104,25 @@ Status JobMemory::resume() {
   while (!paused_.empty()) {
     Status status;
     if (const auto all = broker_.groups(); all.ok()) {
-      std::set<std::string> left;
+      std::map<std::string, std::set<std::string>> left;
       bool waits = false;
       for (const v1::GroupInfo& group : all.value().groups()) {
-        if (!paused_.contains(group.address()) || group.state() == v1::GROUP_STATE_RUNNING)
-          continue;
-        left.insert(group.address());
+        const auto ours = paused_.find(group.address());
+        if (ours == paused_.end() || group.state() == v1::GROUP_STATE_RUNNING) continue;
+        left.insert(*ours);
         waits = waits || moves(group);
       }
       paused_ = left;
       if (left.empty()) break;
       if (!waits) {
-        status = broker_.resume({left.begin(), left.end()}, {}, 0,
-                                [](const v1::Progress&) { return true; });
+        // Together those that are resumed in the same way, which are all in most jobs.
+        const std::set<std::string>& stay = left.begin()->second;
+        client::Groups groups;
+        for (const auto& [address, tags] : left)
+          if (tags == stay) groups.push_back(address);
+        client::Choice what;
+        what.except = {stay.begin(), stay.end()};
+        status = broker_.resume(groups, what, 0, [](const v1::Progress&) { return true; });
         if (status.ok()) continue;
       }
     } else {

@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
@@ -27,9 +28,9 @@ class JobMemory {
   /// else pauses or resumes it. OK: none of them has memory on the GPUs, or there are none.
   /// kCancelled: cancel().
   Status pause();
-  /// Resumes what pause() has paused, until all of it runs or has gone. What stands against it is
-  /// said, and it tries again without end. kCancelled: cancel(); then what is left is resumed by
-  /// the next call.
+  /// Resumes what pause() has paused, without what the job had paused before, until all of it runs
+  /// or has gone. What stands against it is said, and it tries again without end. kCancelled:
+  /// cancel(); then what is left is resumed by the next call.
   Status resume();
   /// Whether resume() has anything to do.
   bool paused() const { return !paused_.empty(); }
@@ -48,8 +49,9 @@ class JobMemory {
   client::ControlClient& broker_;
   const std::string group_;
   const Say say_;
-  std::set<std::string> paused_;  // addresses
-  std::mutex mutex_;              // guards cancelled_
+  // By address: the tags that a resume leaves paused, as the job has paused them itself.
+  std::map<std::string, std::set<std::string>> paused_;
+  std::mutex mutex_;  // guards cancelled_
   std::condition_variable changed_;
   bool cancelled_ = false;
 };

@@ -30,8 +30,6 @@
 #include "common/fd.h"
 #include "common/status.h"
 
-extern char** environ;
-
 namespace amem::ctl {
 namespace {
 
@@ -110,7 +108,7 @@ class Parent {
   int run();
 
  private:
-  enum class Wanted { kRuns, kStops };
+  enum class Wanted { kRuns, kPausesAndStops, kStops };
 
   void on_signal(const signalfd_siginfo& info);
   void reap();
@@ -129,7 +127,6 @@ class Parent {
   Fd signals_;
   pid_t child_ = 0;
   Wanted wanted_ = Wanted::kRuns;
-  bool tried_ = false;  // to pause, since it is wanted to stop
   std::optional<int> ended_;
 };
 
@@ -193,9 +190,8 @@ void Parent::on_signal(const signalfd_siginfo& info) {
   switch (static_cast<int>(info.ssi_signo)) {
     case SIGTSTP:
       // Asked twice: whatever the memory does.
-      if (wanted_ == Wanted::kStops) return stop();
-      wanted_ = Wanted::kStops;
-      tried_ = false;
+      if (wanted_ != Wanted::kRuns) return stop();
+      wanted_ = work_ != nullptr ? Wanted::kPausesAndStops : Wanted::kStops;
       return;
     case SIGCONT:
       wanted_ = Wanted::kRuns;
@@ -222,15 +218,15 @@ void Parent::reap() {
 
 void Parent::go_on() {
   if (work_ != nullptr && work_->kind()) {
-    if (*work_->kind() == Work::Kind::kResume && wanted_ == Wanted::kStops) work_->cancel();
+    if (*work_->kind() == Work::Kind::kResume && wanted_ != Wanted::kRuns) work_->cancel();
     return;
   }
-  if (wanted_ == Wanted::kStops) {
-    if (work_ != nullptr && !std::exchange(tried_, true)) return work_->begin(Work::Kind::kPause);
-    stop();
+  if (wanted_ == Wanted::kPausesAndStops) {
+    wanted_ = Wanted::kStops;
+    return work_->begin(Work::Kind::kPause);
   }
-  if (work_ != nullptr && !work_->kind() && memory_->paused() && wanted_ == Wanted::kRuns)
-    work_->begin(Work::Kind::kResume);
+  if (wanted_ == Wanted::kStops) stop();
+  if (work_ != nullptr && memory_->paused()) work_->begin(Work::Kind::kResume);
 }
 
 void Parent::worked(const Status& status, Work::Kind kind) {

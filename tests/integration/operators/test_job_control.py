@@ -149,6 +149,51 @@ def test_what_has_not_paused_a_group_does_not_resume_it(node):
     job.verify()
 
 
+def test_what_the_job_has_offloaded_itself_stays_so(node):
+    """As a framework that moves its cache out between steps."""
+    job = Job(node, command=[node.build.program("amem-workload"), "heap"], block=False)
+    job.answer(30)
+    job.ask("region begin kv 1")
+    job.ask(f"alloc 0 {8 * MIB}")
+    job.ask("region end")
+    job.ask(f"alloc 0 {8 * MIB}")
+    job.ask("pause kv")
+
+    def resident():
+        return {each["tag"]: each["resident_bytes"] for each in node.ctl.group("train")["tags"]}
+
+    assert resident() == {"heap": 8 * MIB, "kv": 0}
+    job.stop()
+    assert resident() == {"heap": 0, "kv": 0}
+    job.go_on()
+    job.wait_for("the GPU memory is back")
+    assert resident() == {"heap": 8 * MIB, "kv": 0}
+    job.ask("resume kv")
+    job.ask("verify")
+
+
+def test_a_command_with_two_groups_and_with_a_fork(node):
+    """A rank that forks a worker, beside a rank of another group: all of them stop, and both groups leave and return."""
+    code = textwrap.dedent(f"""
+        import ctypes, os, sys, time
+        cuda, context, memory = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+        assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert cuda.cuCtxSetCurrent(context) == 0 and cuda.cuMemAlloc_v2(ctypes.byref(memory), {8 * MIB}) == 0
+        if os.fork() == 0:  # a data loader
+            time.sleep(300)
+        sys.stdin.readline()
+    """)
+    start = f"import os, sys; os.fork() == 0 and os.environ.update(AMEM_GROUP='other'); os.execv(sys.executable, [sys.executable, '-c', {code!r}])"
+    job = Job(node, command=[sys.executable, "-c", start], block=False, env={"AMEM_MODULES": "*"})
+    eventually(lambda: node.ctl.states() == {"train": "running", "other": "running"}, what="both groups have begun")
+    eventually(lambda: len(job.below()) == 4, what="each rank has forked")
+    for _ in range(2):
+        job.stop()
+        assert node.ctl.states() == {"train": "paused", "other": "paused"}
+        job.go_on()
+        eventually(lambda: node.ctl.states() == {"train": "running", "other": "running"}, what="both run")
+
+
 def test_sigcont_in_the_middle_of_the_pause(node):
     job = Job(node)
     for delay in (0, 0.005, 0.02, 0.05):
