@@ -114,7 +114,8 @@ bool ElasticPool::await(const Order& order, const Observer& observer,
   return true;
 }
 
-std::function<void()> ElasticPool::prepare(const Groups& groups, Duration timeout, Done done) {
+std::function<void()> ElasticPool::prepare(const Groups& groups, Duration timeout,
+                                           const Done& done) {
   const std::uint64_t number = ++last_number_;
   const auto served = [this, groups, done](std::uint64_t pinned, Duration took) {
     Prepared prepared{.pinned = pinned, .took = took};

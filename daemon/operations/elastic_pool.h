@@ -48,7 +48,7 @@ class ElasticPool {
   using Done = std::function<void(const Status&, const Prepared&)>;
   /// Pins what a pause of these groups needs at most, and calls `done`. Returns what ends the wait.
   /// `timeout` 0: no limit.
-  std::function<void()> prepare(const Groups& groups, Duration timeout, Done done);
+  std::function<void()> prepare(const Groups& groups, Duration timeout, const Done& done);
   /// These are likely to be paused next: what that needs is pinned, and stays.
   void foresee(const Groups& groups);
   /// True: the pool may get larger for what goes out by this order, and `go_on` is called when it

@@ -248,6 +248,18 @@ def test_each_owner_has_what_was_pinned_for_it(elastic):
         eventually(lambda: pinned(node) == RESERVE, what="what nothing needs is given back")
 
 
+def test_unequal_ranks_that_take_turns_by_swaps(elastic):
+    node = elastic("--pool-idle", "1s")
+    large, small = (Memory(node, size * MIB, name=f"train-{size}") for size in (20, 2))
+    rollout = Memory(node, 20 * MIB, name="rollout", group="rollout")
+    pause(node, "rollout")
+    for out, into in (("train", "rollout"), ("rollout", "train")) * 3:
+        node.ctl("swap", out, into)
+        for memory in (rollout,) if into == "rollout" else (large, small):
+            memory.verify()
+    eventually(lambda: pinned(node) <= 24 * MIB, what="there is no more than what the paused group has saved")
+
+
 def test_a_reload_takes_another_time(bare_node):
     node = bare_node
     path = pathlib.Path(node.dir, "amemd.toml")
