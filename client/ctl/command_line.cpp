@@ -193,7 +193,7 @@ void add_operations(CLI::App& app, CommandLine& o) {
   CLI::App& prepare = add(app, o, Command::kPrepare, "prepare",
                           "Pin the host memory that a pause of groups needs, so that it need not "
                           "wait for that");
-  add_groups(prepare, o.groups, "The group, or several groups that are to be paused together");
+  add_groups(prepare, o.groups, "The group, or the groups that one pause will take");
   CLI::App& policy =
       add(app, o, Command::kPolicy, "policy", "Set what a pause does with the bytes of a tag");
   add_group(policy, o.group, true);

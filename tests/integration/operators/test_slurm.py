@@ -62,7 +62,7 @@ def free_port():
 
 
 class Slurm:
-    """A cluster of this node, of which a job takes all CPUs."""
+    """A cluster of this one node. Each job takes all of its CPUs."""
 
     def __init__(self, node, folder):
         self.node, self.folder = node, pathlib.Path(folder)
